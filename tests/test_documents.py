@@ -56,7 +56,7 @@ def _demo_block() -> list[str]:
 def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
     labels = re.findall(r"^  - (.+?): ", "\n".join(_demo_block()), flags=re.MULTILINE)
     assert labels
-    assert set(labels) <= set(wording._METRIC_WORDS.values())
+    assert set(labels) <= set(wording._METRIC_TITLES.values())
 
 
 def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:

@@ -11,11 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures.backend import CaptureBackend
-from stepscope.agent.captures.capture import CaptureLimits
-from stepscope.agent.captures.capture_service import CapturePlaces, CaptureService
-from stepscope.agent.captures.kineto_backend import KinetoBackend
-from stepscope.agent.captures.profile_backend import ProfileBackend
+from stepscope.agent.captures.backends import CaptureBackend, ProfileBackend
+from stepscope.agent.captures.coordinator import CaptureCoordinator
 from stepscope.agent.config.configuration import Configuration, Origin
 from stepscope.agent.exporter.dcgm_names import DcgmNames
 from stepscope.agent.gpus.supervisor import Timing
@@ -27,6 +24,7 @@ from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.server import Address, address_of
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.errors import UsageError
 
 
@@ -41,7 +39,9 @@ class Parts:
         dcgm_names: how to show GPUs under DCGM's names; None: not at all.
         training: who hears training processes; None: nobody.
         kineto: who answers processes started with KINETO_USE_DAEMON=1; None: nobody.
-        captures: who takes orders for captures.
+        captures: takes requests for captures.
+        state_directory: keeps captures, and the token where no file is named.
+        token_file: holds the token of who may change something; None: in the state directory.
         state: keeps every other agent out of the state directory.
         host: how this machine is called.
     """
@@ -52,7 +52,9 @@ class Parts:
     dcgm_names: DcgmNames | None
     training: TrainingServer | None
     kineto: KinetoBackend | None
-    captures: CaptureService
+    captures: CaptureCoordinator
+    state_directory: Path
+    token_file: Path | None
     state: StateLock
     host: str
 
@@ -75,9 +77,20 @@ def assembled(configuration: Configuration) -> Parts:
     sources = sources_of(configuration, training, kineto)
     host = node_name(configuration.settings.jobs.node)
     captures = _captures(configuration, training, kineto, sources, host)
-    dcgm_names = DcgmNames(names) if names else None
-    state = StateLock(state_directory(configuration.settings.state.directory))
-    return Parts(address, guard, sources, dcgm_names, training, kineto, captures, state, host)
+    directory = state_directory(configuration.settings.state.directory)
+    return Parts(
+        address,
+        guard,
+        sources,
+        DcgmNames(names) if names else None,
+        training,
+        kineto,
+        captures,
+        directory,
+        Path(web.token_file) if web.token_file else None,
+        StateLock(directory),
+        host,
+    )
 
 
 def sources_of(
@@ -94,7 +107,7 @@ def sources_of(
         kineto=kineto,
         nccl_ras=_nccl_ras(configuration),
         thresholds=settings.health,
-        jobs=settings.jobs.settings(),
+        jobs=settings.jobs,
     )
 
 
@@ -140,28 +153,24 @@ def _captures(
     kineto: KinetoBackend | None,
     sources: Sources,
     host: str,
-) -> CaptureService:
+) -> CaptureCoordinator:
     settings = configuration.settings
-    told = settings.captures
     backends: list[CaptureBackend] = [] if training is None else [ProfileBackend(training)]
     backends += [] if kineto is None else [kineto]
 
     def pids_of_job(name: str) -> frozenset[int]:
         return sources.pids_of_job(name) | (frozenset() if kineto is None else kineto.pids_of_job(name))
 
-    service = CaptureService(
+    captures = CaptureCoordinator(
         backends,
-        CapturePlaces(
-            state_directory(settings.state.directory),
-            Path(settings.web.token_file) if settings.web.token_file else None,
-        ),
-        limits=CaptureLimits(told.max_steps, told.max_bytes, told.max_per_hour),
+        limits=settings.captures,
         pids_of_job=pids_of_job,
+        directory=state_directory(settings.state.directory),
         host=host,
     )
     if training is not None:
-        training.wake = service.desk.wake
-    return service
+        training.wake = captures.wake
+    return captures
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Stalled NCCL communicators, seen by NCCL's own RAS service; also of jobs that run without stepscope.
+"""Stalled NCCL communicators as NCCL's own RAS service sees them, also of jobs that run without stepscope.
 
 A stall alone is not a hang: it looks the same while one rank writes a checkpoint.
 """
@@ -18,17 +18,17 @@ from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
 from stepscope.core.text.numbers import ranks_words
 
-_TOLD_AFTER_SECONDS = 15.0
-_MOST_TOLD = 16
+_MIN_STALL_SECONDS = 15.0
+_MAX_REPORTED = 16
 _METRIC = TRAINING + "nccl_stalled_seconds"
 
 
 class NcclSource:
-    """Asks the service on this node.
+    """Source of stalled communicators on this node.
 
     Args:
-        address: host and port of the service.
-        ranks: processes that speak to the agent: whose run a communicator is of, and whether it is in a phase.
+        address: host and port of the RAS service.
+        ranks: processes that are connected to the agent; they give a communicator's run, and whether it is in a phase.
         clock: monotonic seconds.
     """
 
@@ -43,10 +43,10 @@ class NcclSource:
         self._address = address
         self._ranks = ranks
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
-        self._stalled = StalledCommunicators()
+        self._stalled = StallHistory()
 
     def collect(self) -> Collection:
-        """Ask once. That nobody listens is no fault: no NCCL job runs here."""
+        """Ask once. Nobody listening is normal: no NCCL job runs here."""
         name = f"{self._address[0]}:{self._address[1]}"
         try:
             status = read_ras(ask_ras(self._address), file=name)
@@ -57,18 +57,18 @@ class NcclSource:
             return Collection((), (Missing("", (), reason, f"NCCL's RAS at {name}: {error.strerror or error}"),))
         except DataError as error:
             return Collection((), (Missing("", (), MissingReason.UNREADABLE, str(error)),))
-        told = self._stalled.look(status, self._clock())
-        lasting = [one for one in told if one.seconds >= _TOLD_AFTER_SECONDS][:_MOST_TOLD]
+        stalled = self._stalled.observe(status, self._clock())
+        lasting = [one for one in stalled if one.seconds >= _MIN_STALL_SECONDS][:_MAX_REPORTED]
         return self._collection(lasting, self._wall_clock_ns())
 
-    def _collection(self, stalled: Iterable[Stalled], now_ns: int) -> Collection:
+    def _collection(self, stalled: Iterable[StalledCommunicator], now_ns: int) -> Collection:
         readings, findings = [], []
         ranks = self._ranks()
         for one in stalled:
             ours = [rank for rank in ranks if rank.pid in one.processes]
             if any(rank.doing for rank in ours):
                 continue
-            labels = labels_of(run=ours[0].run if ours else "", communicator=one.communicator)
+            labels = labels_of(run=ours[0].hello.run if ours else "", communicator=one.communicator)
             message = (
                 f"communicator {one.communicator}: {ranks_words(list(one.ranks))} behind the others, and no count has"
                 f" moved for {one.seconds:.0f} s: a hang, unless they are at work on something else"
@@ -78,9 +78,9 @@ class NcclSource:
         return Collection(tuple(readings), (), tuple(findings))
 
 
-def ras_address(told: str) -> tuple[str, int] | None:
-    """Host and port of "host:port"; None where it is neither."""
-    host, _, port = told.rpartition(":")
+def ras_address(text: str) -> tuple[str, int] | None:
+    """Host and port of "host:port"; None where it is something else."""
+    host, _, port = text.rpartition(":")
     with suppress(ValueError):
         if host and 0 < int(port) < 1 << 16:
             return host.strip("[]"), int(port)
@@ -88,13 +88,13 @@ def ras_address(told: str) -> tuple[str, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
-    """A communicator that stands.
+class StalledCommunicator:
+    """A communicator that makes no progress.
 
     Attributes:
-        ranks: of the communicator: behind the others, dead, or without an answer.
-        processes: of all its ranks, as their hosts number them.
-        seconds: since it was seen so first.
+        ranks: ranks of the communicator that are behind the others, dead, or do not answer.
+        processes: process ids of all its ranks, as on their hosts.
+        seconds: since this was seen first.
     """
 
     communicator: str
@@ -103,14 +103,14 @@ class Stalled:
     seconds: float
 
 
-class StalledCommunicators:
-    """Remembers since when each has stood."""
+class StallHistory:
+    """Since when each communicator has made no progress."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[object, float]] = {}
 
-    def look(self, status: RasStatus, now: float) -> list[Stalled]:
-        """Those that are as they were the last time, and uneven; `now` in monotonic seconds."""
+    def observe(self, status: RasStatus, now: float) -> list[StalledCommunicator]:
+        """Communicators with ranks behind that have not changed since the last call; `now` in monotonic seconds."""
         since, found = {}, []
         for one in status.communicators:
             ranks = ranks_behind(one)
@@ -121,7 +121,7 @@ class StalledCommunicators:
             since[one.id] = counts, began if before == counts else now
             if before == counts:
                 processes = frozenset(rank.process for rank in (*one.ranks, *one.missing))
-                found.append(Stalled(one.id, tuple(ranks), processes, now - began))
+                found.append(StalledCommunicator(one.id, tuple(ranks), processes, now - began))
         self._since = since
         return found
 

@@ -14,10 +14,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 
 from stepscope.agent.assembly import Parts
+from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.exporter.metrics_page import STALE_SECONDS, MetricsPage
 from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.state_directory import agent_token
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.pages import page_routes
 from stepscope.agent.web.server import AgentServer
@@ -44,10 +46,10 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
     # the lock first and last: whoever is refused has touched nothing, and whoever ends has let go of all
     with parts.state, parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
-        access = Access(captures.token, parts.guard)
+        access = Access(agent_token(parts.state_directory, parts.token_file), parts.guard)
         scheme = "https" if parts.guard.context() else "http"
         api = api_routes(lambda host: _node(parts, host), scheme=scheme, host=parts.host)
-        routes = (*page_routes(page, sources.states), *api, *captures.routes)
+        routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
             say(f"{server.url}/metrics tells what is read")

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from math import inf
 
-from stepscope.agent.captures.kineto_backend import KinetoBackend
-from stepscope.agent.captures.kineto_source import KinetoSource
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import Jobs, Thresholds
 from stepscope.agent.fleet.fleet_source import FleetSource
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.numbering import Renumbered
@@ -24,8 +22,9 @@ from stepscope.agent.training_link.training_source import TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.kernel_log import KernelLog
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
+from stepscope.collectors.kineto_daemon.source import KinetoSource
 from stepscope.core.documents.jobs import Assignment
 
 GPUS = "nvml"
@@ -51,7 +50,7 @@ class Sources:
         timing: Timing | None = None,
         *,
         dcgm_exporter: Endpoint | None = None,
-        jobs: JobSettings | None = None,
+        jobs: Jobs | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         kineto: KinetoBackend | None = None,
@@ -98,7 +97,7 @@ class Sources:
             self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
         if kineto is not None:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
-        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
+        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or Jobs())
         self._sources += self._of_jobs
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)

@@ -17,23 +17,23 @@ from pathlib import Path
 from stepscope.core.errors import UsageError, from_os_error
 
 TOKEN_FILE = "token"
-_OF_ROOT = "/var/lib/stepscope"
+_ROOT_DIRECTORY = "/var/lib/stepscope"
 
 
-def state_directory(told: str = "", environment: Mapping[str, str] | None = None) -> Path:
-    """The directory; nothing is made.
+def state_directory(configured: str = "", environment: Mapping[str, str] | None = None) -> Path:
+    """Path of the state directory; it is not created.
 
     Args:
-        told: by a setting; empty: what systemd gives the service, else /var/lib/stepscope for root, else the user's.
-        environment: the process's own unless given.
+        configured: by a setting; empty: systemd's STATE_DIRECTORY, else /var/lib/stepscope for root, else the user's.
+        environment: default: the process's own.
     """
     environment = os.environ if environment is None else environment
-    if told:
-        return Path(told)
+    if configured:
+        return Path(configured)
     if environment.get("STATE_DIRECTORY"):
         return Path(environment["STATE_DIRECTORY"].partition(":")[0])
     if os.geteuid() == 0:
-        return Path(_OF_ROOT)
+        return Path(_ROOT_DIRECTORY)
     home = environment.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(home, "stepscope")
 
@@ -41,21 +41,21 @@ def state_directory(told: str = "", environment: Mapping[str, str] | None = None
 _log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
-_ENDING_SECONDS = 6.0
-"""An agent that was told to end takes some seconds."""
-_LOOK_SECONDS = 0.2
-_LONGEST = 200
+_WAIT_SECONDS = 6.0
+"""An agent that is stopping takes some seconds."""
+_RETRY_SECONDS = 0.2
+_MAX_HOLDER_BYTES = 200
 
 
 class StateLock:
-    """Held while it is open; a context manager. The file stays: to remove it would let two agents lock two files.
+    """Lock of a state directory, a context manager. Its file is never removed: two agents could lock two files.
 
     Args:
-        directory: which it is about; made where it is not there.
-        seconds: how long another agent is waited for.
+        directory: created where it does not exist.
+        seconds: how long to wait for another agent to end.
     """
 
-    def __init__(self, directory: Path, *, seconds: float = _ENDING_SECONDS) -> None:
+    def __init__(self, directory: Path, *, seconds: float = _WAIT_SECONDS) -> None:
         self._directory = directory
         self._seconds = seconds
         self._file = -1
@@ -68,8 +68,8 @@ class StateLock:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            why = "is no folder" if isinstance(error, FileExistsError) else error.strerror
-            _log.warning("nothing outlives this agent: %s: %s", self._directory, why)
+            why = "is not a folder" if isinstance(error, FileExistsError) else error.strerror
+            _log.warning("the agent's state is not kept: %s: %s", self._directory, why)
             return self
         try:
             self._file = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -78,12 +78,12 @@ class StateLock:
             holder = self._holder()
             self.__exit__()
             raise UsageError(
-                f"another agent{holder} keeps its state there",
+                f"another agent{holder} uses this state directory",
                 where=str(self._directory),
-                what_next="end it, or give this one a state.directory of its own",
+                what_next="stop it, or give this agent another state.directory",
             ) from None
-        except OSError as error:  # a file system without locks, or where nothing can be made
-            _log.warning("whether another agent uses %s cannot be told: %s", self._directory, error.strerror or error)
+        except OSError as error:  # a file system without locks, or read-only
+            _log.warning("cannot find out if another agent uses %s: %s", self._directory, error.strerror or error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,52 +100,72 @@ class StateLock:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def _holder(self) -> str:
-        """Which, as it has written itself: on a shared file system it may be another machine's."""
-        told = os.pread(self._file, _LONGEST, 0).decode(errors="replace")
-        return f" ({told})" if told else ""
+        """The holder as it wrote itself into the file; on a shared file system it may be on another machine."""
+        text = os.pread(self._file, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
+        return f" ({text})" if text else ""
 
 
-_LEAST, _MOST = 16, 512
+_MIN_LENGTH, _MAX_LENGTH = 16, 512
 
 
-def token_in(file: Path, *, is_made: bool = False) -> str:
-    """The token.
+def read_token(file: Path, *, create: bool = False) -> str:
+    """The token in a file that holds nothing else.
 
     Args:
-        file: which holds it, and nothing else.
-        is_made: make one where there is no file, for the agent's user alone to read.
+        create: create the file with a random token where it does not exist, readable only for the agent's user.
 
     Raises:
-        UsageError: it cannot be read or made, or is none.
+        UsageError: it cannot be read or created, or is not a token.
     """
-    if is_made:
+    if create:
         try:
-            _make(file)
+            _create_token(file)
         except OSError as error:
-            raise from_os_error(error, "the token cannot be made", where=str(file), kind=UsageError) from None
+            raise from_os_error(error, "the token cannot be created", where=str(file), kind=UsageError) from None
     try:
         with file.open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-            text = opened.read(_MOST + 2).decode("ascii", errors="replace").strip()
+            text = opened.read(_MAX_LENGTH + 2).decode("ascii", errors="replace").strip()
     except OSError as error:
         raise from_os_error(error, "the token cannot be read", where=str(file), kind=UsageError) from None
-    if not _LEAST <= len(text) <= _MOST or not text.isprintable() or not text.isascii() or " " in text:
-        raise UsageError(f"is no token: one line of {_LEAST} to {_MOST} letters and digits", where=str(file))
-    if is_made and mode & (stat.S_IRGRP | stat.S_IROTH):
-        _log.warning("others than the agent's user can read its token; chmod 600 %s", file)
+    if not _MIN_LENGTH <= len(text) <= _MAX_LENGTH or not text.isprintable() or not text.isascii() or " " in text:
+        raise UsageError(
+            f"is not a token: one line of {_MIN_LENGTH} to {_MAX_LENGTH} letters and digits", where=str(file)
+        )
+    if create and mode & (stat.S_IRGRP | stat.S_IROTH):
+        _log.warning("other users can read the agent's token; chmod 600 %s", file)
     return text
 
 
-def _make(file: Path) -> None:
-    """Whole or not at all: a token cut short by a full disk would be nobody's for ever."""
+def agent_token(directory: Path, file: Path | None = None) -> str | None:
+    """Token of the agent, created if missing. None where it cannot be had, which is logged.
+
+    Args:
+        directory: the state directory, which holds it where no file is given.
+        file: set by a setting.
+
+    Raises:
+        UsageError: the given file cannot be used.
+    """
+    try:
+        return read_token(file or directory / TOKEN_FILE, create=True)
+    except UsageError as error:
+        if file is not None:
+            raise
+        _log.warning("captures cannot be requested: %s", error)
+        return None
+
+
+def _create_token(file: Path) -> None:
+    """Create the file complete or not at all: a token cut short by a full disk would stay invalid for ever."""
     if file.exists():
         return
-    descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # its user alone can read it
+    descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # readable only for its user
     try:
         with open(descriptor, "w") as opened:
             opened.write(secrets.token_urlsafe(32) + "\n")

@@ -8,32 +8,32 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Amounts that may be spent: so many at once, refilled with time; may be asked by many threads.
+    """Budget that refills with time; thread-safe.
 
     Args:
-        burst: at once.
-        share: comes back each second.
+        burst: largest amount that can be spent at once.
+        refill_per_second: amount that comes back each second.
         clock: seconds.
     """
 
-    def __init__(self, burst: float, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst, self._share, self._clock = burst, share, clock
+    def __init__(self, burst: float, refill_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._refill_per_second, self._clock = burst, refill_per_second, clock
         self._lock = threading.Lock()
         self._left, self._at = burst, clock()
 
     def has_any(self) -> bool:
-        """Whether anything is left; what is then spent may be more and is owed."""
+        """Whether anything is left; more may then be spent, which leaves a debt."""
         with self._lock:
             self._refill()
             return self._left > 0
 
     def spend(self, amount: float) -> None:
-        """Take off what was used."""
+        """Subtract an amount that was used, also when less is left."""
         with self._lock:
             self._left -= amount
 
     def take(self, amount: float) -> bool:
-        """Take it off if it is there."""
+        """Subtract an amount if so much is left; whether it was."""
         with self._lock:
             self._refill()
             if self._left < amount:
@@ -43,33 +43,33 @@ class TokenBucket:
 
     def _refill(self) -> None:
         now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._share)
+        self._left = min(self._burst, self._left + (now - self._at) * self._refill_per_second)
         self._at = now
 
 
 class PacingBucket:
-    """Fills up with time, and may be overdrawn: then it is to wait until that is made good."""
+    """Budget that may be overdrawn and tells how long to wait until the debt is paid; the caller gives the time."""
 
-    def __init__(self, most: float, now: float, *, start: float | None = None) -> None:
+    def __init__(self, max_amount: float, now: float, *, start: float | None = None) -> None:
         """
         Args:
-            most: that it may hold.
-            start: that it holds now; full unless told.
+            max_amount: that it can hold.
+            start: amount at the start; default: full.
         """
-        self._most = most
-        self._left = most if start is None else start
+        self._max_amount = max_amount
+        self._left = max_amount if start is None else start
         self._at = now
 
     def use(self, amount: float) -> None:
-        """Take it away, also when less is left."""
+        """Subtract an amount, also when less is left."""
         self._left -= amount
 
     def wait_seconds(self, per_second: float, now: float) -> float:
-        """How long to wait until nothing is owed; 0 for not at all.
+        """Seconds until the debt is paid; 0 without one.
 
         Args:
-            per_second: how fast it fills, from the last call on.
+            per_second: refill rate since the last call.
         """
-        self._left = min(self._left + (now - self._at) * per_second, self._most)
+        self._left = min(self._left + (now - self._at) * per_second, self._max_amount)
         self._at = now
         return max(-self._left / per_second, 0.0)

@@ -1,4 +1,4 @@
-"""The `stepscope` command: one module a verb, loaded only when the verb is called."""
+"""The `stepscope` command: one module per verb, loaded only when the verb is called."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from stepscope import __version__
-from stepscope.cli.lazy_group import LazyGroup
+from stepscope.cli.groups import LazyGroup, unknown
 from stepscope.core.errors import StepscopeError, from_os_error
 
 VERBS: dict[str, str] = {
-    "agent": "Read this machine's GPUs and serve what they say to Prometheus.",
-    "analyze": "Book every instant of every step, follow waits to their cause, give a verdict.",
-    "capture": "Trace steps of a job that trains, without a restart.",
-    "compare": "Tell what changed between two runs, and gate on it.",
-    "dashboard": "Open the web app over runs and their verdicts.",
-    "demo": "Train, profile and analyse on this machine, and print the verdict.",
-    "doctor": "Look at driver, permissions, limits and settings of this machine.",
-    "hang": "Say which ranks hold a job up, from flight recorder dumps.",
-    "memory": "Say what held the GPU's memory, what grows, and why it ran out.",
-    "nccl": "Say how a job's GPUs reach each other, and what is wrong with it.",
-    "preflight": "Measure this node's GPUs before a job, and say which are unfit.",
-    "report": "Write one HTML file of a run that needs no network.",
-    "run": "Run a training command, unchanged, and measure its steps.",
-    "status": "Say what is wrong with the GPUs of machines, by their agents.",
-    "steps": "Say how long every step of a run took, captured or not.",
-    "top": "Show the GPUs of machines as a table that lives.",
-    "trace": "Look into trace files.",
-    "whatif": "Replay a job's traces with one cause removed at a time.",
-    "workload": "Run reference training with known bottlenecks.",
+    "agent": "Collect this machine's GPU metrics and serve them to Prometheus.",
+    "analyze": "Attribute all GPU time to causes and give a verdict.",
+    "capture": "Profile steps of a running job, without a restart.",
+    "compare": "Compare two runs, and fail on a regression.",
+    "dashboard": "Serve the web app of runs and their verdicts.",
+    "demo": "Train, profile and analyze on this machine, and print the verdict.",
+    "doctor": "Check driver, permissions, limits and settings of this machine.",
+    "hang": "Find the ranks that hold a job up, from flight recorder dumps.",
+    "memory": "Explain what held the GPU's memory, what grows, and why it ran out.",
+    "nccl": "Explain how a job's GPUs communicate, and what is wrong with it.",
+    "preflight": "Measure this node's GPUs before a job, and fail unfit ones.",
+    "report": "Write the report of a run as one HTML file that needs no network.",
+    "run": "Run an unmodified training command and measure its steps.",
+    "status": "List what is wrong with the GPUs of machines, from their agents.",
+    "steps": "Show the duration of every step of a run, profiled or not.",
+    "top": "Show the GPUs of machines as a live table.",
+    "trace": "Inspect trace files.",
+    "whatif": "Predict the step time of a job with one cause removed at a time.",
+    "workload": "Run reference training jobs with known bottlenecks.",
 }
 """Verb (module of the same name with a click command `command`) -> one line for --help."""
 
@@ -75,13 +77,13 @@ _EXIT_CODES = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in 
 @click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")
 @click.pass_context
 def root(ctx: click.Context, debug: bool) -> None:
-    """Where did every GPU-second go, whose fault was it, and what would fixing it buy?"""
+    """Find where the time of GPU training goes, what causes it, and what a fix would save."""
     ctx.obj = {"debug": debug}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit: expected errors end as one line on stderr and their exit code."""
-    # ending, Python looks through all that is left for cycles: a tenth of the time that a small trace takes
+    """Run the command line and exit; an expected error is one line on stderr and its exit code."""
+    # at exit, Python looks through all that is left for cycles: a tenth of the time that a small trace takes
     atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
@@ -101,7 +103,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
         if debug or extra is None:
             raise
-        click.echo(f'stepscope: {error.name} is not installed; run: pip install "stepscope[{extra}]"', err=True)
+        click.echo(f"stepscope: {error.name} is not installed; run: {_install_command(extra)}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -113,11 +115,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         _drop_output()
         if error.filename:
-            told = from_os_error(error, "cannot be read or written", where=str(error.filename))
+            expected = from_os_error(error, "cannot be read or written", where=str(error.filename))
         else:  # only what is open already has no name: most of all stdout
-            told = from_os_error(error, "cannot be written", where="output")
-        click.echo(f"stepscope: {told}", err=True)
-        sys.exit(told.exit_code)
+            expected = from_os_error(error, "cannot be written", where="output")
+        click.echo(f"stepscope: {expected}", err=True)
+        sys.exit(expected.exit_code)
 
 
 _EXTRA_OF = {
@@ -140,6 +142,15 @@ _EXTRA_OF = {
     "torch": "workloads",
 }
 """Import name -> the extra that brings it."""
+
+
+def _install_command(extra: str) -> str:
+    """How to add an extra: by name where stepscope is installed, which needs no index; else from this checkout."""
+    try:
+        distribution("stepscope")
+    except PackageNotFoundError:
+        return f'pip install "{Path(__file__).resolve().parents[2]}[{extra}]"'
+    return f'pip install "stepscope[{extra}]"'
 
 
 _COMPLETION = "_STEPSCOPE_COMPLETE"
@@ -170,7 +181,17 @@ def _run(arguments: list[str]) -> Any:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.NoSuchOption as error:
+        near = next(iter(error.possibilities or ()), None)
+        raise unknown("option", error.option_name, near, command_path=_path_of(error)) from None
     except click.ClickException as error:
-        said = " ".join(error.format_message().split()).rstrip(".")
-        click.echo(f"stepscope: {said}{' See' if said.endswith('?') else '; see'} --help", err=True)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        see = " See" if message.endswith("?") else "; see"
+        click.echo(f"stepscope: {message}{see} {_path_of(error)} --help", err=True)
         return error.exit_code
+
+
+def _path_of(error: click.ClickException) -> str:
+    """The command that was called, as it is typed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return "stepscope" if context is None else context.command_path

@@ -1,4 +1,4 @@
-"""`stepscope agent`: the daemon of a GPU node, its check of what can be collected, and its settings."""
+"""`stepscope agent`: the daemon of a GPU node, its check of the available metrics, and its settings."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ import click
 from stepscope.agent.config.configuration import Configuration, as_document, as_toml, load
 from stepscope.agent.config.keys import Key
 from stepscope.agent.config.settings import KEYS
+from stepscope.cli.groups import CommandGroup
+from stepscope.cli.options import json_option
 
 _Function = Callable[..., None]
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_FILE_HELP = "Settings in TOML; docs/guides/agent.md lists them."
+_FILE_HELP = "Read settings from this TOML file; `stepscope agent config show` lists them."
 _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.STRING}
-_OF_FLAGS = {key.parameter: path for path, key in KEYS.items() if key.flag}
+_PATH_OF_FLAG = {key.parameter: path for path, key in KEYS.items() if key.flag}
 
 
 def configured(*sections: str) -> Callable[[_Function], _Function]:
-    """Options for the settings that have a flag, and for the file; the function gets a Configuration first.
+    """Add the options of settings and of the settings file; the function gets a Configuration first.
 
     Args:
-        sections: whose settings get an option; none named: all.
+        sections: their settings get an option; all where none is named.
     """
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def call(file: Path | None, **options: Any) -> None:
-            given = {_OF_FLAGS[name]: options.pop(name) for name in list(options) if name in _OF_FLAGS}
-            flags = {path: None if value == () else value for path, value in given.items()}
+            values = {_PATH_OF_FLAG[name]: options.pop(name) for name in list(options) if name in _PATH_OF_FLAG}
+            flags = {path: None if value == () else value for path, value in values.items()}
             function(load(file, environment=os.environ, flags=flags), **options)
 
         for key in reversed(KEYS.values()):
@@ -51,29 +53,29 @@ def configured(*sections: str) -> Callable[[_Function], _Function]:
 
 
 def _option(key: Key) -> Callable[..., Any]:
-    told = f"{key.help} [default: {key.default}]" if key.default not in ("", False, ()) else key.help
+    text = f"{key.help} [default: {key.default}]" if key.default not in ("", False, ()) else key.help
     if key.type is bool:
-        return click.option(f"{key.flag}/--no-{key.flag.removeprefix('--')}", key.parameter, default=None, help=told)
+        return click.option(f"{key.flag}/--no-{key.flag.removeprefix('--')}", key.parameter, default=None, help=text)
     if key.choices:
         choices = click.Choice([choice for choice in key.choices if choice])
-        return click.option(key.flag, key.parameter, type=choices, help=told)
+        return click.option(key.flag, key.parameter, type=choices, help=text)
     kind = _CLICK_TYPES.get(key.type, click.STRING)
     is_list = key.type is tuple
     metavar = key.metavar or None
-    return click.option(key.flag, key.parameter, type=kind, metavar=metavar, multiple=is_list, help=told)
+    return click.option(key.flag, key.parameter, type=kind, metavar=metavar, multiple=is_list, help=text)
 
 
-@click.group("config")
+@click.group("config", cls=CommandGroup)
 def config_group() -> None:
     """Show or check the agent's settings."""
 
 
 @config_group.command("show")
-@click.option("--origin", "with_origin", is_flag=True, help="Say of each setting who said so.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--origin", "with_origin", is_flag=True, help="Show where each value comes from.")
+@json_option
 @configured()
 def show_settings(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
-    """Show the settings that `run` would have with the same options and environment, without passwords."""
+    """Show the settings that `run` would use with the same options and environment, without passwords."""
     text = (
         json.dumps(as_document(configuration), indent=1) if as_json else as_toml(configuration, with_origin=with_origin)
     )
@@ -83,7 +85,7 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
 @config_group.command("check")
 @click.argument("file", type=_FILE)
 def check_settings(file: Path) -> None:
-    """Check a file of settings: ends with 0, or with 2 and a line on the first that is wrong."""
+    """Check a settings file; exit with status 2 and one line on the first wrong setting."""
     from stepscope.agent.assembly import assembled
 
     assembled(load(file))
@@ -93,9 +95,9 @@ def check_settings(file: Path) -> None:
 _log = logging.getLogger(__name__)
 
 
-@click.group("agent")
+@click.group("agent", cls=CommandGroup)
 def command() -> None:
-    """Read this machine's GPUs and serve what they say to Prometheus."""
+    """Collect this machine's GPU metrics and serve them to Prometheus."""
 
 
 command.add_command(config_group)
@@ -104,9 +106,9 @@ command.add_command(config_group)
 @command.command("run")
 @configured()
 def run(configuration: Configuration) -> None:
-    """Read GPUs and host, and serve /metrics, until SIGTERM or Ctrl-C.
+    """Collect metrics of GPUs and host and serve /metrics, until SIGTERM or Ctrl-C.
 
-    It starts without any GPU or driver, too, and says what is missing.
+    Starts without a GPU or driver, too, and reports what is missing.
     """
     from stepscope.agent.assembly import assembled
     from stepscope.agent.service import serve
@@ -116,16 +118,16 @@ def run(configuration: Configuration) -> None:
     _log.setLevel(logging.INFO)
     try:
         with _set_by_sigterm() as stop:
-            serve(parts, stop=stop, say=_log.info)  # a log that cannot be written ends nothing
+            serve(parts, stop=stop, say=_log.info)  # a log that cannot be written stops nothing
     finally:
         _leave_log()
 
 
 @command.command("check")
 @configured("gpus", "dcgm")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def check(configuration: Configuration, as_json: bool) -> None:
-    """Say what can be collected here, what not, and why; takes some seconds."""
+    """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
     from stepscope.agent.assembly import sources_of
     from stepscope.agent.check import check_machine
     from stepscope.cli.terminal.agent_check import check_lines
@@ -137,7 +139,7 @@ def check(configuration: Configuration, as_json: bool) -> None:
 
 @contextmanager
 def _set_by_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, while SIGHUP is answered with a line; afterwards they do what they did before."""
+    """An event that SIGTERM sets; SIGHUP logs a line. The previous handlers are restored afterwards."""
     stop = threading.Event()
     line = "goes on after SIGHUP; the web config is read whenever it changes, all else when the agent starts"
     handlers = {signal.SIGTERM: lambda *_: stop.set(), signal.SIGHUP: lambda *_: _log.info(line)}
@@ -150,7 +152,7 @@ def _set_by_sigterm() -> Iterator[threading.Event]:
 
 
 def _leave_log() -> None:
-    """What the log did not take is dropped; else Python, which tries again at its end, ends with another code."""
+    """Drop what cannot be written to the log: Python would try again at exit and change the exit code."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()

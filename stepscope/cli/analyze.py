@@ -1,4 +1,4 @@
-"""`stepscope analyze`: where the time of a job's traces goes, and why."""
+"""`stepscope analyze`: the time breakdown of a job's traces, its causes and the verdict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import fan_out_options
+from stepscope.cli.options import enters_only_run, fan_out_options, json_option, print_document, print_warnings
 
 if TYPE_CHECKING:
     from stepscope.workflow.analyze import AnalysisResult
@@ -16,25 +16,31 @@ if TYPE_CHECKING:
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="Print the analysis as one JSON document.")
+@json_option
 @click.option(
     "--window",
     type=click.Choice(["steps", "file"]),
     default="steps",
     show_default=True,
-    help="Book the profiled steps, or first to last device activity of each file.",
+    help="Analyze the profiled steps, or each file from its first to its last device activity.",
 )
 @click.option(
     "--network-gbits",
     type=click.FloatRange(min=0, min_open=True),
     metavar="N",
-    help="Gbit/s of each GPU's network card: what collectives between hosts should reach.",
+    help="Expect collectives between hosts to reach the N Gbit/s of each GPU's network card.",
 )
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write one HTML file of it."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write the report as one HTML file.",
 )
-@click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
+@click.option(
+    "--keep/--no-keep", default=True, show_default=True, help="Keep the result in the run directory, if one is given."
+)
 @fan_out_options
+@enters_only_run
 def command(
     paths: tuple[str, ...],
     as_json: bool,
@@ -44,7 +50,7 @@ def command(
     keep: bool,
     fan_out: FanOut,
 ) -> None:
-    """Book every instant of every step, follow waits to their cause, give a verdict.
+    """Attribute all GPU time to categories, follow each wait to its cause, and give a verdict.
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
     """
@@ -70,20 +76,17 @@ def command(
             from stepscope.workflow.panels.report import title_of, write_report
 
             write_report(result.analysis, result.timelines, html, title=title_of(paths))
-    finally:  # the verdict is shown all the same
+    finally:  # the verdict is shown even if the file cannot be written
         _show(result, as_json=as_json)
 
 
 def _show(result: AnalysisResult, *, as_json: bool) -> None:
-    from stepscope.store.documents import encode_document
-
     if as_json:
-        click.echo(encode_document(result.analysis).decode())
+        print_document(result.analysis)
         return
     from stepscope.cli.terminal.analysis import print_analysis
 
     print_analysis(result.analysis)
-    for notice in result.analysis.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(result.analysis.warnings)
     if result.kept_in is not None:
         click.echo(f"kept in {result.kept_in}; see it with: stepscope dashboard --runs {result.kept_in}", err=True)

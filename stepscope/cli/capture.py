@@ -1,4 +1,4 @@
-"""`stepscope capture --run R --steps N`: profile steps of a running job, without a restart."""
+"""`stepscope capture --run RUN --steps N`: profile steps of a running job, without a restart."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import asks_agents
+from stepscope.cli.options import asks_agents, print_warnings
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
     from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.nodes.capture import CapturedJob
 
-_MOST_SHOWN = 16
+MAX_SHOWN_RANKS = 16
 
 
 @click.command("capture")
 @asks_agents
-@click.option("--run", help="Name of the run, or its directory.")
-@click.option("--job", help="Job of the scheduler, or as `stepscope top` calls it.")
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps to trace.")
-@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Ranks to trace.")
-@click.option("--start-step", type=click.IntRange(min=0), help="First step.  [default: the first that all ranks can]")
-@click.option("--max-bytes", type=click.IntRange(min=1), help="Of one rank's compressed trace.")
-@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps are longer by this share (0.5).")
+@click.option("--run", help="Profile the run of this name or directory.")
+@click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
+@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Profile these ranks.")
+@click.option(
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest for all ranks]"
+)
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
+@click.option(
+    "--max-overhead", type=click.FloatRange(min=0), help="Stop when steps become longer by this share, such as 0.5."
+)
 @click.option(
     "--timeout",
     "timeout_seconds",
     type=click.FloatRange(min=1.0),
     default=600.0,
     show_default=True,
-    help="Seconds until the capture is given up.",
+    help="Give up after this many seconds.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the traces are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
@@ -52,47 +56,44 @@ def command(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Trace steps of a job that trains, through the agents of its nodes. Nothing is restarted.
+    """Profile steps of a running job through the agents of its nodes, without a restart.
 
-    All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
+    All ranks begin with the same step. Traces are written into the run's directory. Ctrl-C cancels the capture.
     """
-    from stepscope.core.protocol.captures import CaptureOrder
+    from stepscope.core.protocol.captures import CaptureOrder, CaptureRequest, CaptureSelector
     from stepscope.workflow.nodes.capture import capture_job
 
     if run is None and job is None:
-        raise click.UsageError("say what to capture: --run or --job")
-    order = CaptureOrder(
+        raise click.UsageError("give --run or --job")
+    request = CaptureRequest(
         "new",
         steps,
-        run,
-        job,
-        _ranks(ranks),
-        start_step,
-        None,
-        max_bytes,
-        max_overhead,
-        time.time_ns() + int(timeout_seconds * 1e9),
+        start_step=start_step,
+        ranks=_ranks(ranks),
+        max_bytes=max_bytes,
+        max_overhead=max_overhead,
+        deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
     )
-    captured = capture_job(_with_token(agents), order, wait=wait, tell=lambda line: click.echo(line, err=True))
+    order = CaptureOrder(request, CaptureSelector(run, job))
+    captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_document(captured)))
     elif wait:
         click.echo("\n".join(_lines(captured)))
     else:
-        click.echo(captured.order.id)
-    for warning in captured.warnings:
-        click.echo(f"warning: {warning.message}", err=True)
+        click.echo(captured.order.request.id)
+    print_warnings(captured.warnings)
     if wait:
-        _end(captured)
+        _check(captured)
 
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
-    """Where no file is named, the token of the agent that runs here as this user."""
-    from stepscope.agent.state_directory import TOKEN_FILE, state_directory, token_in
+    """The agents with the token of this user's own agent here, where no token file is given."""
+    from stepscope.agent.state_directory import TOKEN_FILE, read_token, state_directory
 
     if agents[0].token:
         return agents
-    token = token_in(state_directory() / TOKEN_FILE)
+    token = read_token(state_directory() / TOKEN_FILE)
     return [replace(agent, token=token) for agent in agents]
 
 
@@ -109,16 +110,17 @@ def _lines(captured: CapturedJob) -> list[str]:
     from stepscope.core.errors import printable
     from stepscope.core.text.numbers import size
 
-    shown = captured.ranks[:_MOST_SHOWN]
+    shown = captured.ranks[:MAX_SHOWN_RANKS]
     lines = []
     for one in shown:
-        words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
-        if one.path and one.steps:
-            first = one.start_step
-            words.append(counted(one.steps, "step") if first is None else f"steps {first} to {first + one.steps - 1}")
-            words.append(f"{size(one.bytes)}  {printable(one.path)}")
-        words += [f"stopped by {one.stopped_by}"] if one.stopped_by else []
-        words += [printable(one.reason)] if one.reason else []
+        rank, progress = one.target.rank, one.progress
+        words = [f"rank {'?' if rank is None else rank}", progress.state.value]
+        if progress.path and progress.steps:
+            first, steps = progress.start_step, progress.steps
+            words.append(counted(steps, "step") if first is None else f"steps {first} to {first + steps - 1}")
+            words.append(f"{size(progress.bytes)}  {printable(progress.path)}")
+        words += [f"stopped by {progress.stopped_by}"] if progress.stopped_by else []
+        words += [printable(progress.reason)] if progress.reason else []
         lines.append("  ".join(words))
     if len(captured.ranks) > len(shown):
         lines.append(f"and {counted(len(captured.ranks) - len(shown), 'rank')} more")
@@ -132,7 +134,7 @@ def _document(captured: CapturedJob) -> dict[str, object]:
 
     return {
         "schema": CAPTURE_SCHEMA,
-        "id": captured.order.id,
+        "id": captured.order.request.id,
         "state": captured.state,
         "folder": captured.folder,
         "agents": [{"url": url, **report_document(report)} for url, report in captured.reports.items()],
@@ -140,20 +142,22 @@ def _document(captured: CapturedJob) -> dict[str, object]:
     }
 
 
-def _end(captured: CapturedJob) -> None:
-    """
+def _check(captured: CapturedJob) -> None:
+    """Check that every requested rank has left a trace.
+
     Raises:
-        DataError: a rank that was asked for has left no trace.
+        DataError: one has not.
     """
     from stepscope.core.errors import DataError
     from stepscope.core.protocol.captures import CaptureState
 
-    if captured.order.ranks is not None and captured.missing_ranks:
-        raise DataError("not all ranks asked for are there", where=f"capture {captured.order.id}")
-    without = [one for one in captured.ranks if one.state is not CaptureState.DONE]
+    request = captured.order.request
+    where = f"capture {request.id}"
+    if request.ranks is not None and captured.missing_ranks:
+        raise DataError("not all requested ranks are there", where=where)
+    without = [one for one in captured.ranks if one.progress.state is not CaptureState.DONE]
     if without:
-        first = without[0]
-        what = (
-            f"{len(without)} of {counted(len(captured.ranks), 'rank')} left no trace; rank {first.rank}: {first.state}"
-        )
-        raise DataError(f"{what}, {first.reason}" if first.reason else what, where=f"capture {captured.order.id}")
+        rank, progress = without[0].target.rank, without[0].progress
+        num_without = f"{len(without)} of {counted(len(captured.ranks), 'rank')}"
+        what = f"{num_without} left no trace; rank {rank}: {progress.state}"
+        raise DataError(f"{what}, {progress.reason}" if progress.reason else what, where=where)

@@ -1,4 +1,4 @@
-"""`stepscope compare`: whether a change made training slower, by how much, and what became slower."""
+"""`stepscope compare`: whether training became slower, by how much, and what became slower."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import fan_out_options
+from stepscope.cli.options import fan_out_options, json_option, print_document, print_warnings
 
 if TYPE_CHECKING:
     from stepscope.workflow.fan_out.engine import FanOut
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     "--fail-on",
     multiple=True,
     metavar="METRIC:+N%,...",
-    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. Metrics: docs/guides/compare.md.",
+    help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (metrics: docs/guides/compare.md).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON document.")
+@json_option
 @click.option(
-    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit file, one test case a gate."
+    "--junit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a JUnit file with one test case per gate.",
 )
 @click.option(
     "--run-spread",
     type=click.FloatRange(min=0, max=100),
     metavar="PERCENT",
-    help="How much runs of the same code differ (standard deviation), for fewer than 4 runs. [default: 1.5]",
+    help="Assume that runs of the same code differ by this standard deviation, with fewer than 4 runs.  [default: 1.5]",
 )
 @fan_out_options
 def command(
@@ -42,7 +44,7 @@ def command(
     run_spread: float | None,
     fan_out: FanOut,
 ) -> None:
-    """Compare B with A: step time, ledger, causes, kernels, collectives. A change is said only if it is no noise.
+    """Compare B with A: step time, time breakdown, causes, kernels, collectives; report only significant changes.
 
     A and B are runs, folders of traces, saved analysis.json files, or sets of these: separated by commas, a directory
     of runs, a glob.
@@ -50,7 +52,6 @@ def command(
     from stepscope.analyzer.compare.comparison import RUN_SPREAD
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.core.documents.comparison import GateOutcome
-    from stepscope.store.documents import encode_document
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.compare import compare
     from stepscope.workflow.junit import gates_as_junit
@@ -63,14 +64,13 @@ def command(
     try:
         if junit is not None:
             write_whole(junit, gates_as_junit(comparison))
-    finally:  # the comparison is shown all the same
+    finally:  # the comparison is shown even if the file cannot be written
         if as_json:
-            click.echo(encode_document(comparison).decode())
+            print_document(comparison)
         else:
             from stepscope.cli.terminal.comparison import print_comparison
 
             print_comparison(comparison)
-            for notice in comparison.warnings:
-                click.echo(f"warning: {notice.message}", err=True)
+            print_warnings(comparison.warnings)
     if any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates):
         click.get_current_context().exit(1)

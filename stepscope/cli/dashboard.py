@@ -1,4 +1,4 @@
-"""`stepscope dashboard`: open the web app over runs and their verdicts."""
+"""`stepscope dashboard`: the web app of runs and their verdicts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ import click
     "root",
     type=click.Path(path_type=Path),
     default=Path("."),
-    help="Directory of runs, or one run. [default: .]",
+    help="Show this directory of runs, or one run.  [default: .]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8050,
+    show_default=True,
+    help="Listen on this port; 0 for a free one.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
-@click.option("--insecure", is_flag=True, help="Allow an address other machines can reach; there is no login.")
-@click.option("--allow-host", "allowed_hosts", multiple=True, metavar="NAME", help="Host name a proxy asks under.")
+@click.option("--insecure", is_flag=True, help="Allow an address that other machines can reach; there is no login.")
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Accept requests under this host name, as of a proxy; repeatable.",
+)
 def command(
     root: Path, host: str, port: int, open_browser: bool, insecure: bool, allowed_hosts: tuple[str, ...]
 ) -> None:
-    """Open the web app over runs and their verdicts."""
+    """Serve the web app of runs and their verdicts."""
     from stepscope.dashboard.app import serve
 
     def announce(url: str) -> None:

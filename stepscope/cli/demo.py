@@ -1,4 +1,4 @@
-"""`stepscope demo`: train, profile and analyse on this machine, print the verdict and check it."""
+"""`stepscope demo`: train, profile and analyze on this machine, print the verdict and check it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import json_option, print_document, print_warnings
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.causes import Cause
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from stepscope.reference_workloads.job import Progress
 
 SIMULATED_LAYER_MS = 80.0
-"""Long beside the real work of a layer on two busy cores, short enough for a demo."""
+"""Long compared with the real work of a layer on two busy cores, short enough for a demo."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What the demo trains and what its analysis must find (None: whatever this machine shows)."""
+    """Workload of the demo, and the cause that its analysis must find; None where any is right."""
 
     what: str
     preset: str
@@ -36,19 +37,30 @@ class _Case:
 
 
 @click.command("demo")
-@click.option("--out", default="runs", show_default=True, type=click.Path(file_okay=False), help="Folder of all runs.")
-@click.option("--open", "open_dashboard", is_flag=True, help="Then start the dashboard and open the run in a browser.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port for --open.")
-@click.option("--json", "as_json", is_flag=True, help="Print the analysis as one JSON document.")
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Write the run into this folder of runs.",
+)
+@click.option("--open", "open_dashboard", is_flag=True, help="Then serve the dashboard and open the run in a browser.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8050,
+    show_default=True,
+    help="Serve the dashboard of --open on this port; 0 for a free one.",
+)
+@json_option
 def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
-    """Train a small GPT in 3D parallel on this machine, profile it, and say where the time went.
+    """Train a small GPT in 3D parallel on this machine, profile it, and print the verdict.
 
     Without GPUs: 8 processes (TP2 x PP2 x DP2) whose layers sleep instead of computing, with too few
-    micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: what fits.
+    micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: the largest case that fits.
     """
     from stepscope.cli.terminal.analysis import print_analysis
     from stepscope.reference_workloads import ParallelPlan, run_workload
-    from stepscope.store.documents import encode_document
     from stepscope.workflow.analyze import analyze
 
     case = _case()
@@ -65,11 +77,10 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     click.echo(f"loss {trained.first_loss:.3f} -> {trained.last_loss:.3f}; analysing {trained.run_dir}", err=True)
     analysis = analyze([str(trained.run_dir)]).analysis
     if as_json:
-        click.echo(encode_document(analysis).decode())
+        print_document(analysis)
     else:
         print_analysis(analysis)
-    for notice in analysis.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(analysis.warnings)
     _check(analysis, case, trained.run_dir)
     if open_dashboard:
         _open_dashboard(Path(out), trained.run_dir.name, port)
@@ -78,7 +89,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
 
 
 def _case() -> _Case:
-    """What fits this machine."""
+    """The largest case for this machine's GPUs."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -96,21 +107,21 @@ def _show(progress: Progress) -> None:
 
 
 def _check(analysis: Analysis, case: _Case, run: Path) -> None:
-    """Compare the verdict with what was built in.
+    """Compare the verdict with the built-in cause.
 
     Raises:
         DataError: they differ.
     """
-    found = analysis.verdict.cause
+    cause = analysis.verdict.cause
     if case.expected is None:
         return
-    if found is not case.expected:
+    if cause is not case.expected:
         raise DataError(
-            f"the demo built in {case.expected.replace('_', ' ')}, the verdict is {found.replace('_', ' ')}",
+            f"the demo built in {case.expected.replace('_', ' ')}, the verdict is {cause.replace('_', ' ')}",
             where=str(run),
             what_next="run it again on a quieter machine, and report it if it stays",
         )
-    click.echo(f"checked: {found.replace('_', ' ')} is what this run was built to have", err=True)
+    click.echo(f"checked: {cause.replace('_', ' ')} is what this run was built to have", err=True)
 
 
 def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
@@ -127,7 +138,7 @@ def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
 
 
 def _program() -> str:
-    """How to call stepscope again: the path, when it is not on the caller's PATH by its name."""
+    """`stepscope` as it can be typed here: its path where the name alone would not find it."""
     from shutil import which
 
     own = Path(sys.prefix) / "bin" / "stepscope"

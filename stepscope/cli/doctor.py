@@ -1,4 +1,4 @@
-"""`stepscope doctor`: what stands in the way of measuring on this machine."""
+"""`stepscope doctor`: what keeps this machine from being measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from stepscope.cli.options import json_option
 from stepscope.core.documents.machine_checks import Doctor, DoctorLine, DoctorState
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.messages import SOCKET_VARIABLE
@@ -22,13 +23,13 @@ _COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAI
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="STEPSCOPE_AGENT_CONFIG",
-    help="The agent's settings, which tell where it should answer.",
+    help="Take the agent's address and socket from this settings file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def command(file: Path | None, as_json: bool) -> None:
-    """Look at Python, torch, driver, permissions, limits, NCCL's variables, clock, container and agent.
+    """Check Python, torch, driver, permissions, limits, NCCL's variables, clock, container and agent.
 
-    It needs no GPU, starts nothing and changes nothing. It ends with 0 whatever it finds.
+    Needs no GPU and changes nothing. Exits with status 0 whatever it finds.
     """
     from stepscope.agent.config.configuration import load
     from stepscope.agent.config.settings import Settings

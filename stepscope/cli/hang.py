@@ -1,4 +1,4 @@
-"""`stepscope hang`: which ranks hold a job up, and whether it is their host or their GPU."""
+"""`stepscope hang`: the ranks that hold a job up, and whether their host or their GPU does."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import enters_only_run, json_option, print_document, print_warnings
+
 if TYPE_CHECKING:
     from stepscope.core.documents.hang import HangReport, WaitingGroup
 
 
 @click.command("hang")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
+@enters_only_run
 def command(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say which ranks hold a job up, from the dumps of torch's flight recorder.
+    """Find the ranks that hold a job up, from the dumps of torch's flight recorder.
 
     PATH is a dump (pickle or JSON, NCCL or gloo, any name that ends with the rank), a folder of them, or a run
-    directory. Nothing in a dump is ever run.
+    directory. Nothing in a dump is executed.
     """
     from stepscope.workflow.hang import read_hang
 
     report = read_hang(paths)
     if as_json:
-        from stepscope.store.documents import encode_document
-
-        click.echo(encode_document(report).decode())
+        print_document(report)
     else:
         _print(report)
-    for notice in report.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(report.warnings)
 
 
 def _print(report: HangReport) -> None:

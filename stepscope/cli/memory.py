@@ -1,4 +1,4 @@
-"""`stepscope memory`: what held the GPU's memory, and why it ran out."""
+"""`stepscope memory`: what held the GPU's memory, what grows, and why it ran out."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import enters_only_run, print_document
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from stepscope.core.documents.memory import MemoryReport
 
-_MOST_ROWS = 12
+MAX_ROWS = 12
 
 
 @click.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; a list of them for several snapshots.")
+@enters_only_run
 def command(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say what held the GPU's memory at its peak, what grows, and why it ran out.
+    """Explain what held the GPU's memory at its peak, what grows, and why it ran out.
 
     PATH is a snapshot of torch.cuda.memory._dump_snapshot(), also gzipped and of any size, a folder of them, or a run
-    directory. Nothing in a snapshot is ever run.
+    directory. Nothing in a snapshot is executed.
     """
     from stepscope.workflow.memory import read_memory
 
     reports = read_memory(paths)
     if as_json:
-        from stepscope.store.documents import encode_document
-
         documents = [report for _, report in reports]
-        click.echo(encode_document(documents[0] if len(documents) == 1 else documents).decode())
+        print_document(documents[0] if len(documents) == 1 else documents)
     else:
         for name, report in reports:
             _print(name, report)
@@ -83,7 +84,7 @@ def _holders(report: MemoryReport) -> Table:
         table.add_column(column, justify="right")
     table.add_column("allocated at")
     peak = max(report.peak_bytes, 1)
-    for holder in report.at_peak[:_MOST_ROWS]:
+    for holder in report.at_peak[:MAX_ROWS]:
         place = printable(own_call(holder.stack))
         table.add_row(
             holder.category.value, size(holder.bytes), f"{holder.bytes / peak:.1%}", f"{holder.count:,}", place

@@ -1,4 +1,4 @@
-"""`stepscope nccl`: how a job's GPUs reach each other, and what is wrong with it."""
+"""`stepscope nccl`: how a job's GPUs communicate, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import enters_only_run, json_option, print_warnings
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from stepscope.core.documents.nccl import NcclReport
 
-_MOST_ROWS = 30
+MAX_ROWS = 30
 
 
 @click.command("nccl")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
+@enters_only_run
 def command(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say which way the GPUs of a job reach each other, whether it is the right one, and what went wrong.
+    """Explain how a job's GPUs communicate, whether that is the fastest way, and what went wrong.
 
-    PATH is a log of NCCL_DEBUG=INFO (all ranks in one or one each, whatever a launcher puts before the lines), a file
-    of NCCL's inspector, an answer of its RAS service, a topology, a folder of such files, or a run directory.
+    PATH is a log of NCCL_DEBUG=INFO (one for all ranks or one per rank, with any prefix of a launcher), a file of
+    NCCL's inspector, an answer of its RAS service, a topology, a folder of such files, or a run directory.
     """
     from stepscope.workflow.nccl import read_nccl
 
@@ -32,8 +35,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
         click.echo(encode_nccl(report).decode())
     else:
         _print(report)
-    for notice in report.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(report.warnings)
 
 
 def _print(report: NcclReport) -> None:
@@ -63,15 +65,15 @@ def _table(*columns: str) -> Table:
 
 def _communicators(report: NcclReport) -> Table:
     table = _table("communicator", "ranks", "logs of", "nodes", "channels", "NVLS", "network", "joined in")
-    for one in report.communicators[:_MOST_ROWS]:
+    for one in report.communicators[:MAX_ROWS]:
         seconds = "" if one.init_seconds is None else f"{one.init_seconds:.2f} s"
-        numbers = ["" if told is None else str(told) for told in (one.num_nodes, one.channels, one.nvls_channels)]
+        numbers = ["" if number is None else str(number) for number in (one.num_nodes, one.channels, one.nvls_channels)]
         table.add_row(one.id, str(one.num_ranks), str(len(one.ranks)), *numbers, one.network or "", seconds)
     return table
 
 
 def _transports(report: NcclReport) -> Table:
-    """Pairs that go the same way share a row."""
+    """One row for all pairs that use the same transport."""
     rows: dict[tuple[str, bool, str], list[tuple[int, int]]] = {}
     for one in report.transports:
         via = "/".join(filter(None, (one.via, one.detail)))
@@ -85,7 +87,7 @@ def _transports(report: NcclReport) -> Table:
 
 def _bandwidths(report: NcclReport) -> Table:
     table = _table("communicator", "collective", "size", "calls", "bus GB/s", "last to come")
-    for one in report.bandwidths[:_MOST_ROWS]:
+    for one in report.bandwidths[:MAX_ROWS]:
         last = "" if one.last_arriver is None else f"rank {one.last_arriver} ({one.last_share:.0%})"
         table.add_row(one.communicator, one.collective, one.size, str(one.count), f"{one.bus_bandwidth_gbs:,.1f}", last)
     return table
@@ -93,7 +95,7 @@ def _bandwidths(report: NcclReport) -> Table:
 
 def _devices(report: NcclReport) -> Table:
     table = _table("machine", "processors", "GPUs", "network cards", "GPU's slot")
-    for one in report.devices[:_MOST_ROWS]:
+    for one in report.devices[:MAX_ROWS]:
         slot = "" if one.gpu_link_gbs is None else f"{one.gpu_link_gbs:g} GB/s"
         table.add_row(_name(one.file), str(one.num_processors), str(one.num_gpus), str(one.num_network_cards), slot)
     return table
@@ -101,7 +103,7 @@ def _devices(report: NcclReport) -> Table:
 
 def _planned(report: NcclReport) -> Table:
     table = _table("planned in", "pattern", "channels", "inside a node", "between nodes")
-    for one in report.planned[:_MOST_ROWS]:
+    for one in report.planned[:MAX_ROWS]:
         ways = [f"{by} {gbs:g} GB/s" for by, gbs in ((one.inside, one.inside_gbs), (one.between, one.between_gbs))]
         table.add_row(_name(one.file), one.pattern, str(one.channels), *ways)
     return table

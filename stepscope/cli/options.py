@@ -1,10 +1,10 @@
-"""Options that several commands share: the agents to ask, and where trace files are read."""
+"""Options and outputs that several commands share: JSON, warnings, agents, cluster engines."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,55 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from stepscope.core.documents.evidence import Notice
     from stepscope.workflow.nodes.agent_client import AgentClient
 
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _Function = Callable[..., None]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def print_document(document: Any) -> None:
+    """Print an answer as one line of JSON."""
+    from stepscope.store.documents import encode_document
+
+    click.echo(encode_document(document).decode())
+
+
+def print_warnings(notices: Iterable[Notice]) -> None:
+    """Print each notice as a line on stderr."""
+    for notice in notices:
+        click.echo(f"warning: {notice.message}", err=True)
+
+
+def enters_only_run(function: _Function) -> _Function:
+    """Lets the command read the run inside where a folder that holds one run, and nothing else to read, is given."""
+
+    @wraps(function)
+    def call(**options: Any) -> None:
+        from stepscope.workflow.inputs.paths import OnlyRunError
+
+        try:
+            function(**options)
+        except OnlyRunError as error:
+            click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
+            function(**{name: _replaced(value, error.folder, error.run) for name, value in options.items()})
+
+    return call
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(new if item == old else item for item in value)
+    return new if value == old else value
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def asks_agents(function: _Function) -> _Function:
-    """Options that say which; the function gets the clients first."""
+    """Adds the options that name agents; the command gets their clients first."""
 
     @click.option(
         "--agent",
@@ -28,18 +68,18 @@ def asks_agents(function: _Function) -> _Function:
         multiple=True,
         metavar="URL",
         envvar="STEPSCOPE_AGENTS",
-        help="Agent to ask; once for each. user:password@ before the host.  [default: http://127.0.0.1:9455]",
+        help="Ask this agent; repeatable, user:password@ before the host.  [default: http://127.0.0.1:9455]",
     )
     @click.option(
         "--agents",
         "file",
         type=click.Path(path_type=Path, allow_dash=True),
-        help="File with one agent a line; -: stdin.",
+        help="Ask the agents in this file, one URL per line; - for stdin.",
     )
-    @click.option("--token-file", type=_FILE, envvar="STEPSCOPE_TOKEN_FILE", help="File with the agents' token.")
-    @click.option("--ca-file", default="", metavar="FILE", help="Certificates to trust instead of the system's.")
-    @click.option("--cert-file", default="", metavar="FILE", help="Certificate to show, where agents ask for one.")
-    @click.option("--key-file", default="", metavar="FILE", help="Its key.  [default: in the same file]")
+    @click.option("--token-file", type=_FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
+    @click.option("--ca-file", default="", metavar="FILE", help="Trust these CA certificates instead of the system's.")
+    @click.option("--cert-file", default="", metavar="FILE", help="Present this client certificate.")
+    @click.option("--key-file", default="", metavar="FILE", help="Read its key from here.  [default: --cert-file]")
     @wraps(function)
     def call(
         urls: tuple[str, ...],
@@ -61,11 +101,11 @@ def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[Age
 
     token = ""
     if token_file is not None:
-        from stepscope.agent.state_directory import token_in
+        from stepscope.agent.state_directory import read_token
 
-        token = token_in(token_file)
-    found = [agent_client(url, token=token, **files) for url in urls or [DEFAULT_URL]]
-    return list({str(client): client for client in found}.values())
+        token = read_token(token_file)
+    clients = [agent_client(url, token=token, **files) for url in urls or [DEFAULT_URL]]
+    return list({str(client): client for client in clients}.values())
 
 
 def _lines(file: Path) -> list[str]:
@@ -76,12 +116,13 @@ def _lines(file: Path) -> list[str]:
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file)) from None
     except UnicodeDecodeError:
-        raise DataError("is no text", where=str(file), what_next="give a file with one agent a line") from None
+        what_next = "give a file with one agent per line"
+        raise DataError("is not a text file", where=str(file), what_next=what_next) from None
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    found = [line for line in lines if line]
-    if not found:
+    named = [line for line in lines if line]
+    if not named:
         raise click.UsageError(f"{file} names no agent")
-    return found
+    return named
 
 
 def fan_out_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,19 +145,19 @@ _OPTIONS = (
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Processes that read the files.  [default: what pays]",
+        help="Read the files with N processes.  [default: by their number and size]",
     ),
     click.option(
         "--engine",
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
-        help="Read the files here, or on a Dask or Ray cluster that is running.",
+        help="Read the files on this machine, or on a running Dask or Ray cluster.",
     ),
     click.option(
         "--scheduler",
         metavar="ADDRESS",
-        help="The cluster: tcp://HOST:8786, ray://HOST:10001.  [default: DASK_SCHEDULER_ADDRESS, RAY_ADDRESS]",
+        help="Use the cluster at tcp://HOST:8786 or ray://HOST:10001.  [default: DASK_SCHEDULER_ADDRESS, RAY_ADDRESS]",
     ),
 )
 
@@ -129,7 +170,7 @@ _LARGEST_ON_HEAP_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """For the rest of this process and those it forks; nothing happens where the C library is another."""
+    """Have glibc keep freed memory for the next array, here and in forked processes; no other C library can."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)

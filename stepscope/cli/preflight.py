@@ -1,4 +1,4 @@
-"""`stepscope preflight`: whether this node's GPUs are fit for a job."""
+"""`stepscope preflight`: a gate on this node's GPUs before a job."""
 
 from __future__ import annotations
 
@@ -12,45 +12,58 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import json_option, print_warnings
 from stepscope.core.documents.machine_checks import Outcome
 
 if TYPE_CHECKING:
     from stepscope.workflow.preflight.phases import Progress
 
 _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
-"""The agent's setting, where the environment has it."""
+"""The agent's setting of the same meaning."""
 
 
 @click.command("preflight")
-@click.option("--quick", is_flag=True, help="Shorter runs: a rough answer in about 20 s.")
-@click.option("--checks", metavar="A,B", help="Only these: state, memory, matmul, results, host, peers, all_reduce.")
-@click.option("--gpus", metavar="0,2-3", help="Only these: indices as nvidia-smi shows them, or UUIDs, also of MIG.")
-@click.option("--slurm-gpus", metavar="NAMES", help="Only these, as Slurm names them: $SLURM_JOB_GPUS of a prolog.")
+@click.option("--quick", is_flag=True, help="Measure for a shorter time: a rough answer in about 20 s.")
+@click.option(
+    "--checks", metavar="A,B", help="Run only these of: state, memory, matmul, results, host, peers, all_reduce."
+)
+@click.option(
+    "--gpus",
+    metavar="0,2-3",
+    help="Check only these GPUs or MIG instances, by index of nvidia-smi or UUID.  [default: all]",
+)
+@click.option(
+    "--slurm-gpus",
+    metavar="NAMES",
+    help="Check only these GPUs, in Slurm's notation, such as $SLURM_JOB_GPUS of a prolog.",
+)
 @click.option(
     "--expected-gpus",
     type=click.IntRange(min=0),
     default=0,
     envvar=_EXPECTED,
     show_envvar=True,
-    help="How many whole GPUs the node has: fewer fail. 0: as many as there are.",
+    help="Fail if the node has fewer whole GPUs; 0 for no such check.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
     default=60.0,
     show_default=True,
-    help="Seconds that one check may take on one GPU; then the GPU counts as hung.",
+    help="Count a GPU as hung when one check takes more seconds on it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 @click.option(
-    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit file, one test case a check."
+    "--junit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a JUnit file with one test case per check.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
     show_default=True,
-    help="cpu: try the same code on the CPU with gloo.",
+    help="Check CUDA GPUs, or try the same code on the CPU with gloo.",
 )
 def command(
     quick: bool,
@@ -63,10 +76,10 @@ def command(
     junit: Path | None,
     device: str,
 ) -> None:
-    """Measure this node's GPUs and compare them with what such GPUs give: a gate before a job.
+    """Measure this node's GPUs and compare them with the figures of their model: a gate before a job.
 
-    Memory, matrix products and their results, PCIe, NVLink, an all-reduce, and what the driver tells of errors. It ends
-    with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
+    Checks memory, matrix products and their results, PCIe, NVLink, an all-reduce, and the driver's error counters.
+    Exits with status 1 when a GPU failed, 3 when there is none to measure, 4 when the driver does not answer.
     """
     from stepscope.cli.terminal.preflight import report_lines
     from stepscope.core.documents.machine_checks import CheckGroup
@@ -84,9 +97,11 @@ def command(
 
     if slurm_gpus is not None and (gpus is not None or device != "cuda"):
         other = "--gpus" if gpus is not None else f"--device {device}"
-        raise UsageError(f"it does not go with {other}", where="--slurm-gpus", what_next="leave one of them out")
+        raise UsageError(f"cannot be used with {other}", where="--slurm-gpus", what_next="leave one of them out")
     if junit is not None and not junit.absolute().parent.is_dir():
-        raise UsageError("there is no such folder", where=str(junit.parent), what_next="make it, or name another file")
+        raise UsageError(
+            "there is no such folder", where=str(junit.parent), what_next="create it, or give another file"
+        )
     if junit is not None:
         check_writable(junit)
     request = PreflightRequest(
@@ -106,8 +121,7 @@ def command(
     else:
         for line, colour in report_lines(preflight):
             click.secho(line, fg=colour)
-        for notice in preflight.warnings:
-            click.echo(f"warning: {notice.message}", err=True)
+        print_warnings(preflight.warnings)
     has_failed = preflight.outcome is Outcome.FAIL
     if junit is not None:
         try:
@@ -115,14 +129,14 @@ def command(
         except DataError as error:
             if not has_failed:
                 raise
-            click.echo(f"stepscope: {error}", err=True)  # that a GPU is unfit counts more
+            click.echo(f"stepscope: {error}", err=True)  # an unfit GPU counts more
     if has_failed:
         click.get_current_context().exit(1)
 
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """One line on stderr that tells what is measured now, where that is a terminal."""
+    """A line on a terminal's stderr with the current measurement."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""`stepscope report`: one HTML file of a run, to send to somebody or to keep beside a CI job."""
+"""`stepscope report`: the report of a run as one HTML file, to send or to keep beside a CI job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import fan_out_options
+from stepscope.cli.options import enters_only_run, fan_out_options
 
 if TYPE_CHECKING:
     from stepscope.workflow.fan_out.engine import FanOut
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("stepscope-report.html"),
     show_default=True,
-    help="The file to write.",
+    help="Write this file.",
 )
 @fan_out_options
+@enters_only_run
 def command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> None:
-    """Write verdict, ledger, time line, communication and kernels into one file that needs no network.
+    """Write verdict, time breakdown, time line, communication and kernels as one HTML file that needs no network.
 
-    RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. What is analysed
-    already is not analysed again.
+    RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. An analysis that
+    is kept in the run and up to date is used.
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.workflow.panels.report import report

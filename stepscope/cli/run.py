@@ -1,4 +1,4 @@
-"""`stepscope run`: start a training command unchanged, and let each of its processes measure its steps."""
+"""`stepscope run`: an unmodified training command whose processes measure their steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _COMMAND = "stepscope.command"
 
 
 class _Wrapper(click.Command):
-    """Leaves everything behind `--` to the command that is run."""
+    """Leaves everything after `--` to the command that is run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         place = args.index("--") if "--" in args else len(args)
         ctx.meta[_COMMAND] = args[place + 1 :]
         if not ctx.meta[_COMMAND] and not {"-h", "--help"} & set(args):
-            raise click.UsageError("the command stands behind --, as in: stepscope run -- torchrun train.py", ctx)
+            raise click.UsageError("give the command after --, as in: stepscope run -- torchrun train.py", ctx)
         return super().parse_args(ctx, args[:place])
 
 
@@ -29,15 +29,25 @@ class _Wrapper(click.Command):
     default="runs",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of all runs, reachable by all ranks.",
+    help="Write the run into this folder of runs, which all ranks must reach.",
 )
-@click.option("--run", metavar="NAME", help="The run's name; by default from the scheduler, torchrun or the time.")
-@click.option("--first", type=click.IntRange(min=0), help="First captured step, from 0. [default: 4, or --every]")
-@click.option("--active", type=click.IntRange(min=1), default=3, show_default=True, help="Steps in one capture.")
-@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Steps to prepare it in.")
-@click.option("--every", type=click.IntRange(min=1), help="Capture again after so many steps; by default once.")
-@click.option("--ranks", default="auto", show_default=True, help="Which ranks write traces: auto, all, or 0,1,2.")
-@click.option("--with-stack", is_flag=True, help="Record Python stacks; costs far more than the rest.")
+@click.option("--run", metavar="NAME", help="Name the run.  [default: from the scheduler, torchrun or the time]")
+@click.option(
+    "--first", type=click.IntRange(min=0), help="Profile first at this step, counted from 0.  [default: 4, or --every]"
+)
+@click.option(
+    "--active", type=click.IntRange(min=1), default=3, show_default=True, help="Profile this many steps per capture."
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Warm the profiler up for this many steps before.",
+)
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Capture again every N steps.  [default: once]")
+@click.option("--ranks", default="auto", show_default=True, help="Write traces on these ranks: auto, all, or 0,1,2.")
+@click.option("--with-stack", is_flag=True, help="Record Python stacks, which costs far more than the rest.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -50,10 +60,10 @@ def command(
     ranks: str,
     with_stack: bool,
 ) -> None:
-    """Run a training command, unchanged, and measure its steps.
+    """Run an unmodified training command and measure its steps.
 
     Every process of it that trains with torch writes into one run directory, as with stepscope.profile. The command
-    takes the place of this process: signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
+    replaces this process, so signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
     """
     from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule
     from stepscope.training.run.run_name import check_run_name

@@ -1,4 +1,4 @@
-"""`stepscope status`: what is wrong with the GPUs of these machines."""
+"""`stepscope status`: what is wrong with the GPUs of machines, and what to do."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FOUND = 1
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.status/1 document.")
 @click.pass_context
 def command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
-    """Say what is wrong with the GPUs of one or many machines, and what is to be done.
+    """List what is wrong with the GPUs of one or many machines, and what to do about it.
 
-    Ends with 0 when nothing is but for notes (info), with 1 when anything is or an agent does not
-    answer, with 4 when none does.
+    Exits with status 0 when there are at most notes (info), 1 when anything is wrong or an agent does not answer,
+    4 when no agent answers.
     """
     from stepscope.workflow.nodes.answers import answers_of, check_answers
     from stepscope.workflow.nodes.status import status_of

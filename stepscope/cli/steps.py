@@ -1,4 +1,4 @@
-"""`stepscope steps`: the length of every step, profiled or not."""
+"""`stepscope steps`: the duration of every step of a run, profiled or not."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.options import enters_only_run, print_document, print_warnings
+
 if TYPE_CHECKING:
     from stepscope.core.documents.steps import StepReport, StepRow
 
 _SHOWN = ("loss", "grad_norm")
-"""Figures that have a column of their own where they were told."""
+"""Figures with a column of their own where a step has them."""
 
 
 @click.command("steps")
 @click.argument("path", metavar="RUN")
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Steps in the table.")
+@click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="Show the last N steps."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all steps.")
+@enters_only_run
 def command(path: str, last: int, as_json: bool) -> None:
-    """Say how long the steps of a run took, by what its ranks wrote at every step.
+    """Show how long the steps of a run took, from the records that its ranks wrote at every step.
 
     RUN is a run directory, or an output folder of torchtitan with its structured_logs.
     """
@@ -26,13 +31,10 @@ def command(path: str, last: int, as_json: bool) -> None:
 
     report = read_steps(path)
     if as_json:
-        from stepscope.store.documents import encode_document
-
-        click.echo(encode_document(report).decode())
+        print_document(report)
     else:
         _print(report, last)
-    for notice in report.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(report.warnings)
 
 
 def _print(report: StepReport, last: int) -> None:

@@ -1,4 +1,4 @@
-"""`stepscope top`: what the GPUs of one or many machines do now."""
+"""`stepscope top`: the GPUs of one or many machines, live."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ _REDRAW_SECONDS = 0.5
 
 @click.command("top")
 @asks_agents
-@click.option("--once", is_flag=True, help="Print the table once and end.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
-    "--interval", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds between questions."
+    "--interval",
+    type=click.FloatRange(0.5),
+    default=2.0,
+    show_default=True,
+    help="Poll the agents every so many seconds.",
 )
-@click.option("--job", default="", help="GPUs of this job alone: its name or id.")
-@click.option("--sick", is_flag=True, help="GPUs and agents alone with which something is wrong.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+@click.option("--job", default="", help="Show only the GPUs of the job of this name or id.")
+@click.option("--sick", is_flag=True, help="Show only GPUs and agents with a problem.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and exit.")
 def command(clients: list[AgentClient], once: bool, interval: float, job: str, sick: bool, as_json: bool) -> None:
-    """Show the GPUs of one or many machines as a table that lives: job, class, activity, power, memory, health.
+    """Show the GPUs of one or many machines as a live table: job, class, activity, power, memory, health.
 
-    What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
+    An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim.
     """
     from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, chosen, unknown_job
 

@@ -1,4 +1,4 @@
-"""`stepscope trace`: what is in trace files."""
+"""`stepscope trace`: the contents of trace files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.groups import CommandGroup
+from stepscope.cli.options import enters_only_run, json_option, print_document, print_warnings
 from stepscope.core.text.numbers import counted, form, number_runs
 
 if TYPE_CHECKING:
     from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
 
-MOST_STEPS_SHOWN = 8
-MOST_GROUPS_SHOWN = 12
+MAX_STEPS_SHOWN = 8
+MAX_GROUPS_SHOWN = 12
 
 
-@click.group("trace")
+@click.group("trace", cls=CommandGroup)
 def command() -> None:
-    """Look into trace files."""
+    """Inspect trace files."""
 
 
 @command.command("info")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
+@enters_only_run
 def info(files: tuple[str, ...], as_json: bool) -> None:
-    """Say what is in a trace: rank, steps, versions, GPU, events, problems found and repaired.
+    """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
 
     FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
     """
@@ -32,27 +35,20 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
     from stepscope.workflow.trace_info import read_trace_info
 
     with file_progress("reading") as on_progress:
-        found = read_trace_info(files, on_progress=on_progress)
+        trace_info = read_trace_info(files, on_progress=on_progress)
     if as_json:
-        click.echo(_json(found))
+        print_document(trace_info)
     else:
-        _print(found)
-    for notice in found.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+        _print(trace_info)
+    print_warnings(trace_info.warnings)
 
 
-def _json(found: TraceInfo) -> str:
-    from stepscope.store.documents import encode_document
-
-    return encode_document(found).decode()
-
-
-def _print(found: TraceInfo) -> None:
-    """A table for each file on a terminal, else `path: name: value` lines, which grep and awk can take apart."""
+def _print(trace_info: TraceInfo) -> None:
+    """Print a table for each file on a terminal, else `path: name: value` lines, which grep and awk can take apart."""
     import sys
 
     if not sys.stdout.isatty():
-        for file in found.files:
+        for file in trace_info.files:
             for name, value in _facts(file):
                 click.echo(f"{_title(file)}: {name}: {value}")
         return
@@ -60,8 +56,8 @@ def _print(found: TraceInfo) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)  # rich itself heeds NO_COLOR
-    for file in found.files:
+    console = Console(highlight=False)  # rich itself respects NO_COLOR
+    for file in trace_info.files:
         table = Table("", "", box=box.SIMPLE, show_header=False, title=_title(file), title_justify="left")
         for name, value in _facts(file):
             table.add_row(name, value)
@@ -69,12 +65,12 @@ def _print(found: TraceInfo) -> None:
 
 
 def _title(file: TraceFileInfo) -> str:
-    """The path, and which of the ranks in it."""
+    """The path, and which of the ranks in it, where there are several."""
     return f"{file.path} ({file.part})" if file.part else file.path
 
 
 def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
-    """Name and value of all that the file tells; what it does not tell is left out."""
+    """Name and value of all that is known of the file."""
     counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
     recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
     facts = [
@@ -87,8 +83,8 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
         ("entries", f"{file.num_events:,}"),
         ("events", counts),
         ("recorded with", ", ".join(recorded)),
-        *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MOST_GROUPS_SHOWN]),
-        ("further groups", f"{max(0, len(file.groups) - MOST_GROUPS_SHOWN) or ''}"),
+        *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MAX_GROUPS_SHOWN]),
+        ("further groups", f"{max(0, len(file.groups) - MAX_GROUPS_SHOWN) or ''}"),
         ("size", f"{file.file_bytes:,} bytes, {file.text_bytes:,} of text"),
         ("problems", _problems(file.problems)),
     ]
@@ -112,8 +108,8 @@ def _group(group: GroupInfo) -> str:
 
 
 def _steps(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:MOST_STEPS_SHOWN]))
-    return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MOST_STEPS_SHOWN else shown or "not marked"
+    shown = ", ".join(map(str, steps[:MAX_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MAX_STEPS_SHOWN else shown or "not marked"
 
 
 def _problems(problems: Problems) -> str:

@@ -1,4 +1,4 @@
-"""`stepscope whatif`: the step time with one cause removed."""
+"""`stepscope whatif`: the predicted step time with one cause removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import fan_out_options
+from stepscope.cli.options import enters_only_run, fan_out_options, json_option, print_document, print_warnings
 from stepscope.core.text.wording import cause_phrase
 
 if TYPE_CHECKING:
@@ -16,26 +16,36 @@ if TYPE_CHECKING:
 
 @click.command("whatif")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--fix", "causes", multiple=True, metavar="CAUSE", help="Only this fix; may be given several times.")
-@click.option("--unprofiled-ms", type=click.FloatRange(min=0, min_open=True), help="The step without the profiler.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--fix",
+    "causes",
+    multiple=True,
+    metavar="CAUSE",
+    help="Predict only this fix; repeatable.  [default: all that apply]",
+)
+@click.option(
+    "--unprofiled-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Calibrate to this step time without the profiler.",
+)
+@json_option
+@enters_only_run
 @fan_out_options
 def command(
     paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool, fan_out: FanOut
 ) -> None:
-    """Replay a job with one cause removed at a time, across ranks.
+    """Predict a job's step time with one cause removed at a time, by replaying its traces across ranks.
 
     PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
     (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.core.vocabulary.causes import Cause
-    from stepscope.store.documents import encode_document
     from stepscope.workflow.what_if import FIXABLE, what_if
 
     unknown = [cause for cause in causes if cause not in FIXABLE]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of: {', '.join(sorted(FIXABLE))}", param_hint="--fix")
+        raise click.BadParameter(f"{unknown[0]!r} is not one of: {', '.join(sorted(FIXABLE))}", param_hint="--fix")
     with file_progress("reading") as on_progress:
         report = what_if(
             paths,
@@ -45,11 +55,10 @@ def command(
             on_progress=on_progress,
         )
     if as_json:
-        click.echo(encode_document(report).decode())
+        print_document(report)
         return
     _print(report)
-    for notice in report.warnings:
-        click.echo(f"warning: {notice.message}", err=True)
+    print_warnings(report.warnings)
 
 
 def _print(report: WhatIfReport) -> None:

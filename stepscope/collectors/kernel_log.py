@@ -30,15 +30,15 @@ _PID = re.compile(r"\bpid='?(\d+)")
 _OFF_THE_BUS = "fallen off the bus"
 _OFF_THE_BUS_XID = 79
 _SAME_LOSS_NS = 60 * 10**9
-"""The text and the XID 79 of one loss come within a second."""
-_MOST_RECORDS = 1000
-"""Records read at once; the rest is read next time. The kernel keeps some thousands."""
-_LONGEST_RECORD_BYTES = 8192
+"""The text and the XID 79 of one loss are logged within a second."""
+_MAX_RECORDS = 1000
+"""Records of one reading; the rest is read next time. The kernel keeps some thousands."""
+_MAX_RECORD_BYTES = 8192
 """Bytes of a record (CONSOLE_EXT_LOG_MAX)."""
 
 
 class KernelLog:
-    """Reads what was logged since it was made. A context manager; never waits."""
+    """Reader of records that are logged after it was opened. A context manager; never blocks."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class KernelLog:
     ) -> None:
         """
         Args:
-            path: of the log; a record is what one `read` returns.
+            path: of the log; one `read` returns one record.
             wall_clock_ns: ns since the epoch.
-            log_clock_ns: the clock by which records are dated, ns since the boot.
+            log_clock_ns: clock of the records' times, ns since boot.
         """
         self._wall_clock_ns = wall_clock_ns
         self._log_clock_ns = log_clock_ns
@@ -75,13 +75,13 @@ class KernelLog:
         self.close()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the log."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def collect(self) -> Collection:
-        """What was logged since the last time.
+        """Errors logged since the last call.
 
         Findings `xid` and `sxid` have the label `pci_bus_id` as NVML writes it; `kernel_log_overrun`: some were lost.
         """
@@ -94,9 +94,9 @@ class KernelLog:
         return Collection(findings=tuple(findings))
 
     def _records(self, findings: list[Finding]) -> Iterator[str]:
-        for _ in range(_MOST_RECORDS):
+        for _ in range(_MAX_RECORDS):
             try:
-                record = os.read(self._file, _LONGEST_RECORD_BYTES)
+                record = os.read(self._file, _MAX_RECORD_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -115,7 +115,7 @@ class KernelLog:
         fields = prefix.split(",")
         logged = fields[2] if len(fields) > 2 else ""
         time_ns = offset_ns + int(logged) * 1000 if logged.isdecimal() else self._wall_clock_ns()
-        text = text.partition("\n ")[0].replace("\n", " ").strip()  # what follows are the device's properties
+        text = text.partition("\n ")[0].replace("\n", " ").strip()  # the device's properties follow
         xid, sxid, named = _XID.search(text), _SXID.search(text), _NAMED_GPU.search(text)
         if xid is not None:
             yield from self._xid(_bus_id(xid), int(xid[4]), xid[5] or "", time_ns)
@@ -124,14 +124,16 @@ class KernelLog:
             yield Finding("sxid", _message(f"SXid {sxid[4]}", sxid[5]), labels, time_ns)
         if named is not None:
             self._named = _bus_id(named)
-        if _OFF_THE_BUS in text and xid is None and self._named is not None:  # the GPU is named here or just before
+        if (
+            _OFF_THE_BUS in text and xid is None and self._named is not None
+        ):  # this record or the one before names the GPU
             yield from self._xid(self._named, _OFF_THE_BUS_XID, "GPU has fallen off the bus", time_ns)
             self._named = None
 
     def _xid(self, bus_id: str, number: int, words: str, time_ns: int) -> Iterator[Finding]:
         if number == _OFF_THE_BUS_XID:
             last_ns, self._lost_ns[bus_id] = self._lost_ns.get(bus_id), time_ns
-            if last_ns is not None and abs(time_ns - last_ns) < _SAME_LOSS_NS:  # clocks are set back
+            if last_ns is not None and abs(time_ns - last_ns) < _SAME_LOSS_NS:  # abs: a clock may be set back
                 return
         pid = _PID.search(words)
         labels = labels_of(pci_bus_id=bus_id, xid=number, **({"pid": pid[1]} if pid else {}))

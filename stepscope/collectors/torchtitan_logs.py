@@ -25,12 +25,12 @@ _NAME = re.compile(r"(?P<source>.+)\.global_rank_(?P<rank>\d{1,9})\.(?P<started>
 _DATA_SPAN = "fetching_batch"
 _END = "_end"
 _SCALAR = "metric_value"
-_LATEST_NS = 2**62
-_LARGEST = 1e15
+_MAX_TIME_NS = 2**62
+_MAX_NUMBER = 1e15
 
 
 def read_torchtitan_steps(output_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
-    """The training processes' steps, and what could not be read.
+    """Steps of each rank, and notices about lines that cannot be read.
 
     Raises:
         OSError: a file cannot be read.
@@ -42,12 +42,8 @@ def read_torchtitan_steps(output_directory: Path) -> tuple[list[RankSteps], list
     for match, path in sorted(named, key=lambda entry: entry[0]["started"]):
         lines, unreadable = _lines(path)
         if unreadable:
-            notices.append(
-                Notice(
-                    "unreadable_lines",
-                    f"{path}: {counted(unreadable, 'line is no event and is', 'lines are no event and are')} left out",
-                )
-            )
+            skipped = counted(unreadable, "line is not an event and is", "lines are not events and are")
+            notices.append(Notice("unreadable_lines", f"{path}: {skipped} left out"))
         rank = ranks.setdefault(int(match["rank"]), RankSteps(int(match["rank"])))
         for step in _steps(lines):
             rank.add(step)
@@ -55,7 +51,7 @@ def read_torchtitan_steps(output_directory: Path) -> tuple[list[RankSteps], list
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Lines that belong to a step, and how many of all could not be read; the last may be cut short."""
+    """Lines that belong to a step, and the number of unreadable ones; the last line may be incomplete."""
     lines, unreadable = [], 0
     *whole, _ = path.read_bytes().split(b"\n")
     for text in whole:
@@ -71,7 +67,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _steps(lines: Iterable[dict[str, Any]]) -> list[Step]:
-    """The last step ends with its last line, as no other says when it was over."""
+    """Steps in their order; the last one ends with its last line."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
         by_step.setdefault(line["step"], []).append(line)
@@ -93,7 +89,7 @@ def _earliest(lines: list[dict[str, Any]]) -> int:
 
 
 def _spans(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """ns by span; several of one name add up."""
+    """ns by span; spans of the same name add up."""
     spans: dict[str, int] = {}
     for line in lines:
         kind, milliseconds = str(line.get("log_type_name")), _number(line.get("value"))
@@ -104,15 +100,15 @@ def _spans(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def _scalars(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
-    told = [line for line in lines if line.get("log_type_name") == _SCALAR]
-    numbers = {str(line.get("event_name")): _number(line.get("value")) for line in told}
+    scalars = [line for line in lines if line.get("log_type_name") == _SCALAR]
+    numbers = {str(line.get("event_name")): _number(line.get("value")) for line in scalars}
     return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST_NS // 1000
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TIME_NS // 1000
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
-    return float(value) if is_number else None  # neither NaN nor infinity, which are below nothing
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+    return float(value) if is_number else None  # comparisons with NaN and infinity are false

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey or cannot show: paths and the names in a file may hold anything."""
+    """The text with characters that are not printable escaped: paths and names in a file may hold terminal codes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -27,8 +27,8 @@ class StepscopeError(Exception):
 
     Args:
         what: what is wrong.
-        where: file, rank or setting it concerns; empty when it concerns nothing in particular.
-        what_next: what the reader should do now; empty when nothing helps.
+        where: file, rank or setting that it is about; may be empty.
+        what_next: what the reader should do; may be empty.
     """
 
     exit_code: ClassVar[int] = 1
@@ -62,7 +62,7 @@ class NotATraceError(DataError):
 
 
 class TruncatedTraceError(DataError):
-    """The trace ends too early for its time to be booked."""
+    """The trace ends before its first step could be analysed."""
 
 
 class UnreachableError(StepscopeError):
@@ -80,22 +80,22 @@ _NEXT_STEPS = {
 
 
 def from_os_error(error: OSError, what: str, *, where: str, kind: type[StepscopeError] = DataError) -> StepscopeError:
-    """What to raise for trouble with a file or folder: why it is so, and what to do about that.
+    """The error to raise for a file or folder that the operating system refuses, with the reason and the next step.
 
     Args:
-        what: what cannot be done: "cannot be read".
-        kind: UsageError for a file that says how to run, such as a configuration.
+        what: what is not possible: "cannot be read".
+        kind: UsageError for files that the user configures stepscope with.
     """
     next_step = _NEXT_STEPS.get(error.errno or 0, "check the path")
     return kind(f"{what} ({error.strerror or error})", where=where, what_next=next_step)
 
 
 def none_usable(errors: Sequence[DataError], what: str, *, where: str = "", what_next: str) -> DataError:
-    """What to raise when no input can be used: the only one's own error, else their number and the first.
+    """The error to raise when no input can be used: the error of the only one, else their number and the first error.
 
     Args:
-        errors: at least one.
-        what: what the inputs are: "files".
+        errors: of the inputs, at least one.
+        what: plural noun of the inputs: "files".
     """
     if len(errors) == 1:
         return errors[0]

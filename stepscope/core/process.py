@@ -1,8 +1,7 @@
-"""What this process may do: fork safely, and use the optional accelerators in C.
+"""Process-wide switches: safe forking, and the optional accelerators in C (which change speed, never results).
 
-What a parent has dropped but not collected yet, such as a process group, has threads of the parent behind it that a
-forked child lacks: collected there, its destructor waits for them forever. The accelerators change how long things
-take, never what comes out.
+Garbage that the parent has not collected before a fork, such as a process group, may need threads that the child does
+not have: if the child collected it, its destructor would wait for them forever.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def about_to_fork() -> Iterator[None]:
-    """A child forked inside never collects what is there already.
+    """Freeze the garbage collector around a fork, so that the child never collects the parent's objects.
 
-    This process collects it again afterwards, unless its own code had frozen something before.
+    The parent unfreezes afterwards, unless its own code had frozen objects before.
     """
     parent, is_frozen = os.getpid(), gc.get_freeze_count() > 0
     gc.freeze()
@@ -29,9 +28,9 @@ def about_to_fork() -> Iterator[None]:
 
 
 PURE_VARIABLE = "STEPSCOPE_PURE"
-"""Set to 1 to do everything in Python."""
+"""Environment: 1 turns the C accelerators off."""
 
 
 def may_accelerate() -> bool:
-    """Whether the environment leaves the accelerators on."""
+    """Whether the C accelerators may be used, by the environment."""
     return os.environ.get(PURE_VARIABLE, "0") in ("", "0")

@@ -56,7 +56,7 @@ def serve(
     """
     check_address(host, insecure=insecure)
     if not root.is_dir():
-        raise DataError("is no directory", where=str(root), what_next="name a directory of runs with --runs")
+        raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
     app = create_app(RunStore(root), allowed_hosts=names)
     with _bind(host, port) as listener:

@@ -1,12 +1,7 @@
 """Columns of one rank's trace: the type that readers fill and the analyzer reads.
 
-`TraceColumns` and its parts (categories, lanes, shapes, process groups, header, read quality), the index of rows by
-category and name, and the numbering of repeated values (`Numbered`, `GrowingColumn`). Times are nanoseconds; `NONE`
-in an integer column is unknown.
-
-Row index: The analysis asks some fifty such questions of columns with millions of rows, mostly for names that are
-rare, or that a trace does not have at all (a checkpoint, a wait for an event): none of them passes over the rows
-again.
+`TraceColumns` and its parts (categories, lanes, shapes, process groups, header, read quality), and what readers build
+them with (`Numbered`, `GrowingColumn`). Times are nanoseconds; `NONE` in an integer column is unknown.
 """
 
 from __future__ import annotations
@@ -22,14 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.intp]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class RowIndex:
-    """The rows of one trace, by category and name.
+    """Index of a trace's rows by category and name.
+
+    The analysis selects rows some fifty times among millions, mostly by names that are rare or absent (a checkpoint, a
+    wait for an event). The rows are sorted once by (category, name); a selection then costs only what it returns.
 
     Args:
         category, name: by row, small whole numbers; `name` is an index into `names`.
-        names: the texts.
+        names: the distinct names.
     """
 
     __slots__ = ("_category", "_first", "_kinds", "_name", "_names", "_of_categories", "_rows")
@@ -44,7 +43,7 @@ class RowIndex:
         self._kinds: dict[int, list[int]] | None = None
 
     def of(self, categories: tuple[int, ...]) -> Rows:
-        """Indices of the rows in any of the categories, ascending; shared by all who ask, so not to be written."""
+        """Indices of the rows in any of the categories, ascending; cached, so read-only."""
         rows = self._of_categories.get(categories)
         if rows is None:
             wanted = np.zeros(len(self._category), np.bool_)
@@ -55,7 +54,7 @@ class RowIndex:
         return rows
 
     def named(self, categories: tuple[int, ...], wanted: Callable[[str], object]) -> Rows:
-        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is asked once."""
+        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is tested once."""
         if self._kinds is None:
             self._kinds = self._sort()
         kinds = [kind for category in categories for kind in self._kinds.get(category, ())]
@@ -67,13 +66,13 @@ class RowIndex:
         return np.sort(np.concatenate(parts), kind="stable").astype(np.intp) if parts else np.empty(0, np.intp)
 
     def _sort(self) -> dict[int, list[int]]:
-        """Sort the rows by kind, category * number of names + name; the kinds that there are, by category."""
+        """Sort the rows by kind (category * number of names + name); return the kinds present by category."""
         num_names = max(len(self._names), 1)
         kind = self._category.astype(np.int64) * num_names + self._name
         num_rows = np.bincount(kind)
         kinds = np.flatnonzero(num_rows)
         number = np.cumsum(num_rows > 0) - 1
-        # mostly a few hundred kinds: in two bytes they are sorted by counting
+        # mostly a few hundred kinds: numpy sorts two-byte integers by counting (radix sort)
         width = np.int16 if len(kinds) < 2**15 else np.int32
         self._rows = np.argsort(number.astype(width)[kind], kind="stable").astype(np.int32)
         self._first = np.concatenate(([0], np.cumsum(num_rows)))
@@ -102,11 +101,11 @@ class Category(IntEnum):
     MEMSET = 5
     GPU_USER_ANNOTATION = 6
     SYNC_RECORD = 7
-    """cuda_sync record on the device's side; never device work"""
+    """cuda_sync record of a stream; not device work"""
     OVERHEAD = 8
-    """the profiler's own: buffer flushes, resource setup"""
+    """of the profiler itself: buffer flushes, resource setup"""
     PYTHON_FUNCTION = 9
-    """frames of modules; others only on request"""
+    """frames of modules; other frames only on request"""
     OTHER = 10
 
 
@@ -118,7 +117,7 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 class Lane:
     """Where an event ran: a host thread (process id, thread id) or a stream (device, stream id).
 
-    `part` is what a tool that merged several ranks into one file wrote on this rank's events; empty elsewhere.
+    `part` is the rank's label in a file that merges several ranks; empty elsewhere.
     """
 
     process: int
@@ -129,7 +128,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What an operator was called with, as the JSON text of the trace; empty where not recorded."""
+    """Arguments of an operator call as the trace's JSON text; empty where not recorded."""
 
     input_dims: str
     input_types: str
@@ -138,7 +137,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """A communicator. `ranks` is None where the trace does not list its members (or cuts the list short)."""
+    """A communicator. `ranks` is None where the trace does not list its members, or truncates the list."""
 
     name: str
     description: str
@@ -147,19 +146,19 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCalls:
-    """The rows (kernels and `record_param_comms` operators) that say which collective they are; one entry a row.
+    """Rows (kernels and `record_param_comms` operators) with arguments of a collective; one entry a row.
 
     Attributes:
         row: index into the event columns, ascending.
-        kind: index into `kinds`, NCCL's words: allreduce, _allgather_base, reduce_scatter, send, recv, wait, ...
+        kind: index into `kinds`, NCCL's names: allreduce, _allgather_base, reduce_scatter, send, recv, wait, ...
         group: index into TraceColumns.groups, or NONE.
         in_elements, out_elements: message size in elements, or NONE.
-        dtype: index into `dtypes` (the profiler's words: Float, BFloat16, ...), or NONE.
-        source_rank, destination_rank: as recorded (torch writes the peer's rank of the job), or NONE.
+        dtype: index into `dtypes` (the profiler's names: Float, BFloat16, ...), or NONE.
+        source_rank, destination_rank: as recorded (torch writes the peer's global rank), or NONE.
         sequence: the group's sequence number (torch >= 2.12), or NONE.
         root_rank: torch's "Rank" of an operator: the root (rank in the group) of broadcast, reduce, gather and scatter,
             else the caller or the peer; or NONE. Kernels do not record it.
-        communicator: which communicator it ran on ("Comms Id", torch >= 2.12; modulo 2^63), or NONE.
+        communicator: id of its communicator ("Comms Id", torch >= 2.12; modulo 2^63), or NONE.
     """
 
     row: IntColumn
@@ -179,8 +178,10 @@ class CommunicationCalls:
 
 @dataclass(frozen=True, slots=True)
 class SyncWaits:
-    """The synchronisation records that say which event was waited for; one entry a record. What waits: the row's lane
-    (a stream), or the host where its stream is NONE; the call is the runtime row of its correlation.
+    """Synchronization records that name the event waited for; one entry a record.
+
+    The row's lane (a stream) waits, or the host where that stream is NONE; the call is the runtime row with the same
+    correlation.
 
     Attributes:
         row: index into the event columns, ascending.
@@ -210,12 +211,11 @@ class TraceDevice:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """How a kernel was spread over the device; () or None where not recorded (AMD records no registers, no memory).
+    """Launch configuration of a kernel; () or None where not recorded (AMD records no registers, no memory).
 
     Attributes:
         grid: thread blocks by dimension.
         block: threads of a block by dimension.
-        registers_per_thread: as compiled.
         shared_memory_bytes: of a block, static and dynamic.
     """
 
@@ -241,17 +241,16 @@ def _volume(sizes: tuple[int, ...]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """What a trace says of itself. None where it does not say.
+    """Metadata of a trace; None where not recorded.
 
     Attributes:
-        path: the file it was read from.
-        rank: from distributedInfo, else from the file's name; None when neither tells.
-        base_time_ns: what was added to relative timestamps (0 where they were absolute).
+        rank: from distributedInfo, else from the file's name.
+        base_time_ns: added to relative timestamps (0 where they were absolute).
         groups: the communicators listed in the header.
         file_bytes, text_bytes: size of the file, and of its JSON text.
-        whole_steps: the steps that profile() recorded from their beginning to their end: torch closes the mark of a
-            step that an exception cut short as if it had ended.
-        part: in a file of several ranks, what tells this one's events ("process 4711"); empty in a file of one.
+        whole_steps: the steps that profile() recorded from begin to end; torch closes the mark of a step that an
+            exception interrupted as if it had ended.
+        part: label of this rank's events in a file of several ranks ("process 4711"); empty in a file of one.
     """
 
     path: str
@@ -273,14 +272,14 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class ReadQuality:
-    """What the reader had to mend or leave out, in events.
+    """Events that the reader repaired or left out.
 
     Attributes:
         num_events: entries of all phases, lost ones included.
-        repaired, dropped, clipped: events mended, events lost, and device rows cut where the next one starts.
+        repaired, dropped, clipped: events repaired, events lost, and device rows cut where the next one starts.
         truncated: the text ends before its closing bracket.
         clipped_ns: time cut off.
-        damaged_at_byte: where in the text the first event was mended or lost, or None.
+        damaged_at_byte: position in the text of the first event repaired or lost, or None.
     """
 
     num_events: int
@@ -296,17 +295,16 @@ class ReadQuality:
 class TraceColumns:
     """One rank's complete events ("ph": "X"), in the file's order.
 
-    All arrays have one entry an event. Times are int64 ns since the epoch (ts + base). Launches and the device rows
-    they caused share `correlation`; all kernels of one CUDA graph launch share the launch's.
+    All arrays have one entry an event. Times are int64 ns since the epoch (ts + base), end >= start. A launch and the
+    device rows it caused share `correlation`; all kernels of one CUDA graph launch share the launch's.
 
     Attributes:
         category: Category codes.
         name: index into `names`.
         lane: index into `lanes`.
-        start_ns, end_ns: the event's span, end >= start.
         correlation, external_id: or NONE.
         shapes: index into `shape_table`, or NONE.
-        launch: a kernel's index into `launches`, numbered as they first appear in the file, or NONE.
+        launch: a kernel's index into `launches`, numbered in order of first appearance, or NONE.
         num_bytes: a copy's or memset's size, or NONE.
     """
 
@@ -342,7 +340,7 @@ class TraceColumns:
         return self._index.of(categories)
 
     def rows_named(self, wanted: Callable[[str], object], *categories: Category) -> npt.NDArray[np.intp]:
-        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is asked once."""
+        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is tested once."""
         return self._index.named(categories, wanted)
 
     def num_blocks(self, rows: IntColumn) -> npt.NDArray[np.int64]:
@@ -350,14 +348,18 @@ class TraceColumns:
         blocks = [NONE if launch.num_blocks is None else launch.num_blocks for launch in self.launches]
         return np.array([*blocks, NONE], np.int64)[self.launch[rows]]  # NONE picks the last
 
-    def named(self, rows: npt.NDArray[np.intp], wanted: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-        """For each of the rows, whether its name is wanted; each distinct name is asked once."""
+    def named(self, rows: IntColumn, wanted: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """For each of the rows, whether its name is wanted; each distinct name is tested once."""
+        return self.by_name(rows, lambda name: bool(wanted(name)), np.bool_)
+
+    def by_name(self, rows: IntColumn, value_of: Callable[[str], float], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+        """For each of the rows, the value of its name; `value_of` is called once for each distinct name."""
         names = self.name[rows]
-        asked = np.zeros(len(self.names), np.bool_)
-        asked[names] = True
-        answers = np.zeros(len(self.names), np.bool_)
-        answers[asked] = [bool(wanted(self.names[name])) for name in np.flatnonzero(asked).tolist()]
-        return answers[names]
+        is_used = np.zeros(len(self.names), np.bool_)
+        is_used[names] = True
+        values = np.zeros(len(self.names), dtype)
+        values[is_used] = [value_of(self.names[name]) for name in np.flatnonzero(is_used).tolist()]
+        return values[names]
 
 
 Value = TypeVar("Value", bound=Hashable)
@@ -387,7 +389,7 @@ def narrow(column: IntColumn) -> IntColumn:
 
 
 def integers(values: Collection[int]) -> IntColumn:
-    """Integers as a narrow column; those beyond int64 become NONE. Packing takes less long than np.fromiter."""
+    """Integers as a narrow column; those beyond int64 become NONE. struct.pack is faster than np.fromiter."""
     try:
         return narrow(np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64))
     except struct.error:
@@ -396,7 +398,7 @@ def integers(values: Collection[int]) -> IntColumn:
 
 
 class GrowingColumn:
-    """One column that grows: its room doubles, and what is not filled yet takes no memory."""
+    """A column that grows by doubling; unused capacity is never touched, so it takes no memory."""
 
     def __init__(self) -> None:
         self._array: IntColumn = np.empty(0, np.int8)
@@ -415,6 +417,6 @@ class GrowingColumn:
         self._count = count
 
     def finish(self) -> IntColumn:
-        """The whole column; nothing can be added after it."""
+        """The whole column; nothing can be added afterwards."""
         self._array.resize(self._count, refcheck=False)
         return self._array

@@ -13,11 +13,11 @@ class OperationTable:
     """Operations of all ranks and steps, one row each; all arrays have the same length.
 
     Attributes:
-        kind: operation's kind as an index into `kinds`.
-        number: its place among its kind on its rank in its step.
-        chunk: model chunk on the stage (virtual pipeline), -1 where it has none.
-        global_chunk: the chunk's place in the whole model, -1 where it has none.
-        start_seconds: since the step's beginning.
+        kind: index into `kinds`.
+        number: index among the operations of its kind on its rank in its step.
+        chunk: model chunk on the stage (virtual pipeline), or -1.
+        global_chunk: index of the chunk in the whole model, or -1.
+        start_seconds: since the beginning of the step.
         shards_per_replica: data-parallel shards that one `dp_rank` stands for (`dsp_size`).
     """
 

@@ -24,7 +24,7 @@ from stepscope.core.errors import StepscopeError
 from stepscope.core.text.verdict import headline, verdict_lines
 from stepscope.training.agent_link.client import AgentClient
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
-from stepscope.training.captures.recording import Capture
+from stepscope.training.captures.recording import Recording
 from stepscope.training.captures.runner import CaptureRunner
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.memory.owners import MemoryOwners
@@ -278,10 +278,10 @@ class Profile:
         remove_leftovers(self.run_directory, identity.rank)
         self._captures = CaptureRunner(
             self._talk.plan,
-            functools.partial(_new_capture, context),
+            functools.partial(_new_recording, context),
             before_start=self._keep_unprofiled_time,
             before_stepping_aside=self._open_spans.close_all,
-            pace=self._talk.pace,
+            step_time=self._talk.step_time,
         )
         listeners = [*make_step_listeners(context, self._late_reader), self._gradients]
         self._listeners = StepListeners(listeners)
@@ -420,6 +420,11 @@ def is_measured() -> bool:
     return _profile_at_work() is not None
 
 
+def was_measured() -> bool:
+    """Whether a profile measures this process or has done so."""
+    return _measuring is not None
+
+
 def _profile_at_work() -> Profile | None:
     profile = None if _measuring is None else _measuring()
     return profile if profile is not None and profile._on and profile._pid == os.getpid() else None
@@ -431,9 +436,9 @@ def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
     return lambda step: (alive := method()) is not None and alive(step)
 
 
-def _new_capture(context: RunContext, first_step: int) -> Capture:
+def _new_recording(context: RunContext, first_step: int) -> Recording:
     settings = context.settings
-    return Capture(
+    return Recording(
         first_step,
         context.run_directory / trace_path(first_step, context.identity.rank, context.attempt),
         record_shapes=bool(settings.record_shapes),

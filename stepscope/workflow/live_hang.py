@@ -57,9 +57,8 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
 def main(arguments: Sequence[str]) -> int:
     """Print the state of a job; returns the exit code.
 
-    Args:
-        arguments: the run directory; a user ID whose files count; a process ID through whose /proc/PID/root the
-            directory is found. The last two may be empty or left out.
+    Arguments are the run directory, a user ID whose files count, and a process ID through whose /proc/PID/root the
+    directory is found. The last two may be empty or left out.
     """
     place, owner, pid = (*arguments, "", "")[:3]
     there = Path(f"/proc/{pid}/root{place}")

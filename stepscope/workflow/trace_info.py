@@ -97,11 +97,7 @@ class TraceInfo:
 
 
 def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None) -> TraceInfo:
-    """Describe trace files, folders, a run directory or fsspec URLs.
-
-    Args:
-        paths: as on the command line.
-        on_progress: called before each file.
+    """Describe trace files, folders, a run directory or fsspec URLs; `on_progress` is called before each file.
 
     Raises:
         DataError: none of the files can be used.

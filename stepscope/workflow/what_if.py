@@ -130,7 +130,7 @@ def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
 
     def fix(cause: Cause, change: str, removal: Removal, ranks: list[int]) -> Fix:
         step_ms = removal.step_seconds * 1e3
-        return Fix(cause, change, step_ms, found.replayed_seconds / removal.step_seconds, ranks)
+        return Fix(cause, step_ms, found.replayed_seconds / removal.step_seconds, change, ranks=ranks)
 
     fixes = [
         fix(Cause.STRAGGLER, "the slowest workers as the others", found.worst_workers, found.worst_ranks),

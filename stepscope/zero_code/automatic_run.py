@@ -80,12 +80,22 @@ class AutomaticRun:
         self._num_steps = 0
         self._speaks = True
         self._has_optimizer = False
+        self._ends_at_exit = False
 
     @_harmless(None)
     def optimizer_made(self) -> None:
         """An optimizer of a new class is there, so this process may be about to train."""
-        if not self._has_optimizer:
-            self._has_optimizer = True
+        self._has_optimizer = True
+        self._end_at_exit()
+
+    @_harmless(None)
+    def gradients_made(self) -> None:
+        """Gradients were computed, so this process may train with an optimizer that is not torch's."""
+        self._end_at_exit()
+
+    def _end_at_exit(self) -> None:
+        if not self._ends_at_exit:
+            self._ends_at_exit = True
             _at_exit(self._end)
             os.register_at_fork(after_in_child=self._in_child)
 
@@ -243,8 +253,9 @@ class AutomaticRun:
             profile.__exit__(getattr(sys, "last_type", None), None, None)
             if self._speaks:
                 print_run_directory(profile.run_directory, self._num_steps)
-        elif not was_off and prints_on_this_rank():
-            print_line(IN_COMPILED_CODE if self.has_unseen_update else NO_UPDATE)
+        elif not was_off and prints_on_this_rank() and not _was_profiled():
+            no_update = NO_UPDATE if self._has_optimizer else NO_OPTIMIZER
+            print_line(IN_COMPILED_CODE if self.has_unseen_update else no_update)
 
 
 class _Saving:
@@ -275,6 +286,12 @@ def _begun_profile() -> Profile | None:
     return prof.__enter__()
 
 
+def _was_profiled() -> bool:
+    """Whether a profile of the user's own has measured this process."""
+    session = sys.modules.get("stepscope.training.profiling_session")
+    return session is not None and session.was_measured()
+
+
 def _loader(iterator: Any) -> int:
     """What an iterator has in common with the others of its loader."""
     return id(getattr(iterator, "_index_sampler", iterator))
@@ -301,6 +318,10 @@ def _foreign_thread() -> Any:
 
 
 NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
+NO_OPTIMIZER = (
+    "gradients were computed, but no update by an optimizer of torch was seen, so nothing was measured; "
+    "next: call prof.step() of a stepscope.profile after each update"
+)
 IN_COMPILED_CODE = (
     "updates were made where their ends are not seen, as in a compiled step, so nothing was measured; "
     "next: call prof.step() of a stepscope.profile after each"

@@ -42,6 +42,20 @@ def _watch_optimizers(module: Any) -> None:
     module.Optimizer.zero_grad = _after_unseen(module.Optimizer.zero_grad)
 
 
+def _watch_gradients(module: Any) -> None:
+    """The first backward pass alone: from then on torch's own function is back in its place."""
+    backward = module.backward
+
+    @functools.wraps(backward)
+    def first_backward(*args: Any, **kwargs: Any) -> Any:
+        if not _torch.compiler.is_compiling():
+            module.backward = backward
+            _run.gradients_made()
+        return backward(*args, **kwargs)
+
+    module.backward = first_backward
+
+
 def _watch_grad_scaler(module: Any) -> None:
     """An update that the scaler leaves out, as gradients overflowed, ends a step all the same.
 
@@ -85,6 +99,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "deepspeed.runtime.engine": _watch_deepspeed,
     "safetensors.torch": _watch_saving("save_file", "save_model"),
     "torch.amp.grad_scaler": _watch_grad_scaler,
+    "torch.autograd": _watch_gradients,
     "torch.distributed.checkpoint.state_dict": _watch_loading,
     "torch.distributed.checkpoint.state_dict_saver": _watch_saving("save", "async_save", "save_state_dict"),
     "torch.optim.optimizer": _watch_optimizers,

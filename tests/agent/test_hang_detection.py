@@ -18,11 +18,13 @@ from stepscope.agent.hang_detection import HangQuery, HangSource, RunWatch
 from stepscope.collectors.host.processes import process_state
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, RankState
 from stepscope.core.documents.node import TrainingRank
+from stepscope.core.protocol.messages import Heartbeat, Hello
 
 
 def _rank(rank: int, **fields: Any) -> TrainingRank:
-    told = {"step": 9, "step_ms": 100.0, "step_age_ms": 50.0, "heartbeat_age_ms": 100.0, "pid": 1000 + rank} | fields
-    return TrainingRank("k", "r", "/runs/r", rank, rank, 2, uid=0, host="h", start_ns=1, **told)
+    hello = Hello("r", "/runs/r", rank, rank, 2, 1000 + rank, "h", 1)
+    heartbeat = Heartbeat(**({"age_ms": 50.0, "index": 9, "ms": 100.0} | fields))
+    return TrainingRank("k", hello, heartbeat, hello.pid, 0, heartbeat_age_ms=100.0, step_age_ms=heartbeat.age_ms)
 
 
 class _Answered:
@@ -57,7 +59,7 @@ class _Node:
             ask=self._ask,
         )
         for step in range(3, 10):
-            self.ranks = [replace(rank, step=step) for rank in self.ranks]
+            self.ranks = [_rank(rank, index=step) for rank in (0, 1)]
             self.source.collect()
 
     def _ask(self, *_: object, **__: object) -> Any:
@@ -103,7 +105,7 @@ def test_a_hang_is_told_with_the_guilty_within_20_s_and_said_once(
     assert told["stepscope_training_hang_guilty"] == [{"run": "r", "rank": "1"}]
     assert told["training_hang"] == [{"run": "r", "kind": "host", "ranks": "1"}]
     node.pass_time(60)
-    node.ranks = [_rank(0, step=10), _rank(1, step=10)]
+    node.ranks = [_rank(0, index=10), _rank(1, index=10)]
     assert node.pass_time(1) == {}
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert lines == ["run r hangs for 16 s, host: rank 1 sleeps", "the hang of run r is over: its steps go on"]
@@ -130,7 +132,7 @@ def test_without_files_a_process_that_is_gone_is_named(node: _Node) -> None:
 
 
 def test_without_files_a_phase_of_another_excuses_silence_and_nobody_else_is_blamed(node: _Node) -> None:
-    node.ranks = [replace(node.ranks[0], doing="checkpoint"), node.ranks[1]]
+    node.ranks = [_rank(0, doing="checkpoint"), node.ranks[1]]
     assert node.pass_time(100, mute=1) == {}
     assert _Node().pass_time(100) == {}
 
@@ -145,10 +147,10 @@ def test_the_end_of_all_processes_is_the_end_of_the_hang(node: _Node, caplog: py
 
 def test_first_steps_and_steps_of_usual_length_are_not_doubted() -> None:
     watch = RunWatch()
-    watch.look([_rank(0, step=0, step_age_ms=500e3)], 0.0)
-    assert not watch.is_doubtful
+    watch.observe([_rank(0, index=0, age_ms=500e3)], 0.0)
+    assert not watch.is_suspect
     for step in range(10):
-        watch.look([_rank(0, step=step, step_ms=20e3)], 0.0)
+        watch.observe([_rank(0, index=step, ms=20e3)], 0.0)
     assert watch.limit_seconds == 80.0
 
 

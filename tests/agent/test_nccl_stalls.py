@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.nccl_stalls import NcclSource, StalledCommunicators, ras_address
+from stepscope.agent.nccl_stalls import NcclSource, StallHistory, ras_address
 from stepscope.collectors.nccl.ras import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.protocol.messages import Heartbeat, Hello
 
 _TEXT = """  #0-0 (27a079b828ff1a75) MISMATCH
     Communicator ranks have different collective operation counts
@@ -120,16 +121,16 @@ def test_ranks_that_stand_at_different_counts_are_told_of_and_not_while_one_is_i
 
 
 def test_even_counts_and_counts_that_move_are_no_standing_still() -> None:
-    stalled = StalledCommunicators()
+    stalled = StallHistory()
     for now, answer in enumerate([_answer(5, 5), _answer(5, 5), _answer(6, 5), _answer(7, 6)]):
-        assert stalled.look(read_ras(answer, file="f"), float(now)) == []
+        assert stalled.observe(read_ras(answer, file="f"), float(now)) == []
 
 
 def test_a_rank_that_is_dead_is_behind() -> None:
-    stalled = StalledCommunicators()
+    stalled = StallHistory()
     answer = read_ras(_answer(5, 5, missing=3), file="f")
-    assert stalled.look(answer, 1.0) == []
-    (found,) = stalled.look(answer, 6.0)
+    assert stalled.observe(answer, 1.0) == []
+    (found,) = stalled.observe(answer, 6.0)
     assert (found.ranks, found.seconds) == ((3,), 5.0)
 
 
@@ -142,4 +143,5 @@ def test_addresses(told: str, address: tuple[str, int] | None) -> None:
 
 
 def _rank(**fields: Any) -> TrainingRank:
-    return TrainingRank("k", "r", "/runs/r", 0, 0, 2, 1001, 0, "h", 1, 1.0, **fields)
+    hello = Hello("r", "/runs/r", 0, 0, 2, 1001, "h", 1)
+    return TrainingRank("k", hello, Heartbeat(50.0, **fields), 1001, 0, 1.0)

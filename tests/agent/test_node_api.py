@@ -38,6 +38,7 @@ from stepscope.core.metrics.readings import (
     labels_of,
     with_labels,
 )
+from stepscope.core.protocol.messages import Heartbeat, Hello
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.nodes.answers import read_node
 
@@ -189,7 +190,9 @@ def test_health_is_with_its_device_and_what_is_wrong_is_told() -> None:
 def test_what_a_device_does_and_who_trains_on_it() -> None:
     shares = TimeShares(0.5, 0.25, 0.0, 0.25)
     told = FleetClass(Cause.COMMUNICATION, (), 0.9, "waits for peers", (), shares, Counters.SM, 1, 2)
-    rank = TrainingRank("k", "run", "/runs/run", 0, 0, 8, 4711, 1000, "n1", 1, 50.0)
+    hello = Hello("run", "/runs/run", 0, 0, 8, 4711, "n1", 1, {"dp": 8}, "GPU-1")
+    heartbeat = Heartbeat(20.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}, "forward")
+    rank = TrainingRank("k", hello, heartbeat, 4711, 1000, heartbeat_age_ms=50.0, step_age_ms=20.0)
     state = _state(_reading("power_watts", 1.0))
     node = node_of(
         (state,),

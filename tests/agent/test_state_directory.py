@@ -35,8 +35,8 @@ def test_a_second_agent_is_refused_until_the_first_has_ended(tmp_path: Path) -> 
         with StateLock(tmp_path / "other"):
             pass
     assert str(refused.value) == (
-        f"{directory}: another agent (process {os.getpid()} on {socket.gethostname()}) keeps its state there; "
-        "end it, or give this one a state.directory of its own"
+        f"{directory}: another agent (process {os.getpid()} on {socket.gethostname()}) uses this state directory; "
+        "stop it, or give this agent another state.directory"
     )
     with StateLock(directory):
         pass
@@ -74,4 +74,4 @@ def test_where_nothing_can_be_locked_it_is_said(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with StateLock(tmp_path):
         pass
-    assert f"whether another agent uses {tmp_path} cannot be told: {os.strerror(number)}" in caplog.text
+    assert f"cannot find out if another agent uses {tmp_path}: {os.strerror(number)}" in caplog.text

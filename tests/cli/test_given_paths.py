@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,11 +54,33 @@ def test_a_folder_of_runs_is_told_from_a_run(
         (runs / name).mkdir(parents=True)
         (runs / name / "run.json").write_text("{}")
     (runs / "notes").mkdir()
-    told = f"stepscope: {runs}: holds 3 runs; give one, such as {runs}/loop\n"
+    told = f"stepscope: {runs}: holds 3 runs: loop, other, third; give one of them, such as {runs}/loop\n"
     assert _refusal(capfd, *verb, str(runs)) == (3, told)
-    for name in ("other", "third"):
-        shutil.rmtree(runs / name)
-    assert _refusal(capfd, *verb, str(runs)) == (3, f"stepscope: {runs}: holds a run; give it: {runs}/loop\n")
+
+
+@pytest.mark.parametrize("verb", _VERBS, indirect=True, ids=lambda verb: verb[0])
+def test_the_only_run_of_a_folder_is_read_and_named(
+    verb: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    (runs / "loop").mkdir(parents=True)
+    (runs / "loop" / "run.json").write_text("{}")
+    (runs / "notes").mkdir()
+    code, told = _refusal(capfd, *verb, str(runs))
+    first, *others = told.splitlines()
+    assert (code, first) == (3, f"stepscope: {runs}: reading the only run in it, {runs}/loop")
+    assert any(str(runs / "loop") in line for line in others)  # a run that holds nothing yet
+
+
+def test_a_folder_of_one_run_is_analysed_and_kept_in_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_straggling_job(tmp_path / "runs" / "loop" / "traces" / "step4")
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", str(tmp_path / "runs")])
+    assert stop.value.code in (0, None)
+    told = capfd.readouterr()
+    assert "VERDICT" in told.out
+    assert told.err.startswith(f"stepscope: {tmp_path}/runs: reading the only run in it, {tmp_path}/runs/loop\n")
+    assert (tmp_path / "runs" / "loop" / "analysis.json").is_file()
 
 
 def test_traces_beside_runs_are_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +149,6 @@ def test_a_list_of_agents_that_cannot_be_read_says_what_next(
     code, told = _refusal(capfd, "status", "--agents", str(tmp_path / name))
     said = {
         "none": "cannot be read (No such file or directory); check the path",
-        "text": "is no text; give a file with one agent a line",
+        "text": "is not a text file; give a file with one agent per line",
     }
     assert (code, told) == (3, f"stepscope: {tmp_path / name}: {said[name]}\n")

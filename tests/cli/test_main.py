@@ -22,9 +22,17 @@ def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["analize", "x"], "stepscope has no command 'analize'; is analyze meant?"),
-        (["workload", "sute"], "stepscope workload has no command 'sute'; is suite meant?"),
-        (["xyz"], "stepscope has no command 'xyz'; see stepscope --help"),
+        (["analyse", "x"], 'unknown command "analyse"; did you mean "analyze"? See stepscope --help'),
+        (["workload", "sute"], 'unknown command "sute"; did you mean "suite"? See stepscope workload --help'),
+        (["trace", "nfo"], 'unknown command "nfo"; did you mean "info"? See stepscope trace --help'),
+        (
+            ["agent", "config", "chck"],
+            'unknown command "chck"; did you mean "check"? See stepscope agent config --help',
+        ),
+        (["xyz"], 'unknown command "xyz"; see stepscope --help'),
+        (["--jsno"], 'unknown option "--jsno"; see stepscope --help'),
+        (["analyze", "--jsno", "x"], 'unknown option "--jsno"; did you mean "--json"? See stepscope analyze --help'),
+        (["analyze", "--zzz", "x"], 'unknown option "--zzz"; see stepscope analyze --help'),
         (
             ["compare", "a", "b", "--fail-on", "steptime:+3%"],
             "--fail-on: 'steptime' is not a metric; did you mean step_time? see docs/guides/compare.md",
@@ -45,12 +53,15 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
     assert _told(capfd, *arguments) == (2, "", f"stepscope: {said}\n")
 
 
-@pytest.mark.parametrize("arguments", [["analyze", "--jsno", "x"], ["trace", "nfo"]])
-def test_what_click_itself_suggests_is_one_line_that_ends_well(
-    arguments: list[str], capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "path"), [(["analyze"], "analyze"), (["analyze", "--window", "no", "x"], "analyze"), (["run"], "run")]
+)
+def test_what_click_itself_refuses_is_one_line_that_names_the_help(
+    arguments: list[str], path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = _told(capfd, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.endswith(f"ee stepscope {path} --help\n")
     assert "?;" not in err
 
 

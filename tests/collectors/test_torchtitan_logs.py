@@ -71,7 +71,7 @@ def test_lines_that_are_no_event_are_counted_and_a_cut_last_line_is_not(tmp_path
     path.write_text(path.read_text() + 'nonsense\n[1]\n{"step": 1, "time_us": true}\n{"step": 1, "ti')
     (rank,), (notice,) = read_torchtitan_steps(tmp_path)
     assert len(rank.steps) == 1
-    assert notice.message.endswith("3 lines are no event and are left out")
+    assert notice.message.endswith("3 lines are not events and are left out")
 
 
 def test_a_folder_without_logs_has_no_ranks(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from xml.etree import ElementTree as Xml
 import msgspec
 
 from stepscope.agent.captures.capture import RefusedError
-from stepscope.agent.captures.capture_service import capture_routes
+from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.check import AgentCheck
 from stepscope.agent.config.configuration import as_document, load
 from stepscope.agent.node_api import api_routes
@@ -45,7 +45,7 @@ from stepscope.core.documents.steps import StepReport
 from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
-from stepscope.core.protocol.captures import CaptureReport
+from stepscope.core.protocol.captures import CaptureReport, order_document
 from stepscope.core.protocol.messages import Message
 from stepscope.core.protocol.messages import encode as encode_message
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
@@ -201,11 +201,11 @@ def _captures() -> Iterator[list[Any]]:
         raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such capture")
 
     report = reports[0]
-    desk: Any = SimpleNamespace(
-        order=lambda *_, **__: report, cancel=lambda *_, **__: report, report=refuse, reports=lambda: reports
+    coordinator: Any = SimpleNamespace(
+        request=lambda *_, **__: report, cancel=lambda *_, **__: report, report=refuse, reports=lambda: reports
     )
-    create, show_all, show, cancel = capture_routes(desk)
-    order = json.dumps(asdict(report.order)).encode()
+    create, show_all, show, cancel = capture_routes(coordinator)
+    order = json.dumps(order_document(report.order)).encode()
     yield [_answer(create, path, order), _answer(cancel, f"{path}/c-1"), *_answer(show_all, path)["captures"]]
     yield [_answer(show_all, path)]
     yield [_answer(show, f"{path}/c-1")]
@@ -215,7 +215,7 @@ def _captures() -> Iterator[list[Any]]:
 
 def _orders() -> list[Any]:
     """What a POST of a capture takes: the fields of the order that its own report tells."""
-    return [_through_json(asdict(report.order)) for report in samples(CaptureReport)]
+    return [_through_json(order_document(report.order)) for report in samples(CaptureReport)]
 
 
 def _messages() -> dict[str, list[Any]]:

@@ -28,6 +28,7 @@ from stepscope.core.errors import (
 from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
+from stepscope.workflow.inputs.paths import OnlyRunError
 
 _ERRORS: tuple[type[StepscopeError], ...] = (
     StepscopeError,
@@ -40,6 +41,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     GpuUnusableError,
     KilledError,
     NotAnalysedError,
+    OnlyRunError,
     RankFailedError,
     AddressInUseError,
     UnknownRunError,

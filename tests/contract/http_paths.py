@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from stepscope.agent.captures.capture_service import capture_routes
+from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.node_api import api_routes
 from stepscope.agent.web.pages import page_routes

@@ -17,8 +17,8 @@ from stepscope.core.hardware.links import LinkKind
 from stepscope.core.hardware.xids import XidClass
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
-from stepscope.core.protocol.captures import CaptureState
-from stepscope.core.protocol.messages import Alignment, AnswerState, EarlyStop
+from stepscope.core.protocol.captures import Alignment, CaptureState, EarlyStop
+from stepscope.core.protocol.messages import ANSWER_STATES
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.reference_workloads.estimate.memory import Category as PlannedCategory
@@ -30,7 +30,6 @@ from stepscope.training.captures.schedule import State
 _KINDS: dict[str, type[Enum]] = {
     "agent's setting: origin": Origin,
     "capture: state": CaptureState,
-    "capture: answer of a process": AnswerState,
     "capture: alignment": Alignment,
     "capture: early stop": EarlyStop,
     "comparison: change": Change,
@@ -68,6 +67,7 @@ def vocabulary() -> dict[str, list[str]]:
     words = {name: [str(member.value) for member in kind] for name, kind in _KINDS.items()}
     words["GPU: throttle reason"] = [name for _, name in THROTTLE_REASONS]
     words["preflight: check"] = list(CHECKS)
+    words["capture: answer of a process"] = list(ANSWER_STATES)
     words["step: state"] = [state.name.lower() for state in State]
     for name, kind in INJECTIONS.items():
         words[f"fault: {name}"] = list(asdict(kind()))

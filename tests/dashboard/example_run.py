@@ -308,10 +308,33 @@ def _verdict(rows: list[RootCause], step_ms: float) -> Verdict:
 
 def _what_if(step_ms: float) -> list[WhatIf]:
     return [
-        WhatIf(Cause.PIPELINE_BUBBLE, step_ms * 0.868, 1 / 0.868, step_ms * 0.833, Cause.COMPUTE_BOUND, 0.011),
-        WhatIf(Cause.COMMUNICATION, step_ms * 0.921, 1 / 0.921, None, Cause.PIPELINE_BUBBLE, 0.011),
-        WhatIf(Cause.IMBALANCE, step_ms * 0.957, 1 / 0.957, None, Cause.PIPELINE_BUBBLE, 0.011),
-        WhatIf(Cause.HOST_BOUND, step_ms * 0.982, 1 / 0.982, None, None, 0.011),
+        WhatIf(
+            Cause.PIPELINE_BUBBLE,
+            step_ms * 0.868,
+            1 / 0.868,
+            calibrated_step_ms=step_ms * 0.833,
+            binds_next=Cause.COMPUTE_BOUND,
+            replay_error=0.011,
+        ),
+        WhatIf(
+            Cause.COMMUNICATION,
+            step_ms * 0.921,
+            1 / 0.921,
+            calibrated_step_ms=None,
+            binds_next=Cause.PIPELINE_BUBBLE,
+            replay_error=0.011,
+        ),
+        WhatIf(
+            Cause.IMBALANCE,
+            step_ms * 0.957,
+            1 / 0.957,
+            calibrated_step_ms=None,
+            binds_next=Cause.PIPELINE_BUBBLE,
+            replay_error=0.011,
+        ),
+        WhatIf(
+            Cause.HOST_BOUND, step_ms * 0.982, 1 / 0.982, calibrated_step_ms=None, binds_next=None, replay_error=0.011
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from stepscope.core.protocol.captures import CaptureProgress
 from stepscope.core.protocol.messages import Answer, Hello, LineBuffer, Message, decode, encode
 
 M = TypeVar("M")
@@ -64,11 +65,11 @@ class StandInAgent:
 
     def states(self, capture_id: str, rank: int = 0) -> list[str]:
         """The answers to a request."""
-        return [answer.state.value for answer in self.of(Answer, rank) if answer.id == capture_id]
+        return [answer.progress.state.value for answer in self.of(Answer, rank) if answer.id == capture_id]
 
-    def last(self, capture_id: str, rank: int = 0) -> Answer:
+    def last(self, capture_id: str, rank: int = 0) -> CaptureProgress:
         """The newest answer to a request."""
-        return [answer for answer in self.of(Answer, rank) if answer.id == capture_id][-1]
+        return [answer.progress for answer in self.of(Answer, rank) if answer.id == capture_id][-1]
 
     def wait_until(self, is_so: Callable[[], bool], seconds: float = 60.0) -> None:
         """Raises AssertionError when it is not so in time."""
@@ -77,7 +78,7 @@ class StandInAgent:
             assert time.monotonic() < deadline, f"not within {seconds} s; heard last: {self.heard[-5:]}"
             time.sleep(0.01)
 
-    def wait_final(self, capture_id: str, *ranks: int) -> list[Answer]:
+    def wait_final(self, capture_id: str, *ranks: int) -> list[CaptureProgress]:
         """The last word on a request from each rank."""
         self.wait_until(
             lambda: all(

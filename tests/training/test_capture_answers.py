@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.protocol.messages import (
-    Answer,
-    AnswerState,
-    Bye,
-    Cancel,
-    CaptureRequest,
-    EarlyStop,
-    Heartbeat,
-    Hello,
-)
+from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, EarlyStop
+from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Hello
 from stepscope.training import Schedule, once, slow_step
 from stepscope.training.profiling_session import Profile
 from tests.training.stand_in_agent import StandInAgent
@@ -57,12 +49,12 @@ class _Loop:
             self._prof.step(tokens=1)
             self.step += 1
 
-    def ask(self, request: CaptureRequest) -> Answer:
+    def ask(self, request: CaptureRequest) -> CaptureProgress:
         """The last word on the request."""
         self._agent.say(request)
         return self.final(request.id)
 
-    def final(self, capture_id: str) -> Answer:
+    def final(self, capture_id: str) -> CaptureProgress:
         self.until(lambda: bool(self._agent.states(capture_id)) and self._agent.last(capture_id).state.is_final)
         return self._agent.last(capture_id)
 
@@ -109,11 +101,11 @@ def test_while_another_profiler_records_a_request_fails_and_the_next_one_is_take
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             failed = loop.ask(CaptureRequest("a", 2))
         done = loop.ask(CaptureRequest("b", 2))
-    assert failed.state is AnswerState.FAILED
+    assert failed.state is CaptureState.FAILED
     assert "another torch profiler is recording" in str(failed.reason)
-    assert done.state is AnswerState.DONE
+    assert done.state is CaptureState.DONE
     (warning,) = _warnings(caplog)
-    assert "that was asked for is left" in warning
+    assert "the requested capture of step" in warning
     captured = [line["index"] for line in _lines(tmp_path) if line["captured"]]
     assert captured == [done.start_step, (done.start_step or 0) + 1]
 
@@ -130,7 +122,7 @@ def test_another_profiler_that_begins_meanwhile_ends_it_with_the_whole_steps_bef
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
             torch.ones(8, 8) @ torch.ones(8, 8)
         done = loop.final("a")
-    assert (done.state, done.stopped_by) == (AnswerState.DONE, EarlyStop.OTHER_PROFILER)
+    assert (done.state, done.stopped_by) == (CaptureState.DONE, EarlyStop.OTHER_PROFILER)
     assert 5 <= (done.steps or 0) < 400
     assert "aten::mm" in {event.name for event in theirs.events()}
 
@@ -143,7 +135,7 @@ def test_a_trace_that_cannot_be_written_is_an_answer_and_measuring_goes_on(tmp_p
         failed = loop.ask(CaptureRequest("a", 1))
         (tmp_path / "r" / "traces").unlink()
         done = loop.ask(CaptureRequest("b", 1))
-    assert (failed.state, done.state) == (AnswerState.FAILED, AnswerState.DONE)
+    assert (failed.state, done.state) == (CaptureState.FAILED, CaptureState.DONE)
     assert "traces" in str(failed.reason)
     assert len(_lines(tmp_path)) == loop.step
 
@@ -154,9 +146,11 @@ def test_who_asks_for_scheduled_steps_gets_the_scheduled_trace(tmp_path: Path, s
         agent.say(CaptureRequest("part", 1, start_step=2001))
         agent.say(CaptureRequest("over", 2, start_step=2002))
         part, over = loop.final("part"), loop.final("over")
-    assert (part.state, part.start_step, part.steps) == (AnswerState.DONE, 2000, 3)
-    assert [answer.joined for answer in agent.of(Answer) if answer.state is AnswerState.ACCEPTED] == [True]
-    assert over.state is AnswerState.REFUSED
+    assert (part.state, part.start_step, part.steps) == (CaptureState.DONE, 2000, 3)
+    assert [
+        answer.progress.joined for answer in agent.of(Answer) if answer.progress.state is CaptureState.ACCEPTED
+    ] == [True]
+    assert over.state is CaptureState.REFUSED
     assert "the capture of steps 2000 to 2002 by the schedule" in str(over.reason)
 
 
@@ -168,7 +162,7 @@ def test_a_capture_that_slows_training_more_than_allowed_ends_with_whole_steps(
         loop.until(lambda: loop.step >= 40)
         loop.extra_seconds = lambda: 0.25 if prof._captures is not None and prof._captures.is_capturing else 0.0
         answer = loop.ask(CaptureRequest("a", 20, max_overhead=2.0))
-    assert (answer.state, answer.stopped_by) == (AnswerState.DONE, EarlyStop.MAX_OVERHEAD)
+    assert (answer.state, answer.stopped_by) == (CaptureState.DONE, EarlyStop.MAX_OVERHEAD)
     assert answer.steps == 1
     assert answer.overhead is not None
     assert answer.overhead > 2.0
@@ -187,13 +181,13 @@ def test_deadlines_refuse_cancel_and_end_captures(tmp_path: Path, socket_file: P
         missed_answer = loop.ask(missed)
         loop.extra_seconds = lambda: 0.05
         ended = loop.ask(CaptureRequest("ended", 200, deadline_unix_ns=time.time_ns() + 5_000_000_000))
-    assert (past.state, past.reason) == (AnswerState.REFUSED, "its deadline has passed")
-    assert too_late.state is AnswerState.REFUSED
+    assert (past.state, past.reason) == (CaptureState.REFUSED, "its deadline has passed")
+    assert too_late.state is CaptureState.REFUSED
     assert "which is after its deadline" in str(too_late.reason)
-    assert missed_answer.state is AnswerState.CANCELLED
+    assert missed_answer.state is CaptureState.CANCELLED
     assert "its deadline passed before it began" in str(missed_answer.reason)
     assert not (tmp_path / "r" / "traces" / f"step{missed.start_step}").exists()
-    assert (ended.state, ended.stopped_by) == (AnswerState.DONE, EarlyStop.DEADLINE)
+    assert (ended.state, ended.stopped_by) == (CaptureState.DONE, EarlyStop.DEADLINE)
     assert 0 < (ended.steps or 0) < 150
 
 
@@ -204,20 +198,20 @@ def test_one_that_is_prepared_and_one_that_waits_can_be_cancelled(tmp_path: Path
         agent.say(CaptureRequest("far", 1, start_step=start))
         loop.until(lambda: agent.states("far") == ["accepted"])
         agent.say(Cancel("far"))
-        assert loop.final("far").state is AnswerState.CANCELLED
+        assert loop.final("far").state is CaptureState.CANCELLED
         agent.say(CaptureRequest("near", 50, start_step=loop.step + 600))
         loop.until(lambda: agent.states("near") == ["accepted"])
         near = agent.last("near").start_step or 0
         loop.until(lambda: loop.step >= near - 1)  # its profiler is prepared
         agent.say(Cancel("near"))
         agent.wait_until(lambda: bool(prof._talk is not None and prof._talk.plan._inbox))
-        assert loop.final("near").state is AnswerState.CANCELLED
+        assert loop.final("near").state is CaptureState.CANCELLED
         agent.say(Cancel("near"))
         loop.until(lambda: agent.states("near").count("cancelled") == 2)
         agent.say(Cancel("unknown"))
-        assert loop.final("unknown").state is AnswerState.REFUSED
+        assert loop.final("unknown").state is CaptureState.REFUSED
         done = loop.ask(CaptureRequest("again", 1))
-    assert done.state is AnswerState.DONE
+    assert done.state is CaptureState.DONE
     assert [path.parent.name for path in tmp_path.rglob("rank0.json.gz")] == [f"step{done.start_step}"]
 
 
@@ -231,12 +225,12 @@ def test_at_the_end_of_training_whole_steps_are_kept_and_the_rest_fails(tmp_path
             seen = loop.step
             loop.until(lambda: loop.step >= seen + 3)
         (done,), (failed,) = agent.wait_final("open"), agent.wait_final("never")
-    assert (done.state, done.stopped_by) == (AnswerState.DONE, EarlyStop.TRAINING_ENDED)
+    assert (done.state, done.stopped_by) == (CaptureState.DONE, EarlyStop.TRAINING_ENDED)
     assert done.steps is not None
     assert done.steps >= 3
     assert done.path is not None
     assert Path(done.path).is_file()
-    assert (failed.state, failed.reason) == (AnswerState.FAILED, "training ended before it began")
+    assert (failed.state, failed.reason) == (CaptureState.FAILED, "training ended before it began")
 
 
 def test_an_unreadable_request_too_many_and_the_rules_own_names_are_refused(tmp_path: Path, socket_file: Path) -> None:
@@ -244,7 +238,7 @@ def test_an_unreadable_request_too_many_and_the_rules_own_names_are_refused(tmp_
         loop = _Loop(prof, agent)
         agent.say(b'{"type":"capture","id":"odd","steps":"three"}\n')
         assert loop.final("odd").reason == 'capture: "steps" must be a whole number from 1 to 1000'
-        assert loop.ask(CaptureRequest("rule-0", 1)).state is AnswerState.REFUSED
+        assert loop.ask(CaptureRequest("rule-0", 1)).state is CaptureState.REFUSED
         for number in range(9):
             agent.say(CaptureRequest(f"n{number}", 1, start_step=10**6 + 10 * number))
         assert "8 captures are open already" in str(loop.final("n8").reason)
@@ -259,7 +253,7 @@ def test_slow_steps_are_captured_by_a_job_of_one_rank_and_the_agent_is_told(tmp_
         loop.extra_seconds = lambda: 0.15
         answer = loop.final("rule-0")
         loop.until(lambda: loop.step >= before + 12)
-    assert answer.state is AnswerState.DONE
+    assert answer.state is CaptureState.DONE
     assert answer.steps == 2
     assert before + 3 <= (answer.start_step or 0) <= before + 20
     assert len(list(tmp_path.rglob("rank0.json.gz"))) == 2  # with the scheduled one: at most one by the rule

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.protocol.messages import (
-    Alignment,
-    Answer,
-    AnswerState,
-    Bye,
-    Cancel,
-    CaptureRequest,
-    EarlyStop,
-    Heartbeat,
-    Hello,
-)
+from stepscope.core.protocol.captures import Alignment, CaptureRequest, CaptureState, EarlyStop
+from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Hello
 from tests.training.gloo_ranks import steps_in, training
 from tests.training.stand_in_agent import StandInAgent
 
@@ -36,14 +27,14 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         time.sleep(0.3)  # the request reaches the other node later
         agent.say(CaptureRequest("soon", 3), 1)
         soon = agent.wait_final("soon", 0, 1)
-        assert [answer.state for answer in soon] == [AnswerState.DONE] * 2
+        assert [answer.state for answer in soon] == [CaptureState.DONE] * 2
         assert steps_in(soon[0].path) == steps_in(soon[1].path)
         assert len(steps_in(soon[0].path)) == 3
         for rank, answer in enumerate(soon):
             # accepted once more where its first step was not fixed at once
             assert list(dict.fromkeys(agent.states("soon", rank))) == ["accepted", "started", "done"]
-            told = [answer for answer in agent.of(Answer, rank) if answer.id == "soon"]
-            accepted = [answer for answer in told if answer.state is AnswerState.ACCEPTED][-1]
+            told = [answer.progress for answer in agent.of(Answer, rank) if answer.id == "soon"]
+            accepted = [answer for answer in told if answer.state is CaptureState.ACCEPTED][-1]
             assert accepted.aligned_by is Alignment.STORE
             assert answer.path is not None
             assert answer.bytes == Path(answer.path).stat().st_size
@@ -67,8 +58,8 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
 
         agent.say(CaptureRequest("one", 1, ranks=(1,)))
         one = agent.wait_final("one", 0, 1)
-        assert [answer.state for answer in one] == [AnswerState.REFUSED, AnswerState.DONE]
-        assert one[0].reason == "rank 0 is not among those asked for"
+        assert [answer.state for answer in one] == [CaptureState.REFUSED, CaptureState.DONE]
+        assert one[0].reason == "rank 0 is not among those requested"
 
         agent.say(CaptureRequest("large", 40, max_bytes=30_000))
         for answer in agent.wait_final("large", 0, 1):
@@ -81,7 +72,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         agent.wait_until(lambda: all("started" in agent.states("off", rank) for rank in (0, 1)))
         agent.say(Cancel("off"))
         off = agent.wait_final("off", 0, 1)
-        assert [answer.state for answer in off] == [AnswerState.CANCELLED] * 2
+        assert [answer.state for answer in off] == [CaptureState.CANCELLED] * 2
         folder = tmp_path / "runs" / "r" / "traces" / f"step{off[0].start_step}"
         agent.say(CaptureRequest("late", 1, start_step=3))
         assert "too late" in str(agent.wait_final("late", 0, 1)[0].reason)

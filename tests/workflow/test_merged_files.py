@@ -59,5 +59,5 @@ def test_a_merged_file_that_cannot_be_taken_apart_is_refused(tmp_path: Path) -> 
         event["pid"] = 0 if event["cat"] == "kernel" else event["pid"]
     path = tmp_path / "merged.json"
     path.write_text(json.dumps(sorted(events, key=lambda event: float(event["ts"]))))
-    with pytest.raises(DataError, match="nothing tells which device rows are whose"):
+    with pytest.raises(DataError, match="device rows cannot be assigned to them"):
         analyze([str(path)])

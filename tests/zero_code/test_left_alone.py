@@ -35,6 +35,37 @@ def test_an_optimizer_that_nobody_saw_updating_is_told_of(run_script: RunScript)
     assert ran.stderr.startswith("stepscope: an optimizer was made")
 
 
+_BY_HAND = """
+import torch
+weight = torch.ones(4, requires_grad=True)
+watched = torch.autograd.backward
+
+def train(num_steps, after=lambda: None):
+    for _ in range(num_steps):
+        (weight * 2).sum().backward()
+        with torch.no_grad():
+            weight.sub_(0.1 * weight.grad)
+        weight.grad = None
+        after()
+"""
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3)])
+def test_updates_that_are_not_an_optimizer_s_are_told_of_once(run_script: RunScript, ending: str, code: int) -> None:
+    ran = run_script(f"{_BY_HAND}\ntrain(3)\nprint(torch.autograd.backward is watched)\n{ending}\n")
+    assert (ran.code, ran.stdout, ran.runs) == (code, "False\n", [])
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("stepscope: gradients were computed, but no update")
+    assert "prof.step()" in line
+
+
+def test_updates_by_hand_under_the_user_s_own_profile_are_measured(run_script: RunScript) -> None:
+    profiled = "import stepscope\nwith stepscope.profile('own') as prof:\n    train(3, prof.step)\n"
+    ran = run_script(f"{_BY_HAND}\ntrain(1)\n{profiled}")
+    assert (ran.code, len(ran.steps())) == (0, 3), ran.stderr
+    assert "nothing was measured" not in ran.stderr
+
+
 @pytest.mark.parametrize("flag", ["-I", "-S"])
 def test_an_isolated_python_is_not_measured(run_script: RunScript, flag: str) -> None:
     ran = run_script("import sys\nprint('sitecustomize' in sys.modules)\n", before=(sys.executable, flag))

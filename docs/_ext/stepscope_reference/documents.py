@@ -62,39 +62,60 @@ def documents() -> str:
     """All documents; those with a schema first."""
     contract = snapshot("documents") | snapshot("training_documents")
     names = sorted(contract, key=lambda name: (not name.startswith("stepscope."), name))
-    return "\n".join(f"## {text(name)}\n\n{_described(contract[name], _TYPES.get(name))}" for name in names)
+    return "\n".join(f"## {code(name)}\n\n{_described(contract[name], _TYPES.get(name))}" for name in names)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """A field on the way to a value.
+
+    Attributes:
+        owner: the type that has the field.
+        around: path of the object of that type; empty for the document.
+        path: of the field.
+        meaning: by the type's docstrings.
+    """
+
+    owner: type
+    around: str
+    path: str
+    meaning: str
 
 
 def _described(paths: Mapping[str, str], kind: type | None) -> str:
     rows: dict[str, tuple[str, str, str]] = {}
+    first_places: dict[type, str] = {}
     for path, json_type in paths.items():
-        *around, (shown, meaning) = _fields_on(path, kind) if kind else [(path, "")]
-        for outer, outer_meaning in around:
-            if outer_meaning:
-                outer_type = "array" if shown.startswith(f"{outer}[]") else "object"
-                rows.setdefault(outer, (code(outer), outer_type, text(outer_meaning)))
-        rows.setdefault(shown, (code(shown), text(json_type), text(meaning)))
+        shown, fields = _way(path, kind)
+        again = next((one for one in fields if first_places.setdefault(one.owner, one.around) != one.around), None)
+        for field in fields[: fields.index(again)] if again else fields[:-1]:
+            if field.meaning:
+                outer_type = "array" if shown.startswith(f"{field.path}[]") else "object"
+                rows.setdefault(field.path, (code(field.path), outer_type, text(field.meaning)))
+        if again:
+            rows.setdefault(again.around, (code(again.around), "object", f"as {code(first_places[again.owner])}"))
+        else:
+            meaning = fields[-1].meaning if fields else ""
+            rows.setdefault(shown, (code(shown), text(json_type), text(meaning)))
     return table(("value", "type", "meaning"), rows.values())
 
 
-def _fields_on(path: str, kind: Any) -> list[tuple[str, str]]:
-    """Fields on the way to a value: the path of each, with `*` for keys that are data, and its meaning."""
-    fields: list[tuple[str, str]] = []
+def _way(path: str, kind: Any) -> tuple[str, list[_Field]]:
+    """The path of a value with `*` for keys that are data, and the fields on it."""
     shown = ""
+    fields: list[_Field] = []
     for step in _STEP.findall(path):
         owner = next((one for one in _members(kind) if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+        around = shown
         if step == "[]":
             shown, kind = f"{shown}[]", _inside(kind)
-            fields[-1] = (shown, fields[-1][1]) if path.endswith(shown) else fields[-1]
         elif owner is None:
-            key = "*" if _inside(kind) is not None else step
-            shown, kind = f"{shown}.{key}", _inside(kind)
-            fields[-1] = (shown, fields[-1][1])
+            shown, kind = f"{shown}.{'*' if _inside(kind) is not None else step}".removeprefix("."), _inside(kind)
         else:
-            shown = f"{shown}.{step}" if shown else step
-            fields.append((shown, field_texts(owner).get(step, "")))
+            shown = f"{shown}.{step}".removeprefix(".")
+            fields.append(_Field(owner, around, shown, field_texts(owner).get(step, "")))
             kind = typing.get_type_hints(owner).get(step)
-    return fields
+    return shown, fields
 
 
 def _members(kind: Any) -> Iterator[Any]:

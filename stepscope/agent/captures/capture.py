@@ -1,4 +1,4 @@
-"""One capture: the processes that an order means, its limits, and what to ask each process next.
+"""One capture: the processes that a request selects, its limits, and what to ask each process next.
 
 Pure: no I/O, time is an argument.
 """
@@ -6,26 +6,39 @@ Pure: no I/O, time is an argument.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 
-from stepscope.agent.captures.backend import CaptureTarget
-from stepscope.core.protocol.captures import CaptureOrder, CaptureReport, CaptureState, RankCapture
-from stepscope.core.protocol.messages import Answer, CaptureRequest
+from stepscope.agent.config.settings import CaptureLimits
+from stepscope.core.protocol.captures import (
+    CaptureOrder,
+    CaptureProgress,
+    CaptureReport,
+    CaptureRequest,
+    CaptureSelector,
+    CaptureState,
+    CaptureTarget,
+    CaptureUpdate,
+    RankCapture,
+)
 from stepscope.core.text.numbers import counted
 
+_MAX_OPEN = 8
+"""Captures at the same time; training takes as many."""
+_MAX_SECONDS = 3600.0
+"""Until a capture is given up, also where no deadline is requested."""
 _HOUR_NS = 3_600_000_000_000
-_MOST_NAMED = 3
-_NOBODY = "; nobody is: training is known under stepscope.profile(), and when started with KINETO_USE_DAEMON=1"
-_LAUNCHED_BY = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
-"""What the name of a run that nobody has named begins with, before the scheduler's number of the job."""
+_MAX_NAMED = 3
+_NO_PROCESSES = "; none is: training is known under stepscope.profile(), and when started with KINETO_USE_DAEMON=1"
+_LAUNCHERS = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
+"""First part of the name of a run without a name of its own; the scheduler's number of the job follows."""
 
 
 class RefusedError(Exception):
-    """An order that is not followed.
+    """A capture request that is refused.
 
     Attributes:
-        status: as HTTP has it.
+        status: the HTTP status of the reply.
     """
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -33,123 +46,98 @@ class RefusedError(Exception):
         super().__init__(why)
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureLimits:
-    """What nobody may ask more of than.
-
-    Attributes:
-        max_steps: of one capture.
-        max_bytes: of one rank's compressed trace; also of who asks for no limit.
-        max_per_hour: captures of one run.
-        max_open: at the same time; training takes as many.
-        max_seconds: until a capture is given up; also of who says no deadline.
-    """
-
-    max_steps: int = 100
-    max_bytes: int = 1 << 30
-    max_per_hour: int = 12
-    max_open: int = 8
-    max_seconds: float = 3600.0
-
-
-def chosen_targets(
+def select_targets(
     targets: Iterable[CaptureTarget],
-    order: CaptureOrder,
+    selector: CaptureSelector,
+    ranks: Collection[int] | None = None,
     *,
     job_pids: Collection[int] = (),
     closed: Sequence[str] = (),
 ) -> list[CaptureTarget]:
-    """The processes that the order means, by run and rank.
+    """The processes of a run or job, by run and rank.
 
     Args:
-        targets: all that could be captured; of one process that two back ends name, the first counts.
-        job_pids: processes (in the agent's namespace) of the order's job.
-        closed: why back ends know of no process.
+        targets: all that could be captured; of one process that two backends know, the first counts.
+        ranks: those wanted; None is all.
+        job_pids: processes (in the agent's namespace) of the selected job.
+        closed: why backends know of no process.
 
     Raises:
-        RefusedError: there is none here, or the name is that of several runs.
+        RefusedError: no such process is here, or several runs have this name.
     """
     known: dict[int | str, CaptureTarget] = {}
     for target in targets:
         known.setdefault(target.key if target.pid is None else target.pid, target)
-    meant = [target for target in known.values() if _is_meant(target, order, job_pids)]
-    what = f"job {order.job}" if order.run is None else f"run {order.run}"
-    if not meant:
+    selected = [target for target in known.values() if _is_selected(target, selector, job_pids)]
+    if not selected:
         names = sorted({target.run for target in known.values() if target.run})
-        named = ", ".join(names[:_MOST_NAMED]) + (" and others" if len(names) > _MOST_NAMED else "")
-        there = f"; connected are: {named}" if names else _NOBODY
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {what} is known here{there}{_told(closed)}")
-    owners = {(target.uid, target.run_directory) for target in meant if target.run is not None}
-    if order.run is not None and len(owners) > 1:
-        directories = ", ".join(sorted(str(directory) for _, directory in owners)[:_MOST_NAMED])
-        raise RefusedError(HTTPStatus.CONFLICT, f"{what} is not one run; name its directory: {directories}")
-    wanted = [target for target in meant if order.ranks is None or target.rank in order.ranks]
+        listed = ", ".join(names[:_MAX_NAMED]) + (" and others" if len(names) > _MAX_NAMED else "")
+        connected = f"; connected are: {listed}" if names else _NO_PROCESSES
+        reasons = f" ({'; '.join(closed)})" if closed else ""
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {selector} is known here{connected}{reasons}")
+    owners = {(target.uid, target.run_directory) for target in selected if target.run is not None}
+    if selector.run is not None and len(owners) > 1:
+        directories = ", ".join(sorted(str(directory) for _, directory in owners)[:_MAX_NAMED])
+        raise RefusedError(HTTPStatus.CONFLICT, f"{selector} is not one run; name its directory: {directories}")
+    wanted = [target for target in selected if ranks is None or target.rank in ranks]
     if not wanted:
-        there = ", ".join(sorted({str(target.rank) for target in meant}))
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {what} is here; here are: {there}")
+        here = ", ".join(sorted({str(target.rank) for target in selected}))
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
     return sorted(wanted, key=lambda target: (target.run or "", -1 if target.rank is None else target.rank, target.key))
 
 
 def within_limits(
-    order: CaptureOrder,
+    request: CaptureRequest,
     targets: Sequence[CaptureTarget],
     others: Sequence[CaptureReport],
     limits: CaptureLimits,
     now_ns: int,
-) -> CaptureOrder:
-    """The order with the limits that it leaves open.
+) -> CaptureRequest:
+    """The request with the limits that it leaves open.
 
     Args:
-        others: captures asked for before.
+        others: captures requested before.
 
     Raises:
-        RefusedError: it asks for more than anybody may, or too often.
+        RefusedError: it is beyond a limit, or too frequent.
     """
-    if order.steps > limits.max_steps:
-        raise RefusedError(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"at most {counted(limits.max_steps, 'step is', 'steps are')} captured at once",
-        )
-    if order.max_bytes is not None and order.max_bytes > limits.max_bytes:
-        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"a trace has at most {limits.max_bytes} bytes")
-    latest_ns = now_ns + int(limits.max_seconds * 1e9)
-    if order.start_unix_ns is not None and order.start_unix_ns > latest_ns:
-        line = f"a capture starts within {limits.max_seconds:.0f} s"
-        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, line)
-    if sum(not report.state.is_final for report in others) >= limits.max_open:
-        line = f"{counted(limits.max_open, 'capture is', 'captures are')} open already; ask again when one is done"
+    latest_ns = now_ns + int(_MAX_SECONDS * 1e9)
+    beyond = None
+    if request.steps > limits.max_steps:
+        beyond = f"at most {counted(limits.max_steps, 'step is', 'steps are')} captured at once"
+    elif request.max_bytes is not None and request.max_bytes > limits.max_bytes:
+        beyond = f"a trace has at most {limits.max_bytes} bytes"
+    elif request.start_unix_ns is not None and request.start_unix_ns > latest_ns:
+        beyond = f"a capture starts within {_MAX_SECONDS:.0f} s"
+    if beyond is not None:
+        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, beyond)
+    if sum(not report.state.is_final for report in others) >= _MAX_OPEN:
+        line = f"{counted(_MAX_OPEN, 'capture is', 'captures are')} open already; ask again when one is done"
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
-    keys = {_run_key(target.run_directory, target.key) for target in targets}
-    recent = sum(
+    runs = set(map(_run_key, targets))
+    num_recent = sum(
         abs(now_ns - report.created_ns) < _HOUR_NS  # the clock may have been set back by hours
-        and not keys.isdisjoint(_run_key(one.run_directory, one.key) for one in report.ranks)
+        and not runs.isdisjoint(_run_key(one.target) for one in report.ranks)
         for report in others
     )
-    if recent >= limits.max_per_hour:
-        line = (
-            f"this run was captured {counted(recent, 'time')} within an hour; no more than {limits.max_per_hour} may be"
-        )
+    if num_recent >= limits.max_per_hour:
+        times = counted(num_recent, "time")
+        line = f"this run was captured {times} within an hour; no more than {limits.max_per_hour} may be"
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
-    deadline_ns = min(order.deadline_unix_ns or latest_ns, latest_ns)
-    return replace(order, max_bytes=order.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
+    deadline_ns = min(request.deadline_unix_ns or latest_ns, latest_ns)
+    return replace(request, max_bytes=request.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
 
 
-def _told(closed: Sequence[str]) -> str:
-    return f" ({'; '.join(closed)})" if closed else ""
-
-
-def _is_meant(target: CaptureTarget, order: CaptureOrder, job_pids: Collection[int]) -> bool:
-    if order.run is not None and order.run not in (target.run, target.run_directory):
+def _is_selected(target: CaptureTarget, selector: CaptureSelector, job_pids: Collection[int]) -> bool:
+    if selector.run is not None and selector.run not in (target.run, target.run_directory):
         return False
-    if order.job is None:
+    if selector.job is None or target.pid in job_pids:
         return True
-    if target.pid in job_pids:
-        return True
-    return target.job == order.job or target.run in {f"{launcher}-{order.job}" for launcher in _LAUNCHED_BY}
+    return target.job == selector.job or target.run in {f"{launcher}-{selector.job}" for launcher in _LAUNCHERS}
 
 
-def _run_key(run_directory: str | None, key: str) -> str:
-    return key if run_directory is None else run_directory
+def _run_key(target: CaptureTarget) -> str:
+    return target.key if target.run_directory is None else target.run_directory
 
 
 _ASK_AGAIN_SECONDS = 10.0
@@ -161,138 +149,109 @@ _WRITING_SECONDS = 300.0
 
 
 class Capture:
-    """One capture at this agent."""
+    """One capture at this agent.
+
+    Attributes:
+        report: its present state.
+    """
 
     def __init__(self, report: CaptureReport, now: float) -> None:
         """
         Args:
-            report: as it was made, or kept by an agent that has ended since.
+            report: a new one, or as kept by an agent that has ended since.
             now: monotonic, seconds.
         """
-        self.order: CaptureOrder = report.order
-        self._host = report.host
-        self._created_ns = report.created_ns
-        self._ranks: dict[str, RankCapture] = {one.key: one for one in report.ranks}
-        self._is_cancelled = report.is_cancelled
+        self.report = report
         self._asked_at: dict[str, float] = {}
-        self._here_at = dict.fromkeys(self._ranks, now)
+        self._here_at = {one.target.key: now for one in report.ranks}
 
     @classmethod
     def new(
         cls, order: CaptureOrder, targets: Sequence[CaptureTarget], *, host: str, now_ns: int, now: float
     ) -> Capture:
-        """One that nobody has been asked for yet."""
-        ranks = tuple(
-            RankCapture(
-                target.key,
-                target.backend,
-                target.rank,
-                target.world_size,
-                target.run,
-                target.run_directory,
-                target.pid,
-                target.uid,
-                target.newest_step,
-                target.step_ms,
-            )
-            for target in targets
-        )
-        return cls(CaptureReport(host, now_ns, order, ranks), now)
-
-    @property
-    def report(self) -> CaptureReport:
-        """How it is now."""
-        return CaptureReport(self._host, self._created_ns, self.order, tuple(self._ranks.values()), self._is_cancelled)
+        """One that no process has been asked for yet."""
+        asked = CaptureProgress(CaptureState.ASKED)
+        return cls(CaptureReport(host, now_ns, order, tuple(RankCapture(target, asked) for target in targets)), now)
 
     @property
     def request(self) -> CaptureRequest:
         """What ranks are asked."""
-        order = self.order
-        return CaptureRequest(
-            order.id,
-            order.steps,
-            order.start_step,
-            order.start_unix_ns,
-            order.ranks,
-            order.max_bytes,
-            order.max_overhead,
-            order.deadline_unix_ns,
-        )
+        return self.report.order.request
 
     def cancel(self) -> None:
-        """Nobody wants it any more: whoever was or is asked is told so from now on."""
-        self._is_cancelled = True
+        """Tell each process that was or is asked, from now on, that the capture is cancelled."""
+        self.report = replace(self.report, is_cancelled=True)
         self._asked_at.clear()
 
-    def answered(self, key: str, answer: Answer) -> RankCapture | None:
-        """A process has answered; what is known of it then, None when that is nothing new."""
-        one = self._ranks.get(key)
-        if one is None or one.state.is_final:
+    def update(self, update: CaptureUpdate) -> RankCapture | None:
+        """Take in what a process answered; its capture then, None when that is nothing new."""
+        one = next((one for one in self._open_ranks() if one.target.key == update.key), None)
+        if one is None:
             return None
-        self._ranks[key] = replace(
-            one,
-            state=CaptureState(answer.state),
-            reason=answer.reason,
-            start_step=one.start_step if answer.start_step is None else answer.start_step,
-            steps=one.steps if answer.steps is None else answer.steps,
-            aligned_by=answer.aligned_by or one.aligned_by,
-            joined=answer.joined or one.joined,
-            path=answer.path,
-            bytes=answer.bytes,
-            overhead=answer.overhead,
-            stopped_by=answer.stopped_by,
+        before, new = one.progress, update.progress
+        progress = replace(
+            new,
+            start_step=before.start_step if new.start_step is None else new.start_step,
+            steps=before.steps if new.steps is None else new.steps,
+            aligned_by=new.aligned_by or before.aligned_by,
+            joined=new.joined or before.joined,
         )
-        return None if self._ranks[key] == one else self._ranks[key]
+        return None if progress == before else self._set_progress(one, progress)
 
     def to_ask(self, here: Collection[str], now: float) -> list[str]:
-        """Whom to ask now, or to tell that it is cancelled: who was not told yet, has not answered, or was away.
+        """Keys of the processes to ask now, or to tell that it is cancelled: not told yet, not answered, or back again.
 
         Args:
             here: keys of all processes that can be asked.
             now: monotonic, seconds.
         """
         keys = []
-        for key, one in self._ranks.items():
-            if one.state.is_final:
-                continue
+        for one in self._open_ranks():
+            key = one.target.key
             if key not in here:
                 self._asked_at.pop(key, None)
                 continue
             self._here_at[key] = now
-            is_owing = one.state is CaptureState.ASKED or self._is_cancelled
+            is_owing = one.progress.state is CaptureState.ASKED or self.report.is_cancelled
             is_silent = is_owing and now - self._asked_at.get(key, now) > _ASK_AGAIN_SECONDS
             if key not in self._asked_at or is_silent:
                 self._asked_at[key] = now
                 keys.append(key)
         return keys
 
-    def given_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[RankCapture]:
-        """Those of which nothing is to be expected any more, from now on failed.
+    def give_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[RankCapture]:
+        """Set those that will not answer any more to failed, and return them.
 
         Args:
-            is_alive: of processes that are away, whether they still run; those of which that is not known are absent.
+            is_alive: of processes that are away, whether they still run; unknown ones are absent.
             now: monotonic, seconds.
             now_ns: ns since the epoch.
         """
-        is_late = self.order.deadline_unix_ns is not None and now_ns > self.order.deadline_unix_ns + int(
-            _WRITING_SECONDS * 1e9
-        )
+        deadline_ns = self.request.deadline_unix_ns
+        is_late = deadline_ns is not None and now_ns > deadline_ns + int(_WRITING_SECONDS * 1e9)
         given_up = []
-        for key, one in list(self._ranks.items()):
-            if one.state.is_final:
-                continue
-            if not is_alive.get(key, True):
+        for one in self._open_ranks():
+            if not is_alive.get(one.target.key, True):
                 why = "its process has ended"
-            elif now - self._here_at[key] > _AWAY_SECONDS:
+            elif now - self._here_at[one.target.key] > _AWAY_SECONDS:
                 why = f"its process has been away for {_AWAY_SECONDS:.0f} s"
             elif is_late:
                 why = "it has not answered in time"
             else:
                 continue
-            self._ranks[key] = replace(one, state=CaptureState.FAILED, reason=why)
-            given_up.append(self._ranks[key])
+            failed = replace(one.progress, state=CaptureState.FAILED, reason=why)
+            given_up.append(self._set_progress(one, failed))
         return given_up
 
     def away(self, here: Collection[str]) -> dict[str, int | None]:
         """Processes that are still to answer and not here, with their pids."""
-        return {key: one.pid for key, one in self._ranks.items() if not one.state.is_final and key not in here}
+        return {one.target.key: one.target.pid for one in self._open_ranks() if one.target.key not in here}
+
+    def _open_ranks(self) -> list[RankCapture]:
+        return [one for one in self.report.ranks if not one.progress.state.is_final]
+
+    def _set_progress(self, one: RankCapture, progress: CaptureProgress) -> RankCapture:
+        changed = replace(one, progress=progress)
+        ranks = tuple(changed if other is one else other for other in self.report.ranks)
+        self.report = replace(self.report, ranks=ranks)
+        return changed

@@ -1,44 +1,51 @@
-"""Coordinator of captures: one thread takes orders, asks the backends, and keeps the captures across restarts."""
+"""Coordinator of captures: takes requests, asks the backends, and keeps the captures across restarts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
-from stepscope.agent.captures.backend import CaptureBackend, CaptureTarget
-from stepscope.agent.captures.capture import Capture, CaptureLimits, RefusedError, chosen_targets, within_limits
+from stepscope.agent.captures.backends import CaptureBackend
+from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
+from stepscope.agent.config.settings import CaptureLimits
 from stepscope.agent.node_name import node_name
 from stepscope.core.errors import printable
-from stepscope.core.protocol.captures import CaptureOrder, CaptureReport, RankCapture, report_document, report_of
+from stepscope.core.protocol.captures import (
+    CaptureOrder,
+    CaptureReport,
+    CaptureTarget,
+    RankCapture,
+    report_document,
+    report_of,
+)
 from stepscope.core.protocol.fields import FieldError
 from stepscope.core.text.numbers import counted, form
+from stepscope.core.worker_thread import WorkerThread
 
 _log = logging.getLogger(__name__)
-audit = logging.getLogger("stepscope.agent.audit")
-"""Who asked for what, and what became of it: at level INFO, one line each."""
+_audit = logging.getLogger("stepscope.agent.audit")
+"""Who requested what, and what became of it: at level INFO, one line each."""
 
 _BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _ANSWER_SECONDS = 5.0
-_MOST_KEPT = 100
+_MAX_KEPT = 100
 
 
 class CaptureCoordinator:
-    """Takes orders while it is open; a context manager.
+    """Takes requests while it is open; a context manager.
 
     Args:
         backends: of a process that two of them can capture, the first does.
-        pids_of_job: processes (in the agent's namespace) of the jobs that are called so.
-        directory: where captures are kept for an agent that is started again; None: nowhere.
-        host: how this machine is called by a setting; empty: see `node_name`.
+        pids_of_job: processes (in the agent's namespace) of the jobs of a name.
+        directory: keeps captures for an agent that is started again; None keeps nothing.
+        host: name of this machine by a setting; empty: see `node_name`.
     """
 
     def __init__(
@@ -55,31 +62,27 @@ class CaptureCoordinator:
         self._backends = tuple(backends)
         self._limits = limits or CaptureLimits()
         self._pids_of_job = pids_of_job
-        self._kept = CaptureStore(directory)
+        self._store = CaptureStore(directory)
         self._wall_clock_ns = wall_clock_ns
         self._captures: dict[str, Capture] = {}
         self._reports: dict[str, CaptureReport] = {}
-        self._work: queue.SimpleQueue[tuple[Callable[[], CaptureReport], Future[CaptureReport]] | None]
-        self._work = queue.SimpleQueue()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="stepscope-captures", daemon=True)
+        self._worker = WorkerThread(self._look, name="stepscope-captures", log=_log)
 
     def __enter__(self) -> CaptureCoordinator:
+        _audit.setLevel(logging.INFO)
         now = time.monotonic()
-        for report in self._kept.read()[-_MOST_KEPT:]:
-            self._captures[report.order.id] = Capture(report, now)
+        for report in self._store.read()[-_MAX_KEPT:]:
+            self._captures[report.id] = Capture(report, now)
         self._publish()
-        self._thread.start()
+        self._worker.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing = True
-        self.wake()
-        self._thread.join()
+        self._worker.__exit__()
 
     def wake(self) -> None:
-        """Look at once; from any thread."""
-        self._work.put(None)
+        """Look for updates at once; from any thread."""
+        self._worker.wake()
 
     def reports(self) -> tuple[CaptureReport, ...]:
         """All captures, the newest last; waits for nothing."""
@@ -96,110 +99,93 @@ class CaptureCoordinator:
         except KeyError:
             raise RefusedError(HTTPStatus.NOT_FOUND, "no capture of this id is known here") from None
 
-    def order(self, order: CaptureOrder, *, by: str) -> CaptureReport:
-        """Have it captured; the same order again is answered with what has become of it.
+    def request(self, order: CaptureOrder, *, client: str) -> CaptureReport:
+        """Start a capture; a known order is answered with the present state of its capture.
 
         Args:
-            by: who asks, for the log.
+            client: who requests it, for the log.
 
         Raises:
-            RefusedError: it is not.
+            RefusedError: it is refused.
         """
-        return self._done(lambda: self._take(order, by))
+        return self._call(lambda: self._start(order, client))
 
-    def cancel(self, capture_id: str, *, by: str) -> CaptureReport:
-        """Leave a capture.
+    def cancel(self, capture_id: str, *, client: str) -> CaptureReport:
+        """Cancel a capture.
 
         Raises:
             RefusedError: there is none of this id.
         """
-        return self._done(lambda: self._leave(capture_id, by))
+        return self._call(lambda: self._cancel(capture_id, client))
 
-    def _done(self, work: Callable[[], CaptureReport]) -> CaptureReport:
+    def _call(self, work: Callable[[], CaptureReport]) -> CaptureReport:
+        """Run `work` on the worker thread and wait for its result."""
         future: Future[CaptureReport] = Future()
-        self._work.put((work, future))
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:  # raised again in the thread that waits
+                    future.set_exception(error)
+
+        self._worker.post(call)
         try:
             return future.result(_ANSWER_SECONDS)
         except TimeoutError:
             future.cancel()
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent has much to do; ask again") from None
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is overloaded; ask again") from None
 
-    def _run(self) -> None:
-        while not self._closing:
-            is_idle = all(report.state.is_final for report in self._reports.values())
-            try:
-                item = self._work.get(timeout=_IDLE_SECONDS if is_idle else _BUSY_SECONDS)
-            except queue.Empty:
-                item = None
-            try:
-                if item is not None:
-                    self._answer(*item)
-                self._look()
-            except Exception:  # the thread's edge: orders are taken on
-                _log.exception("captures failed; they go on")
-                time.sleep(_BUSY_SECONDS)
-
-    def _answer(self, work: Callable[[], CaptureReport], future: Future[CaptureReport]) -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(work())
-            except Exception as error:  # is raised where it was asked
-                future.set_exception(error)
-
-    def _take(self, order: CaptureOrder, by: str) -> CaptureReport:
-        known = self._captures.get(order.id)
+    def _start(self, order: CaptureOrder, client: str) -> CaptureReport:
+        request, selector = order.request, order.selector
+        known = self._captures.get(request.id)
         try:
             if known is not None:
-                if _asked_for(known.order) != _asked_for(order):
+                if _without_limits(known.report.order) != _without_limits(order):
                     raise RefusedError(HTTPStatus.CONFLICT, "another capture has this id")
                 return known.report
-            pids = self._pids_of_job(order.job) if order.job else ()
+            pids = self._pids_of_job(selector.job) if selector.job else ()
             closed = [why.detail for backend in self._backends if (why := backend.why_closed) is not None]
-            targets = chosen_targets(self._targets(), order, job_pids=pids, closed=closed)
+            targets = select_targets(self._targets(), selector, request.ranks, job_pids=pids, closed=closed)
             now_ns = self._wall_clock_ns()
-            order = within_limits(order, targets, self.reports(), self._limits, now_ns)
+            request = within_limits(request, targets, self.reports(), self._limits, now_ns)
         except RefusedError as refused:
-            _audit(f"capture {order.id} asked by {by}: refused, {refused}")
+            _log_audit(f"capture {request.id} asked by {client}: refused, {refused}")
             raise
-        what = f"run {order.run}" if order.job is None else f"job {order.job}"
         ranks = ",".join(str(target.rank) for target in targets)
-        _audit(
-            f"capture {order.id} asked by {by}: {counted(order.steps, 'step')} of "
-            f"{what}, {form(len(targets), 'rank')} {ranks}"
+        _log_audit(
+            f"capture {request.id} asked by {client}: {counted(request.steps, 'step')} of "
+            f"{selector}, {form(len(targets), 'rank')} {ranks}"
         )
+        order = CaptureOrder(request, selector)
         capture = Capture.new(order, targets, host=self._host, now_ns=now_ns, now=time.monotonic())
-        self._captures[order.id] = capture
+        self._captures[request.id] = capture
         self._ask(capture, {target.key for target in targets})
         self._publish()
         return capture.report
 
-    def _leave(self, capture_id: str, by: str) -> CaptureReport:
+    def _cancel(self, capture_id: str, client: str) -> CaptureReport:
         report = self.report(capture_id)
         if not report.state.is_final:
-            _audit(f"capture {capture_id} cancelled by {by}")
+            _log_audit(f"capture {capture_id} cancelled by {client}")
             self._captures[capture_id].cancel()
         return self._captures[capture_id].report
 
-    def _look(self) -> None:
-        """Hear what was answered, ask who is to be asked, give up who is to be given up."""
-        news: list[tuple[str, RankCapture]] = []
-        for backend in self._backends:
-            for said in backend.answers():
-                capture = self._captures.get(said.answer.id)
-                told = None if capture is None else capture.answered(said.key, said.answer)
-                if told is not None:
-                    news.append((said.answer.id, told))
+    def _look(self) -> float:
+        """Take in updates, ask the processes that are due, and give up those that will not answer."""
+        for update in (update for backend in self._backends for update in backend.updates()):
+            if (capture := self._captures.get(update.capture_id)) is not None:
+                changed = capture.update(update)
+                _log_changes(capture, [] if changed is None else [changed])
         waiting = [capture for capture in self._captures.values() if not capture.report.state.is_final]
         if waiting:
             here = {target.key for target in self._targets()}
             for capture in waiting:
                 self._ask(capture, here)
-                alive = {key: _runs(pid) for key, pid in capture.away(here).items() if pid is not None}
-                given_up = capture.given_up(alive, time.monotonic(), self._wall_clock_ns())
-                news += [(capture.order.id, one) for one in given_up]
-        for capture_id, one in news:
-            _audit(f"capture {capture_id}: rank {one.rank} of {one.run}: {_line_of(one)}")
+                alive = {key: _is_alive(pid) for key, pid in capture.away(here).items() if pid is not None}
+                _log_changes(capture, capture.give_up(alive, time.monotonic(), self._wall_clock_ns()))
         self._publish()
+        return _IDLE_SECONDS if all(report.state.is_final for report in self.reports()) else _BUSY_SECONDS
 
     def _ask(self, capture: Capture, here: set[str]) -> None:
         keys = capture.to_ask(here, time.monotonic())
@@ -207,7 +193,7 @@ class CaptureCoordinator:
             return
         for backend in self._backends:
             if capture.report.is_cancelled:
-                backend.cancel(capture.order.id, keys)
+                backend.cancel(capture.request.id, keys)
             else:
                 backend.request(capture.request, keys)
 
@@ -215,24 +201,24 @@ class CaptureCoordinator:
         return [target for backend in self._backends for target in backend.targets()]
 
     def _publish(self) -> None:
-        """Show what has changed, and keep it."""
+        """Show and keep what has changed."""
         reports = {name: capture.report for name, capture in self._captures.items()}
         final = [name for name, report in reports.items() if report.state.is_final]
-        for name in final[: max(len(reports) - _MOST_KEPT, 0)]:
+        for name in final[: max(len(reports) - _MAX_KEPT, 0)]:
             del self._captures[name], reports[name]
         if reports != self._reports:
             self._reports = reports
-            self._kept.write(self.reports())
+            self._store.write(self.reports())
 
 
-def _asked_for(order: CaptureOrder) -> CaptureOrder:
-    """The order without limits, which the agent may have set."""
-    return replace(order, max_bytes=None, deadline_unix_ns=None)
+def _without_limits(order: CaptureOrder) -> CaptureOrder:
+    """The order without limits that the agent may have set."""
+    return replace(order, request=replace(order.request, max_bytes=None, deadline_unix_ns=None))
 
 
-def _runs(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # also tells of processes of others, and where /proc hides them
+        os.kill(pid, 0)  # works for processes of other users, too, and where /proc hides them
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -240,22 +226,24 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _audit(line: str) -> None:
-    """One line in the log: what others have named may hold anything."""
-    audit.info("%s", printable(line))
+def _log_audit(line: str) -> None:
+    _audit.info("%s", printable(line))  # names and reasons may hold anything
 
 
-def _line_of(one: RankCapture) -> str:
-    where = f" {one.path} ({one.bytes} bytes)" if one.path else ""
-    return f"{one.state}{where}" + (f", {one.reason}" if one.reason else "")
+def _log_changes(capture: Capture, changed: Iterable[RankCapture]) -> None:
+    for one in changed:
+        target, progress = one.target, one.progress
+        trace = f" {progress.path} ({progress.bytes} bytes)" if progress.path else ""
+        reason = f", {progress.reason}" if progress.reason else ""
+        _log_audit(f"capture {capture.request.id}: rank {target.rank} of {target.run}: {progress.state}{trace}{reason}")
 
 
 _FILE = "captures.json"
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 class CaptureStore:
-    """The file; whole or not at all.
+    """The file that keeps the captures; written whole or not at all.
 
     Args:
         directory: None keeps nothing.
@@ -266,17 +254,17 @@ class CaptureStore:
         self._has_warned = False
 
     def read(self) -> list[CaptureReport]:
-        """What was kept; nothing where there is nothing that can be used, which is logged."""
+        """The kept captures; none where the file cannot be used, which is logged."""
         if self._file is None:
             return []
         try:
-            if self._file.stat().st_size > _MOST_BYTES:
+            if self._file.stat().st_size > _MAX_BYTES:
                 raise FieldError("it is too large")
             return [report_of(one) for one in json.loads(self._file.read_bytes())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            _log.warning("captures of before are forgotten: %s: %s", self._file, error)
+            _log.warning("earlier captures are lost: %s cannot be used: %s", self._file, error)
             return []
 
     def write(self, reports: Sequence[CaptureReport]) -> None:
@@ -292,4 +280,4 @@ class CaptureStore:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                _log.warning("captures would be forgotten by a restart: %s: %s", self._file, error)
+                _log.warning("a restart would lose the captures: %s cannot be written: %s", self._file, error)

@@ -8,15 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.agent.config.keys import Key, key, keys_of
-from stepscope.collectors.jobs.settings import (
-    IDLE_SECONDS,
-    KUBELET_SOCKET,
-    PROJECT_NAMES,
-    TEAM_NAMES,
-    JobSettings,
-    TeamNaming,
-)
-from stepscope.core.protocol.messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
+from stepscope.collectors.jobs.kubernetes.pod_resources import KUBELET_SOCKET
+from stepscope.collectors.jobs.team_naming import PROJECT_NAMES, TEAM_NAMES, TeamNaming
+from stepscope.core.protocol.captures import MAX_CAPTURED_STEPS
+from stepscope.core.protocol.messages import DEFAULT_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +71,17 @@ WARNS_BEFORE = {
 class Jobs:
     """What of jobs the operator decides."""
 
-    idle_seconds: float = key(IDLE_SECONDS, "A GPU that is held without kernels for so long is idle.", least=1.0)
+    idle_seconds: float = key(300.0, "A GPU that is held without kernels for so long is idle.", least=1.0)
     team_names: tuple[str, ...] = key(TEAM_NAMES, "Labels and variables that name a team; the first counts.")
     project_names: tuple[str, ...] = key(PROJECT_NAMES, "Labels and variables that name a project.")
     hpc_job_folder: str = key("", "Folder of the files that job prologs write for dcgm-exporter.", metavar="FOLDER")
     kubelet_socket: str = key(KUBELET_SOCKET, "Socket of the kubelet's pod-resources API.")
     node: str = key("", "This machine's name, in Kubernetes the node's; empty: NODE_NAME, or the host's name.")
 
-    def settings(self) -> JobSettings:
-        """For those who look."""
-        naming = TeamNaming(self.team_names, self.project_names)
-        return JobSettings(self.idle_seconds, naming, self.kubelet_socket, self.node, self.hpc_job_folder)
+    @property
+    def naming(self) -> TeamNaming:
+        """Names of teams and projects."""
+        return TeamNaming(self.team_names, self.project_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +151,8 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
-    """What nobody may ask more of than."""
+class CaptureLimits:
+    """Limits of captures."""
 
     max_steps: int = key(100, "Steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
     max_bytes: int = key(1 << 30, "Bytes of one rank's compressed trace.", least=1)
@@ -192,7 +187,7 @@ class Settings:
     dcgm: Dcgm = Dcgm()
     state: State = State()
     training: Training = Training()
-    captures: Captures = Captures()
+    captures: CaptureLimits = CaptureLimits()
     kineto: Kineto = Kineto()
     health: Thresholds = Thresholds()
     jobs: Jobs = Jobs()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from stepscope.agent.config.settings import Jobs
 from stepscope.agent.jobs import job_assignments
 from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
 from stepscope.agent.jobs.job_assignments import SourceAssignment, filled, merged_assignments
@@ -24,7 +25,6 @@ from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
@@ -38,7 +38,7 @@ from stepscope.core.metrics.readings import (
     Reading,
     labels_of,
 )
-from stepscope.core.text.names import LONGEST_ID, label_text
+from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _SLOW_POLL_SECONDS = 15.0
 """Between two reads of what changes only with jobs: trees of cgroups, folders."""
@@ -61,7 +61,7 @@ class JobCollector:
     def __init__(
         self,
         gpu_states: Callable[[], Sequence[SourceState]],
-        settings: JobSettings | None = None,
+        settings: Jobs | None = None,
         *,
         given: Callable[[], Sequence[PodDevice]] = tuple,
         pods: PodDirectory | None = None,
@@ -71,7 +71,7 @@ class JobCollector:
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._gpu_states = gpu_states
-        self._settings = settings or JobSettings()
+        self._settings = settings or Jobs()
         self._given, self._pods, self._slurm = given, pods, slurm
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
         self._files = Files(root)
@@ -176,7 +176,7 @@ _MAX_STEPS = 8
 def with_bounded_labels(job: Job) -> Job:
     """The job with texts that can be labels: printable and bounded in length."""
     facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
-    return Job(job.kind, label_text(job.id, LONGEST_ID), **facts)
+    return Job(job.kind, label_text(job.id, MAX_ID_LENGTH), **facts)
 
 
 def job_readings(
@@ -244,7 +244,7 @@ _JOBS_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
 
 def job_sources(
     gpu_states: Callable[[], Sequence[SourceState]],
-    settings: JobSettings,
+    settings: Jobs,
     *,
     interval: float = _JOBS_SECONDS,
     environment: Mapping[str, str] | None = None,

@@ -18,8 +18,8 @@ from stepscope.collectors.jobs.processes import (
     leader_of,
     program_name_of,
 )
-from stepscope.collectors.jobs.settings import TeamNaming
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, array_task_of, slurm_place_of
+from stepscope.collectors.jobs.team_naming import TeamNaming
 from stepscope.core.documents.jobs import Job, JobKind
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU

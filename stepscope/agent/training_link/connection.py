@@ -63,8 +63,8 @@ class TrainingConnection:
         self.key = ""
         self.unsent = b""
         self._lines = LineBuffer()
-        self._step: Heartbeat | None = None
-        self._connected_at = self._heard_at = self._stepped_at = now
+        self._heartbeat: Heartbeat | None = None
+        self._connected_at = self._heard_at = self._heartbeat_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
 
@@ -115,31 +115,17 @@ class TrainingConnection:
 
     def rank(self, now: float) -> TrainingRank | None:
         """What is known of it; None until it has introduced itself."""
-        hello, step = self.hello, self._step
-        if hello is None:
+        if self.hello is None:
             return None
+        heartbeat = self._heartbeat
         return TrainingRank(
-            key=self.key,
-            run=hello.run,
-            run_directory=hello.run_directory,
-            rank=hello.rank,
-            local_rank=hello.local_rank,
-            world_size=hello.world_size,
-            pid=self.peer.pid,
-            uid=self.peer.uid,
-            host=hello.host,
-            start_ns=hello.start_ns,
+            self.key,
+            self.hello,
+            heartbeat,
+            self.peer.pid,
+            self.peer.uid,
             heartbeat_age_ms=(now - self._heard_at) * 1e3,
-            mesh=hello.mesh,
-            gpu_uuid=hello.gpu_uuid,
-            state=step.state if step else None,
-            doing=step.doing if step else None,
-            step=step.index if step else None,
-            step_ms=step.ms if step else None,
-            step_age_ms=step.age_ms + (now - self._stepped_at) * 1e3 if step else None,
-            data_wait_ms=step.data_wait_ms if step else None,
-            phases_ms=step.phases_ms if step else {},
-            figures=step.figures if step else {},
+            step_age_ms=heartbeat.age_ms + (now - self._heartbeat_at) * 1e3 if heartbeat else None,
         )
 
     def _take(self, message: Message | None, now: float) -> Answer | None:
@@ -148,7 +134,7 @@ class TrainingConnection:
         elif self.hello is None:
             self._fault("something before its hello")
         elif isinstance(message, Heartbeat):
-            self._step, self._stepped_at = message, now
+            self._heartbeat, self._heartbeat_at = message, now
         elif isinstance(message, Bye):
             raise ConnectionEndedError("bye")
         self._heard_at = now

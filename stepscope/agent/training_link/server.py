@@ -23,7 +23,8 @@ from stepscope.agent.training_link.connection import ConnectionEndedError, Train
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason
-from stepscope.core.protocol.messages import Answer, Cancel, CaptureRequest, encode
+from stepscope.core.protocol.captures import CaptureRequest, CaptureUpdate
+from stepscope.core.protocol.messages import Cancel, encode
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _LEAST_BYTES_PER_SECOND = 1 << 10
 _LAST_READS = 4  # of what a process has left that is gone, though it said too much
 _ACCEPTS, _ACCEPTS_PER_SECOND = 256.0, 20.0
 _TURN_SECONDS = 0.5
-_MAX_ANSWERS = 4096
+_MAX_QUEUED = 4096
 
 
 DEFAULT_MODE = 0o666
@@ -65,8 +66,8 @@ class TrainingServer:
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, TrainingConnection] = {}
         self._paused: dict[socket.socket, float] = {}
-        self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_ANSWERS)
-        self._answers: deque[tuple[str, Answer]] = deque(maxlen=_MAX_ANSWERS)
+        self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_QUEUED)
+        self._updates: deque[CaptureUpdate] = deque(maxlen=_MAX_QUEUED)
         self._refused: Counter[str] = Counter()
         self._accepts = PacingBucket(_ACCEPTS, time.monotonic())
         self._accept_at = 0.0
@@ -109,27 +110,27 @@ class TrainingServer:
         with self._lock:
             ranks = [client.rank(now) for client in self._clients.values()]
         newest = {rank.key: rank for rank in ranks if rank is not None}
-        return tuple(sorted(newest.values(), key=lambda rank: (rank.run, rank.run_directory, rank.rank, rank.start_ns)))
+        return tuple(sorted(newest.values(), key=_order))
 
     def refused(self) -> dict[str, int]:
         """How many connections the agent has ended, by why."""
         with self._lock:
             return dict(self._refused)
 
-    def say(self, message: CaptureRequest | Cancel, keys: Collection[str]) -> None:
-        """Send this to these processes; those that are away do not get it."""
+    def send(self, message: CaptureRequest | Cancel, keys: Collection[str]) -> None:
+        """Send a message to these processes; those that are away do not get it."""
         if self.why_closed is not None:
             return
         line = encode(message)
         self._outbox.extend((key, line) for key in keys)
         os.eventfd_write(self._event, 1)
 
-    def take_answers(self) -> list[tuple[str, Answer]]:
-        """What processes, by key, have answered since the last call; the oldest of too many are lost."""
+    def take_updates(self) -> list[CaptureUpdate]:
+        """Answers of processes since the last call; the oldest of too many are lost."""
         taken = []
         with suppress(IndexError):
             while True:
-                taken.append(self._answers.popleft())
+                taken.append(self._updates.popleft())
         return taken
 
     def _run(self) -> None:
@@ -236,7 +237,7 @@ class TrainingServer:
         now, was_known = time.monotonic(), client.hello is not None
         with self._lock:
             answers = client.hear(block, now)
-        self._answers.extend((client.key, answer) for answer in answers)
+        self._updates.extend(CaptureUpdate(answer.id, client.key, answer.progress) for answer in answers)
         of_all = _BYTES_PER_SECOND_OF_ALL / (len(self._paused) + 1)
         pause = client.pause_seconds(max(min(_BYTES_PER_SECOND, of_all), _LEAST_BYTES_PER_SECOND), now)
         if pause:
@@ -293,6 +294,11 @@ class TrainingServer:
     def _count(self, reason: str) -> None:
         with self._lock:
             self._refused[reason] += 1
+
+
+def _order(rank: TrainingRank) -> tuple[str, str, int, int]:
+    hello = rank.hello
+    return hello.run, hello.run_directory, hello.rank, hello.start_ns
 
 
 _LONGEST = 107

@@ -10,16 +10,16 @@ from stepscope.core.documents.node import TrainingRank
 from stepscope.core.metrics.agent import LINK, TRAINING
 from stepscope.core.metrics.readings import Collection, Labels, Reading, labels_of, with_labels
 
-_MOST_NAMES = 16
-"""Phases, and figures, of one process: their names are free."""
+_MAX_NAMES = 16
+"""Phases, and figures, that are exported of one process: their names are free."""
 _MILLI = 1e-3
 
 
 class TrainingSource:
-    """The processes that are connected.
+    """Metrics of the connected processes.
 
     Args:
-        server: who hears them.
+        server: that they are connected to.
     """
 
     def __init__(self, server: TrainingServer, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -27,7 +27,7 @@ class TrainingSource:
         self._wall_clock_ns = wall_clock_ns
 
     def collect(self) -> Collection:
-        """What they have said last."""
+        """Values of the newest messages."""
         if self._server.why_closed is not None:
             return Collection((), (self._server.why_closed,))
         now_ns, ranks = self._wall_clock_ns(), self._server.ranks()
@@ -41,15 +41,16 @@ class TrainingSource:
 
 
 def rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
-    """All that is known of one process."""
-    labels = labels_of(run=rank.run, rank=rank.rank)
-    mesh = ",".join(f"{name}={size}" for name, size in list(rank.mesh.items())[:_MOST_NAMES])
+    """Values of one process."""
+    hello, heartbeat = rank.hello, rank.heartbeat
+    labels = labels_of(run=hello.run, rank=hello.rank)
+    mesh = ",".join(f"{name}={size}" for name, size in list(hello.mesh.items())[:_MAX_NAMES])
     info = with_labels(
         labels,
         pid="" if rank.pid is None else rank.pid,
-        uuid=rank.gpu_uuid or "",
-        local_rank=rank.local_rank,
-        world_size=rank.world_size,
+        uuid=hello.gpu_uuid or "",
+        local_rank=hello.local_rank,
+        world_size=hello.world_size,
         mesh=mesh,
     )
     readings = [Reading(TRAINING + "info", 1.0, info, now_ns)]
@@ -58,19 +59,20 @@ def rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
         if value is not None:
             readings.append(Reading(TRAINING + name, value * scale, of, now_ns))
 
-    add("step", rank.step)
-    add("step_seconds", rank.step_ms, _MILLI)
-    add("step_age_seconds", rank.step_age_ms, _MILLI)
-    add("data_wait_seconds", rank.data_wait_ms, _MILLI)
-    for phase, milliseconds in _first(rank.phases_ms):
-        add("phase_seconds", milliseconds, _MILLI, with_labels(labels, phase=phase))
-    for figure, value in _first(rank.figures):
-        add("figure", value, of=with_labels(labels, figure=figure))
-    add("capturing", None if rank.state is None else float(rank.state in ("warmup", "active")))
     add("heartbeat_age_seconds", rank.heartbeat_age_ms, _MILLI)
+    add("step_age_seconds", rank.step_age_ms, _MILLI)
+    if heartbeat is not None:
+        add("step", heartbeat.index)
+        add("step_seconds", heartbeat.ms, _MILLI)
+        add("data_wait_seconds", heartbeat.data_wait_ms, _MILLI)
+        for phase, milliseconds in _first(heartbeat.phases_ms):
+            add("phase_seconds", milliseconds, _MILLI, with_labels(labels, phase=phase))
+        for figure, value in _first(heartbeat.figures):
+            add("figure", value, of=with_labels(labels, figure=figure))
+        add("capturing", float(heartbeat.state in ("warmup", "active")))
     return readings
 
 
 def _first(numbers: Mapping[str, float]) -> list[tuple[str, float]]:
     """The first few by name, so that they are the same every time."""
-    return sorted(numbers.items())[:_MOST_NAMES]
+    return sorted(numbers.items())[:_MAX_NAMES]

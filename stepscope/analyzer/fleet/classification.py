@@ -15,13 +15,13 @@ from stepscope.core.text.wording import cause_phrase, reason_words
 from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
 
 _TRUST = {Counters.SM: 0.9, Counters.PIPES: 0.7, Counters.POWER: 0.5, Counters.NONE: 0.5}
-"""Confidence at best; benchmarks/fleet_class/accuracy.py tells how often each is right on recorded runs."""
-_NOT_KNOWN = 0.0
-"""Confidence where nothing is claimed: there is no cause to be sure of."""
+"""Highest confidence; benchmarks/fleet_class/accuracy.py measures how often each is right on recorded runs."""
+_NO_CONFIDENCE = 0.0
+"""Confidence without a claim."""
 _CLEAR = 0.3
-"""A share this much over (or under) what decides is clear; at the threshold half the confidence is left."""
+"""Distance of a share from its threshold at which confidence is full; at the threshold it is half."""
 _STATE_WRITTEN = 1e9
-"""Bytes to the host in one window from which it is a state that is saved, not figures that are logged."""
+"""Bytes to the host in one window from which it is a saved state and not logged figures."""
 _ONE_WAY = 5.0
 _HARDLY = 0.1
 
@@ -32,13 +32,7 @@ Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 def classify(
     samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
 ) -> FleetClass:
-    """The class of one GPU over a window.
-
-    Args:
-        samples: in the order of their time, some seconds to minutes of them; 30 to 60 s tell most.
-        facts: of the GPU's kind.
-        host: of its processes, over the same window.
-        limits: thresholds.
+    """Class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
 
     Raises:
         ValueError: there is no sample.
@@ -82,7 +76,7 @@ def _classified(window: Window, shares: TimeShares | None, counters: Counters, l
 
 
 def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Classified | None:
-    """No kernels, no copies, and no power that speaks against it."""
+    """Idle class: no kernels, no copies, and power does not contradict."""
     draws = window.power is not None and window.power >= limits.high_power
     held = (Reason.HELD,) if window.is_held else ()
     if shares is None:
@@ -99,15 +93,15 @@ def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Classifi
 
 
 def _never_rests(window: Window, limits: Limits) -> bool:
-    """Whether a GPU that a process has runs something all the time, however small: one at rest tells exactly 0."""
+    """Whether a GPU held by a process runs something all the time, however small; an idle one reports exactly 0."""
     activity = [sample.engine for sample in window.samples]
     return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
 
 
 def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
-    """The largest loss, where it is large enough to be named."""
+    """Class of the largest loss, if it is above the threshold."""
     host_side = shares.empty + shares.copying
-    # where waiting is not known, it may be all the time with kernels
+    # unknown waiting may be all of the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
         if counters is Counters.POWER and _launches_little(shares):
@@ -116,7 +110,7 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
         return _communication(window, shares.waiting, counters, limits)
     if host_side < max(limits.named_loss, largest_wait):
         return None
-    # to see that nothing runs takes no power: utilisation tells
+    # that nothing runs is known without power, from utilisation
     trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
     empty = Evidence("empty_ratio", host_side, "ratio", limits.named_loss)
     copied = _copied(window, shares, limits)
@@ -125,13 +119,13 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
         return cause, (), 0.8 * trust, [empty, evidence]
     cause, reasons, clues, agreement = judge_host(window, shares.busy, limits)
     if cause is Cause.INSUFFICIENT_EVIDENCE:
-        return cause, (), _NOT_KNOWN, [empty]
+        return cause, (), _NO_CONFIDENCE, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
 
 
 def _launches_little(shares: TimeShares) -> bool:
-    """Whether what looks like waiting is tiny kernels, which nvidia-smi takes for more than they are: a GPU that waits
-    for peers computes in between, and has hardly a pause."""
+    """Whether apparent waiting is tiny kernels, which nvidia-smi reports as longer than they are: a GPU that waits for
+    peers computes in between and hardly pauses."""
     return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
 
 
@@ -140,8 +134,8 @@ def _communication(window: Window, waited: float, counters: Counters, limits: Li
         return None
     waiting = Evidence("waiting_ratio", waited, "ratio", limits.named_loss)
     if communicates(window, limits) is None:
-        # small kernels look the same: without any figure of a link nobody knows
-        return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, [waiting]
+        # small kernels look the same, and no link counter can tell
+        return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, [waiting]
     evidence = [waiting]
     for name, value in (
         ("nvlink_bytes_per_second", window.mean.link_bytes),
@@ -153,7 +147,7 @@ def _communication(window: Window, waited: float, counters: Counters, limits: Li
 
 
 def _copied(window: Window, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
-    """Whether the time without kernels went into copies: one way to the host it is a state that is saved."""
+    """Whether the time without kernels went into copies; one-way copies to the host are a checkpoint."""
     sent, received = window.mean.pcie_transmit, window.mean.pcie_receive
     if sent is None or received is None:
         return None
@@ -166,7 +160,7 @@ def _copied(window: Window, shares: TimeShares, limits: Limits) -> tuple[Cause, 
 
 
 def _healthy(window: Window, share: float, counters: Counters, limits: Limits) -> Classified:
-    """No loss is large: what bounds the kernels, which computed for this share of the time?"""
+    """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
     mean, computing = window.mean, max(share, limits.idle_busy)
     trust = _trusted(_TRUST[counters], 2 * limits.named_loss - (1 - share), limits)
     if mean.dram is not None:
@@ -196,11 +190,11 @@ def _unknown(window: Window) -> Classified:
         for name, value in (("utilization_ratio", window.mean.utilization), ("power_of_limit_ratio", window.power))
         if value is not None
     ]
-    return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, known
+    return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, known
 
 
 def _doubts(window: Window) -> list[Evidence]:
-    """What was not believed."""
+    """Counters that were ignored."""
     doubts = []
     if window.is_silent:
         doubts.append(Evidence("profiling_silent", 1.0, ""))
@@ -212,7 +206,7 @@ def _doubts(window: Window) -> list[Evidence]:
 
 
 def _trusted(best: float, share: float, limits: Limits) -> float:
-    """Less than the best where the share is near the threshold."""
+    """Confidence, lower near the threshold."""
     clear = min(1.0, max(0.0, (share - limits.named_loss) / _CLEAR))
     return best * (0.5 + 0.5 * clear)
 
@@ -227,25 +221,25 @@ def _summary(cause: Cause, reasons: Sequence[Reason], shares: TimeShares | None,
         parts.insert(0, ("busy", shares.busy))
     else:
         parts[:0] = [("computing", shares.computing), ("waiting", shares.waiting)]
-    told = ", ".join(f"{share:.0%} {name}" for name, share in parts if share >= 0.01)
-    return f"{words}: {told}"
+    numbers = ", ".join(f"{share:.0%} {name}" for name, share in parts if share >= 0.01)
+    return f"{words}: {numbers}"
 
 
 _FAR_LESS = 1 / 3
-"""Of the longest wait: whoever waits for less than this share of it is not waiting for the same."""
-_WAITED_FOR = {Cause.IDLE: Cause.HOST_BOUND} | dict.fromkeys(HEALTHY_CAUSES, Cause.STRAGGLER)
-"""What is wrong with a GPU that others wait for, where by itself it would be well."""
+"""Share of the longest wait below which a GPU does not wait for the same thing."""
+_CAUSE_IF_AWAITED = {Cause.IDLE: Cause.HOST_BOUND} | dict.fromkeys(HEALTHY_CAUSES, Cause.STRAGGLER)
+"""Cause of a GPU that others wait for, if it alone would be fine."""
 _OFTEN = 0.5
 _STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
 
 
 def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
-    """The class of a job from those of its GPUs, in the order of the job's GPUs; evidence names them by that order.
+    """Class of a job from those of its GPUs; evidence refers to GPUs by their position.
 
-    GPUs in a collective wait for the last to come. So where some wait and others hardly do, the job's cause is that of
-    the others, and `straggler` where they compute. Where all wait, it is the communication itself, or a GPU of another
-    node. A hang is the job's when no GPU of it works: one that saves its state for minutes is only waited for.
+    GPUs in a collective wait for the last one. So if some wait and others hardly do, the job's cause is that of the
+    others, and `straggler` if they compute. If all wait, it is the communication itself, or a GPU of another node. The
+    job hangs only if none of its GPUs works: one that saves its state for minutes is merely waited for.
 
     Raises:
         ValueError: there is no GPU.
@@ -263,7 +257,7 @@ def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
         if not last:
             return _joined(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
         cause = _most([classes[at].cause for at in last])
-        return _joined(classes, _WAITED_FOR.get(cause, cause), last, (longest,))
+        return _joined(classes, _CAUSE_IF_AWAITED.get(cause, cause), last, (longest,))
     cause = _most([one.cause for one in classes])
     return _joined(classes, cause, [at for at, one in enumerate(classes) if one.cause is cause], ())
 
@@ -275,9 +269,9 @@ def _most(causes: Sequence[Cause]) -> Cause:
 def _joined(
     classes: Sequence[FleetClass], cause: Cause, which: Sequence[int], evidence: tuple[Evidence, ...]
 ) -> FleetClass:
-    """The class that some of the GPUs stand for."""
-    standing = [classes[at] for at in which]
-    agreeing = [one for one in standing if one.cause is cause] or standing
+    """Class of the job for which some of its GPUs stand."""
+    chosen = [classes[at] for at in which]
+    agreeing = [one for one in chosen if one.cause is cause] or chosen
     reasons: tuple[Reason, ...] = tuple(dict.fromkeys(reason for one in agreeing for reason in one.reasons))
     shares = _shares(classes)
     where = (
@@ -288,7 +282,7 @@ def _joined(
     return FleetClass(
         cause,
         () if cause is Cause.STRAGGLER else reasons,
-        round(_mean([one.confidence for one in agreeing]) * (1.0 if len(standing) > _OFTEN * len(classes) else 0.8), 2),
+        round(_mean([one.confidence for one in agreeing]) * (1.0 if len(chosen) > _OFTEN * len(classes) else 0.8), 2),
         f"{cause_phrase(cause)}: {where}",
         (Evidence("gpus", len(which), "", None, list(which)), *evidence, *agreeing[0].evidence),
         shares,
@@ -299,7 +293,7 @@ def _joined(
 
 
 def _shares(classes: Sequence[FleetClass]) -> TimeShares | None:
-    """Averages; None where one GPU's are not known."""
+    """Mean shares; None if those of one GPU are unknown."""
     known = [one.shares for one in classes if one.shares is not None]
     if len(known) < len(classes):
         return None

@@ -1,8 +1,8 @@
-"""Evidence for a GPU's class: shares of its time, throttling, hanging, a host that is late.
+"""Evidence for a GPU's class: shares of its time, throttling, hangs, a slow host.
 
-Shares: A communication kernel holds its few SMs and polls until its peers come; whatever computes fills most SMs. So
-engine activity says how long any kernel ran, and SM activity how much of that was the filling kind. Where SM activity
-is not known, tensor, memory and power stand for it: a kernel that polls uses none of them.
+A communication kernel occupies a few SMs and polls until its peers arrive; kernels that compute fill most SMs. So
+engine activity is the time with any kernel, and SM activity over it is the share of kernels that compute. Without SM
+activity, tensor, memory and power stand in for it: a polling kernel uses none of them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from stepscope.core.documents.jobs import Counters, TimeShares
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 FULL = 0.9
-"""Engine activity of a sample in which kernels ran all the time."""
+"""Engine activity of a sample with kernels all the time."""
 _MOSTLY_EMPTY = 0.5
 _SPINS = 0.1
-"""Share of samples that only polled, from which a GPU communicates, whatever its links say."""
+"""Share of samples with only polling kernels from which a GPU communicates, whatever its links report."""
 _BOTH_WAYS = 4.0
-"""Traffic over PCIe is a peer's when neither direction is more than this many times the other."""
+"""Largest ratio of the two PCIe directions for traffic between peers."""
 
 
 def divide(window: Window, limits: Limits) -> tuple[TimeShares | None, Counters]:
-    """The shares, and by what computing was told from waiting; None where nothing says whether kernels ran."""
+    """Shares of time, and the counters that separate computing from waiting; None without kernel activity."""
     busy = window.busy
     if busy is None or window.is_contradictory:
         return None, Counters.NONE
@@ -55,31 +55,31 @@ def _filled(window: Window, busy: float, limits: Limits) -> tuple[float | None, 
 
 
 def filled_by_power(window: Window, busy: float, limits: Limits) -> float | None:
-    """The same by power; None where that is not known, or the window is too short to have a power of its own."""
+    """The same from power; None if that is unknown, or averaged over more than the window."""
     if window.dynamic_power is None or window.seconds < limits.power_seconds:
         return None
     return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
 
 
 def spins(sample: Sample, limits: Limits) -> bool:
-    """Whether a sample saw nothing but kernels that poll. Unknown counters are no sign of it."""
+    """Whether a sample contains only polling kernels; unknown counters are no sign of it."""
     if sample.engine is None or sample.tensor is None or sample.dram is None:
         return False
     return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
 
 
 def is_counted(sample: Sample) -> bool:
-    """Whether profiling counters say what ran."""
+    """Whether a sample has profiling counters."""
     return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
 def communicates(window: Window, limits: Limits) -> bool | None:
-    """Whether the GPU talks to others; None where no link tells."""
+    """Whether the GPU communicates with others; None without link counters."""
     mean, network = window.mean, window.host.network_bytes
     if share_of(window.samples, lambda sample: spins(sample, limits)) >= _SPINS:
         return True
-    told = [rate for rate in (mean.link_bytes, network) if rate is not None]
-    if any(rate >= limits.link_traffic for rate in told):
+    rates = [rate for rate in (mean.link_bytes, network) if rate is not None]
+    if any(rate >= limits.link_traffic for rate in rates):
         return True
     if mean.pcie_transmit is None or mean.pcie_receive is None:
         return None
@@ -90,14 +90,14 @@ def communicates(window: Window, limits: Limits) -> bool | None:
 
 
 def _copying(window: Window, limits: Limits) -> float:
-    """Share of time in which the host's link worked and no kernel ran."""
+    """Share of time in which the host link was active without a kernel."""
     return sum(_copies(sample, limits) for sample in window.samples) / len(window.samples)
 
 
 def _copies(sample: Sample, limits: Limits) -> float:
     busy = sample.busy
     rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
-    if busy is None or busy >= _MOSTLY_EMPTY:  # else the bytes may have come beside kernels
+    if busy is None or busy >= _MOSTLY_EMPTY:  # otherwise the copies may overlap kernels
         return 0.0
     return 1.0 - busy if rate >= limits.copy_bytes * (1.0 - busy) else 0.0
 
@@ -110,23 +110,23 @@ _KINDS = (
     (Reason.POWER_CAP, frozenset({"software_power_cap"})),
     (Reason.CLOCK_SETTING, frozenset({"application_clocks", "sync_boost", "display_clocks"})),
 )
-"""The first that holds counts. NVML sets `hardware_slowdown` beside `hardware_thermal`: heat is asked for first."""
+"""Reasons in order of precedence; NVML sets `hardware_slowdown` beside `hardware_thermal`, so heat comes first."""
 _FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
 
 
 def throttle_of(window: Window, limits: Limits) -> tuple[Reason, list[Evidence]] | None:
-    """Why it is slowed and the evidence; None where it is not, or that is not known.
+    """Reason why the GPU is throttled, with evidence; None if it is not, or that is unknown.
 
     Hardware and thermal reasons count with any loss of clock. A power cap is normal under load (recorded: clocks down
-    to 0.87 of their highest), and a clock that somebody set is a setting: both count where little clock is left.
+    to 0.87 of their maximum), and a configured clock is a setting: both count only at low clocks.
     """
     busy, clock, highest = window.busy, window.mean.clock_hertz, window.facts.clock_max_hertz
-    told = [sample.throttle_reasons for sample in window.samples if sample.throttle_reasons is not None]
-    if busy is None or busy < _BUSY or not told:
+    known = [sample.throttle_reasons for sample in window.samples if sample.throttle_reasons is not None]
+    if busy is None or busy < _BUSY or not known:
         return None
     ratio = clock / highest if clock is not None and highest else None
     for reason, names in _KINDS:
-        share = sum(not names.isdisjoint(reasons) for reasons in told) / len(told)
+        share = sum(not names.isdisjoint(reasons) for reasons in known) / len(known)
         is_fault = reason in _FAULTS
         least = _SLOWED if is_fault else limits.clock_low
         if share < limits.throttle_share or (ratio is None and not is_fault) or (ratio is not None and ratio > least):
@@ -140,17 +140,16 @@ def throttle_of(window: Window, limits: Limits) -> tuple[Reason, list[Evidence]]
 
 _ALWAYS = 0.99
 _MOSTLY_COUNTED = 0.9
-"""Share of samples with profiling counters that makes a window counted: the first of an agent has none."""
+"""Share of samples with profiling counters from which a window has them; an agent's first sample has none."""
 _LONG = 5
-"""Times the least, after which there is no doubt."""
+"""Multiple of the minimum duration from which confidence is full."""
 
 
 def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]] | None:
-    """Confidence and evidence; None where it does not hang or nobody can tell.
+    """Confidence and evidence of a hang; None if the GPU does not hang or that is unknown.
 
-    A collective whose peers never come keeps its kernel on the GPU. All that is known must agree: kernels all the time,
-    power low and flat, no bytes over links, network or both ways over PCIe, no tensor or memory activity where that is
-    counted.
+    A collective whose peers never arrive keeps its kernel on the GPU. All known counters must agree: kernels all the
+    time, low and constant power, no traffic over links, network or both PCIe directions, no tensor or memory activity.
     """
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
@@ -184,12 +183,12 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
 
 
 def _moves_bytes(window: Window, limits: Limits) -> bool:
-    """Whether what is waited for is on its way: all-reduces over a slow network take minutes."""
+    """Whether data still arrives: all-reduces over a slow network take minutes."""
     return any(rate is not None and rate >= limit for _, rate, limit in _moved(window, limits))
 
 
 def _moved(window: Window, limits: Limits) -> list[tuple[str, float | None, float]]:
-    """Name, bytes/s and how many of them are no hang, of each way to peers."""
+    """Name, bytes/s and upper limit for a hang, of each path to peers."""
     mean = window.mean
     both_ways = None
     if mean.pcie_transmit is not None and mean.pcie_receive is not None:
@@ -202,7 +201,7 @@ def _moved(window: Window, limits: Limits) -> list[tuple[str, float | None, floa
 
 
 def _may_spin(sample: Sample, limits: Limits) -> bool:
-    """Whether kernels ran all the time, and nothing that is known says that they did any work."""
+    """Whether kernels ran all the time, and no counter shows that they did work."""
     busy = sample.busy
     if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
         return False
@@ -212,13 +211,13 @@ def _may_spin(sample: Sample, limits: Limits) -> bool:
 _STOPPED = 0.1
 _DISK_WAIT = 0.2
 _ASLEEP, _AWAKE = 0.3, 0.7
-"""Of the time without kernels, CPUs in use by the process: a thread that launches never sleeps, one that waits for a
-batch does."""
+"""CPUs used by the process in the time without kernels: a launching thread never sleeps, one that waits for a batch
+does."""
 _DENSE = 0.5
-_TOLD_BY_POWER = 0.2
-"""Busy share from which power tells how well kernels fill the GPU: under it a few watts decide."""
+_MIN_BUSY_FOR_POWER = 0.2
+"""Busy share from which power shows how well kernels fill the GPU; below it a few watts decide."""
 _CERTAIN = 6.0
-"""Twice the weight of clues that leaves nothing to ask for: two strong ones, or a strong and a weak one."""
+"""Twice the weight of clues at which agreement is full: two strong ones, or a strong and a weak one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +229,9 @@ class _Clue:
 
 
 def judge_host(window: Window, busy: float, limits: Limits) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
-    """Cause, its reasons, what speaks for it, and how sure that is (0.25..1).
+    """Cause of a slow host, its reasons, the evidence, and how certain it is (0.25..1).
 
-    Without any clue, or with as much for as against, the evidence is insufficient.
+    Without clues, or with equally strong ones for both causes, the evidence is insufficient.
     """
     clues = _clues(window, busy, limits)
     weights = {cause: sum(clue.weight for clue in clues if clue.cause is cause) for cause in _EITHER}
@@ -262,7 +261,7 @@ def _clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
         evidence = Evidence("io_wait_ratio", host.io_wait, "ratio", _DISK_WAIT)
         clues.append(_Clue(Cause.DATA_LOADING, 2.0, evidence, Reason.STARVED))
     if host.cpus is not None and busy < 1:
-        # a thread that waits for the device polls: only what is over that is the host's own work
+        # a thread that waits for the device polls: only more than that is the host's own work
         own = max(0.0, host.cpus - busy) / (1 - busy)
         if own <= _ASLEEP:
             clues.append(_Clue(Cause.DATA_LOADING, 2.0, Evidence("process_cpus_while_empty", own, "", _ASLEEP)))
@@ -270,21 +269,21 @@ def _clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
             clues.append(_Clue(Cause.HOST_BOUND, 2.0, Evidence("process_cpus_while_empty", own, "", _AWAKE)))
     clues += _kernel_clues(window, busy, limits)
     if window.bursts is not None and window.mean.pcie_transmit is not None:
-        # pauses of whole samples are no slow launches; unless what went to the host is known, they may be checkpoints
+        # pauses of whole samples are not slow launches; without PCIe counters they may be checkpoints
         evidence = Evidence("empty_samples_ratio", window.bursts.empty, "ratio")
         clues.append(_Clue(Cause.DATA_LOADING, 1.0, evidence, Reason.BURSTY if window.bursts.period_seconds else None))
     return clues
 
 
 def _kernel_clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
-    """Large kernels keep the queue full, however slow the host launches; small ones are gone before the next comes."""
+    """Clues from the size of kernels: large ones keep the queue full with a slow host, small ones do not."""
     mean = window.mean
     if mean.sm is not None and mean.engine:
         name, density = "sm_per_engine_ratio", mean.sm / mean.engine
     elif mean.tensor is not None and mean.dram is not None and busy > 0:
         name = "pipes_per_engine_ratio"
         density = min(1.0, max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram) / busy)
-    elif busy >= _TOLD_BY_POWER and (filled := filled_by_power(window, busy, limits)) is not None:
+    elif busy >= _MIN_BUSY_FOR_POWER and (filled := filled_by_power(window, busy, limits)) is not None:
         name, density = "filled_by_power_ratio", filled / busy
     else:
         return []

@@ -1,4 +1,4 @@
-"""Samples of one GPU and the window over them: averages, bursts, figures that cannot be right."""
+"""Samples of a GPU and windows of them: means, bursts, and counters that contradict others."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stepscope.analyzer.fleet.thresholds import Limits
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a GPU or MIG instance; ratios are 0..1, rates averages since the sample before.
+    """One sample of a GPU or MIG instance; ratios are 0..1, rates are means since the previous sample.
 
     Attributes:
-        time_ns: when, ns since the epoch.
-        utilization: share of time in which any kernel ran, as nvidia-smi shows it.
-        memory_busy: share of time in which memory was read or written, as nvidia-smi shows it.
+        time_ns: ns since the epoch.
+        utilization: share of time in which any kernel ran, as nvidia-smi reports it.
+        memory_busy: share of time in which memory was read or written, as nvidia-smi reports it.
         power_watts, clock_hertz: of the board, of the SMs.
-        throttle_reasons: in the words of `core.gpu_metrics.THROTTLE_REASONS`; None where they are not told.
+        throttle_reasons: names of `core.gpu_metrics.THROTTLE_REASONS`; None if they are unknown.
         engine, sm, tensor, dram, vector: profiling counters; `vector` is the busiest of the other pipes.
         link_bytes: over NVLink, bytes/s, the busier direction.
         pcie_transmit, pcie_receive: from and to the GPU, bytes/s.
         memory_used: bytes.
-        num_processes: that hold the GPU.
+        num_processes: number of processes on the GPU.
     """
 
     time_ns: int
@@ -45,21 +45,21 @@ class Sample:
 
     @property
     def busy(self) -> float | None:
-        """Share of time in which any kernel ran: by the engine's counter where there is one."""
+        """Share of time in which any kernel ran, by the engine's counter if there is one."""
         return self.utilization if self.engine is None else self.engine
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What of a GPU stays the same.
+    """Constants of a GPU.
 
     Attributes:
-        name: as the driver calls it.
-        power_limit_watts: that it may draw: the enforced limit, or the data sheet's.
+        name: from the driver.
+        power_limit_watts: enforced limit, or that of the data sheet.
         clock_max_hertz: highest clock of the SMs.
         memory_total: bytes.
-        idle_watts: drawn with clocks up and nothing to do, where that was seen.
-        has_links: whether it has NVLinks; None where that is not known.
+        idle_watts: with clocks up and nothing to do, if that was observed.
+        has_links: whether it has NVLinks; None if unknown.
     """
 
     name: str = ""
@@ -72,14 +72,14 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """What the processes on a GPU did beside it, on average of the window.
+    """Use of the host by the processes on a GPU, mean of the window.
 
     Attributes:
-        cpus: CPUs that they kept busy, all threads, divided by the number of processes.
-        stopped_cpus: CPUs' worth of time in which their cgroup was stopped at its limit.
-        io_wait: share of time in which some thread of their cgroup (or of the machine) waited for a disk.
+        cpus: CPUs kept busy, all threads, divided by the number of processes.
+        stopped_cpus: CPUs lost to throttling of their cgroup.
+        io_wait: share of time in which a thread of their cgroup (or of the machine) waited for a disk.
         network_bytes: of the machine's InfiniBand ports, bytes/s, the busier direction.
-        data_wait: share of the training steps that waited for data, where training itself tells.
+        data_wait: share of training steps that waited for data, if training reports it.
     """
 
     cpus: float | None = None
@@ -90,21 +90,21 @@ class HostUse:
 
 
 _FULL, _EMPTY = 0.5, 0.05
-_FEWEST = 8
-"""Samples below which no rhythm is looked for."""
+_MIN_SAMPLES = 8
+"""Smallest number of samples in which bursts are looked for."""
 _AS_GOOD = 0.9
 _REPEATS = 0.4
-"""Correlation of a series with itself, one period later, from which it has a rhythm."""
+"""Autocorrelation from which a series is periodic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Work that comes and goes by whole samples.
+    """Work with pauses of whole samples.
 
     Attributes:
-        duty: share of samples in which the GPU worked.
-        empty: share of samples without any work.
-        period_seconds: from one burst to the next; None without a rhythm.
+        duty: share of samples with work.
+        empty: share of samples without work.
+        period_seconds: between bursts; None if they are not periodic.
     """
 
     duty: float
@@ -113,13 +113,8 @@ class Bursts:
 
 
 def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | None:
-    """Bursts of a series of activity (0..1), None where there are none or too few samples to tell.
-
-    Args:
-        activity: one value a sample, at even distances.
-        seconds_between: two samples.
-    """
-    if len(activity) < _FEWEST or max(activity) < _FULL:
+    """Bursts of an equally spaced series of activity (0..1); None if there are none, or too few samples."""
+    if len(activity) < _MIN_SAMPLES or max(activity) < _FULL:
         return None
     empty = sum(value < _EMPTY for value in activity) / len(activity)
     if not 0.1 <= empty <= 0.95:
@@ -130,7 +125,7 @@ def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | Non
 
 
 def _period(activity: Sequence[float]) -> int | None:
-    """The first lag at which the series repeats itself about best, after having differed; None without one."""
+    """Period in samples: the first lag with nearly the highest autocorrelation after a negative one; None without."""
     count = len(activity)
     mean = sum(activity) / count
     deviations = [value - mean for value in activity]
@@ -162,18 +157,18 @@ _EMPTY_MEMORY = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window's averages; what not all samples tell is the average of those that do.
+    """Means of a window of samples; a figure that some samples lack is the mean of the others.
 
     Attributes:
-        samples: as they are believed: without figures that others contradict.
-        facts, host: of the GPU, of its processes.
-        mean: of each figure, None where no sample has it.
-        power: of the limit; None where either is not known.
-        dynamic_power: of what lies between idle and the limit, 0..1.
+        samples: without figures that others contradict.
+        facts, host: of the GPU and its processes.
+        mean: of each figure, None if no sample has it.
+        power: share of the limit; None if either is unknown.
+        dynamic_power: share of the range from idle power to the limit, 0..1.
         bursts: of the work.
-        is_silent: the profiling counters are all 0 while the GPU draws power: they do not count.
-        is_stuck: the utilisation is 100 % while nothing else says that anything runs.
-        is_contradictory: counters or utilisation are wrong, and power does not tell which.
+        is_silent: the profiling counters are all 0 while the GPU draws power, so they do not count.
+        is_stuck: utilization is 100 % while nothing else shows that anything runs.
+        is_contradictory: counters or utilization are wrong, and power does not show which.
     """
 
     samples: tuple[Sample, ...]
@@ -189,13 +184,13 @@ class Window:
 
     @property
     def busy(self) -> float | None:
-        """Share of time in which any kernel ran: no pipe can have been active for longer."""
+        """Share of time in which any kernel ran, at least that of each pipe."""
         mean = self.mean
         return None if mean.busy is None else max(mean.busy, mean.sm or 0.0, mean.tensor or 0.0)
 
     @property
     def seconds(self) -> float:
-        """From the first sample to the last, and one distance more: rates are of the time before."""
+        """Duration of the window, including the interval before the first sample, which its rates cover."""
         count = len(self.samples)
         if count < 2:
             return 0.0
@@ -203,7 +198,8 @@ class Window:
 
     @property
     def is_held(self) -> bool | None:
-        """Whether a process has the GPU; None where that is not known. Those of other containers are not listed."""
+        """Whether a process holds the GPU, by memory use where processes of other containers are not listed; None if
+        unknown."""
         if self.mean.num_processes:
             return True
         if self.mean.memory_used is None or not self.facts.memory_total:
@@ -212,7 +208,7 @@ class Window:
 
 
 def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> Window:
-    """The window of some samples in the order of their time.
+    """Window of samples in order of time, without contradictory counters.
 
     Raises:
         ValueError: there is no sample.
@@ -261,7 +257,7 @@ def _mean(samples: Sequence[Sample], name: str) -> float | None:
 
 
 def share_of(samples: Sequence[Sample], is_so: Callable[[Sample], bool]) -> float:
-    """Of how many samples something holds, 0..1."""
+    """Share of samples for which a condition holds, 0..1."""
     return sum(map(is_so, samples)) / len(samples)
 
 

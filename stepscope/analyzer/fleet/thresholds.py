@@ -1,6 +1,7 @@
-"""Thresholds of the fleet classes, with where each comes from.
+"""Thresholds of the fleet classes and their sources.
 
-"Recorded" means 2 H100s (SXM, 700 W) under real training at 5 samples a second: docs/explanation/fleet-class.md.
+"Recorded" means 2 H100s (SXM, 700 W) in real training at 5 samples a second; the figures are in
+docs/explanation/fleet-class.md.
 """
 
 from __future__ import annotations
@@ -10,34 +11,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ratios are of time or of a peak, 0..1."""
+    """Thresholds; ratios are of time or of a peak, 0..1."""
 
     named_loss: float = 0.25
-    """A loss is named from this share on. A trace names it from 0.1; the estimates here are off by up to 0.1."""
+    """Threshold of a loss. Traces use 0.1; the estimates here are off by up to 0.1."""
     compute_density: float = 0.85
     """SM over engine activity of large kernels; recorded: 0.82 to 0.94."""
     waiting_density: float = 0.12
-    """The same of a communication kernel that waits; recorded: 1, 16 and 24 of 132 SMs."""
+    """The same for a waiting communication kernel; recorded: 1, 16 and 24 of 132 SMs."""
     compute_tensor: float = 0.45
     """Tensor activity while bfloat16 training computes; recorded: 0.46 to 0.50, large products alone 0.67."""
     compute_dram: float = 0.72
     """Memory activity while memory-bound kernels run; recorded: 0.72 to 0.74. Some 0.8 is the practical peak."""
     compute_power: float = 0.95
-    """Of what lies between idle and limit, drawn while computing; recorded, freed from the driver's averaging: 0.78
+    """Share of the range from idle power to the limit while computing; recorded, without the driver's averaging: 0.78
     (large products alone, memory-bound) to 1.1 (clocks not capped yet)."""
     waiting_power: float = 0.05
-    """The same while communication kernels poll; recorded: 0 to 0.09, by the number of their SMs."""
+    """The same while communication kernels poll; recorded: 0 to 0.09, depending on their SMs."""
     power_seconds: float = 5.0
-    """Windows shorter than this have no power of their own: the driver tells the average of the last second."""
+    """Shortest window with power of its own: the driver reports the mean of the last second."""
     idle_power: float = 0.175
-    """Power of a GPU with clocks up and nothing to do, of its limit; recorded: 121 to 124 of 700 W."""
+    """Share of the limit with clocks up and nothing to do; recorded: 121 to 124 of 700 W."""
     high_power: float = 0.3
-    """No idle GPU draws this much of its limit, and no GPU whose kernels only spin: recorded at most 0.25."""
+    """Share of the limit that neither an idle GPU nor polling kernels draw; recorded: at most 0.25."""
     idle_busy: float = 0.03
-    """Below this share of time with kernels a GPU is idle: a job that launches tiny kernels one by one has 0.04 on an
+    """Share of time with kernels below which a GPU is idle; a job that launches tiny kernels one by one has 0.04 on an
     H100, 0.02 to 0.035 on an H200."""
     tiny_busy: float = 0.01
-    """A GPU that a process has and that is busy for this share in every sample works all the same."""
+    """Share of time with kernels in every sample from which a GPU that a process holds is not idle."""
     memory_dram: float = 0.5
     """Memory activity while computing from which memory may be the limit; recorded: 0.42 (not), 0.77 (is)."""
     tensor_roof: float = 0.75
@@ -61,9 +62,9 @@ class Limits:
     throttle_share: float = 0.2
     """Of samples with a hardware or thermal reason."""
     hang_seconds: float = 50.0
-    """Spinning this long without a byte is seldom a wait for a slow peer; NCCL's own watchdog waits 600 s."""
+    """Polling this long without traffic is rarely a wait for a slow peer; NCCL's own watchdog waits 600 s."""
     hang_spread: float = 0.05
-    """Power that varies by less of its limit is flat."""
+    """Range of power, as a share of the limit, below which it is constant."""
     hang_bytes: float = 60e6
     """Bytes/s over PCIe in each direction, or over the network's ports, of a GPU that does not hang: NCCL's proxy of a
     hung all-reduce polls at 27 MB/s (recorded, H200, TCP), a slow network of 1 Gbit/s moves 100."""

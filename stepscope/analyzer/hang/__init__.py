@@ -1,4 +1,4 @@
-"""Hangs: which ranks hold the job up and why, from the flight recorders of its ranks."""
+"""Hang detection: which ranks hold up a job and why, from the flight recorders of its ranks."""
 
 from stepscope.analyzer.hang.verdict import explain_hang
 

@@ -1,14 +1,14 @@
 """Live hang detection: whether a running job hangs, from what its ranks report during a long step.
 
-A rank that takes long by nature, or visibly gets on, is not the culprit, whatever waits for it. What the flight
-recorders say comes first; where they say nothing, who is in a collective waits for who is not. A rank that should
-have spoken and has not is the first suspect: it is dead, stopped, or keeps Python's lock.
+A rank whose step is long by nature, or that makes progress, is not a culprit, whatever waits for it. The flight
+recorders decide first; where they blame nobody, ranks in a collective wait for ranks that are not in it. A rank that
+should have reported and has not is the first suspect: it is dead, stopped, or does not release Python's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepscope.analyzer.hang.verdict import NONE
 from stepscope.core.documents.hang import (
@@ -24,39 +24,44 @@ from stepscope.core.text.numbers import counted, form, ranks_words
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 GRACE_SECONDS = 3.0
-"""All ranks come to their limit within about a second, and write within another."""
+"""Ranks reach their limit within about a second of each other, and report within another."""
 
-_TIMES_LIMIT_BLAMING_NOBODY = 2.0
-"""Where nobody is behind it may be the network that stutters, or a long kernel on all."""
+_LIMIT_FACTOR_WITHOUT_CULPRIT = 2.0
+"""Multiple of the limit before a hang without a culprit is reported: it may be a slow network or a long kernel."""
 
 _LIKELY, _PERHAPS, _UNKNOWN = 0.8, 0.6, 0.3
-_MOST_EVIDENCE = 8
+_MAX_EVIDENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Accused:
-    ranks: list[int]
-    kind: HangKind
-    reasons: list[Reason]
-    confidence: float
-    summary: str
-    evidence: list[HangEvidence]
+class _Suspicion:
+    """Ranks suspected to hold up the job, and why."""
+
+    ranks: list[int] = field(default_factory=list)
+    kind: HangKind | None = None
+    reasons: list[Reason] = field(default_factory=list)
+    confidence: float = 0.0
+    summary: str = ""
+    evidence: list[HangEvidence] = field(default_factory=list)
+
+
+_NOBODY = _Suspicion()
 
 
 def fresh_states(states: Sequence[RankState]) -> list[RankState]:
-    """Of those that still speak, in the order of their ranks."""
+    """States of the ranks that still report, by rank."""
     newest = max((state.seen_ns for state in states), default=0)
     return sorted((state for state in states if newest - state.seen_ns < STALE_SECONDS * 1e9), key=lambda one: one.rank)
 
 
 def live_hang(states: Sequence[RankState], report: HangReport | None, *, expected: Collection[int]) -> LiveHang:
-    """What is to be said now.
+    """Judge a running job.
 
     Args:
-        states: those of `fresh_states`.
-        report: what the flight recorders of the same ranks say; None where there are none.
-        expected: ranks that would have left a state here if they could; ranks of nodes with a disk of their own are
-            not.
+        states: from `fresh_states`.
+        report: hang report from the flight recorders of the same ranks; None without recorders.
+        expected: ranks that would leave a state in this directory if they could, unlike those of nodes with a disk of
+            their own.
     """
     stalled = [state for state in states if state.age_seconds >= state.limit_seconds]
     if not stalled:
@@ -65,62 +70,55 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     here = {*expected, *(state.rank for state in states)}
     silent = sorted(here - {state.rank for state in states})
     busy = {state.rank: state.doing or state.where for state in states if state.doing or not state.is_still}
-    accused = _accused(states, report, silent)
+    suspicion = _find_suspicion(states, report, silent)
 
-    def answer(state: LiveHangState, ranks: Sequence[int], summary: str, by: _Accused | None = None) -> LiveHang:
+    def answer(state: LiveHangState, ranks: Sequence[int], summary: str, by: _Suspicion = _NOBODY) -> LiveHang:
+        age_seconds = round(oldest.age_seconds, 3)
+        evidence = by.evidence[:_MAX_EVIDENCE]
         return LiveHang(
-            state,
-            by.kind if by else None,
-            by.reasons if by else [],
-            list(ranks),
-            by.confidence if by else 0.0,
-            summary,
-            by.evidence[:_MOST_EVIDENCE] if by else [],
-            oldest.step,
-            round(oldest.age_seconds, 3),
-            silent,
+            state, by.kind, by.reasons, list(ranks), by.confidence, summary, evidence, oldest.step, age_seconds, silent
         )
 
-    at_work = [rank for rank in (accused.ranks if accused else busy) if rank in busy]
-    if len(busy) == len(states):  # nobody waits
-        at_work = at_work or list(busy)
-    if at_work:
-        return answer(LiveHangState.BUSY, at_work, f"{ranks_words(at_work)} at work: {busy[at_work[0]]}")
-    said_for = (max(state.seen_ns for state in states) - min(state.since_ns for state in states)) / 1e9
-    has_waited = oldest.age_seconds >= _TIMES_LIMIT_BLAMING_NOBODY * oldest.limit_seconds
-    if accused is None:
+    working = [rank for rank in (suspicion.ranks if suspicion else busy) if rank in busy]
+    if len(busy) == len(states):
+        working = working or list(busy)
+    if working:
+        return answer(LiveHangState.BUSY, working, f"{ranks_words(working)} at work: {busy[working[0]]}")
+    reported_seconds = (max(state.seen_ns for state in states) - min(state.since_ns for state in states)) / 1e9
+    has_waited = oldest.age_seconds >= _LIMIT_FACTOR_WITHOUT_CULPRIT * oldest.limit_seconds
+    if suspicion is None:
         summary = "all ranks stand still, and nobody is behind: the network, or all alike"
-        nobody = _Accused([], HangKind.UNKNOWN, [], _UNKNOWN, summary, _where(states))
-        return answer(LiveHangState.HANG if has_waited else LiveHangState.UNDECIDED, [], summary, nobody)
-    is_silence = bool(set(accused.ranks) & set(silent))
-    is_doubtful = (is_silence and bool(busy)) or set(accused.ranks) == {state.rank for state in states}
-    if said_for < GRACE_SECONDS or (is_doubtful and not has_waited):
+        state = LiveHangState.HANG if has_waited else LiveHangState.UNDECIDED
+        return answer(state, [], summary, _no_culprit(_where(states)))
+    is_silence = bool(set(suspicion.ranks) & set(silent))
+    is_uncertain = (is_silence and bool(busy)) or set(suspicion.ranks) == {state.rank for state in states}
+    if reported_seconds < GRACE_SECONDS or (is_uncertain and not has_waited):
         return answer(LiveHangState.UNDECIDED, [], "ranks are still being heard")
-    if is_silence and not _somebody_waits(states, report):
-        return answer(
-            LiveHangState.UNDECIDED,
-            [],
-            f"{ranks_words(accused.ranks)} {form(len(accused.ranks), 'has', 'have')} left, and nobody waits for them",
-        )
-    elsewhere = [rank for rank in accused.ranks if rank not in here]
+    if is_silence and not _any_rank_waits(states, report):
+        left = f"{ranks_words(suspicion.ranks)} {form(len(suspicion.ranks), 'has', 'have')} left"
+        return answer(LiveHangState.UNDECIDED, [], f"{left}, and nobody waits for them")
+    elsewhere = [rank for rank in suspicion.ranks if rank not in here]
     if elsewhere:
         do = form(len(elsewhere), "leaves nothing here: look at its node", "leave nothing here: look at their nodes")
         summary = f"the ranks here wait for {ranks_words(elsewhere)}, which {do}"
-        other = _Accused([], HangKind.UNKNOWN, [], _UNKNOWN, summary, accused.evidence)
-        return answer(LiveHangState.HANG, [], summary, other)
-    return answer(LiveHangState.HANG, accused.ranks, accused.summary, accused)
+        return answer(LiveHangState.HANG, [], summary, _no_culprit(suspicion.evidence))
+    return answer(LiveHangState.HANG, suspicion.ranks, suspicion.summary, suspicion)
 
 
-def _somebody_waits(states: Sequence[RankState], report: HangReport | None) -> bool:
-    """Whether a rank is in a collective; one that goes on alone, as at the end of training, is in none."""
+def _no_culprit(evidence: list[HangEvidence]) -> _Suspicion:
+    return _Suspicion(kind=HangKind.UNKNOWN, confidence=_UNKNOWN, evidence=evidence)
+
+
+def _any_rank_waits(states: Sequence[RankState], report: HangReport | None) -> bool:
+    """Whether a rank is in a collective; at the end of training the last rank goes on without one."""
     is_open = report is not None and any(group.operation is not None for group in report.groups)
     return is_open or any(state.is_in_collective and state.is_still for state in states)
 
 
-def _accused(states: Sequence[RankState], report: HangReport | None, silent: Sequence[int]) -> _Accused | None:
+def _find_suspicion(states: Sequence[RankState], report: HangReport | None, silent: Sequence[int]) -> _Suspicion | None:
     verdict = report.verdict if report else None
     if verdict is not None and verdict.cause == Cause.HANG and verdict.ranks and verdict.kind is not None:
-        return _Accused(
+        return _Suspicion(
             verdict.ranks, verdict.kind, verdict.reasons, verdict.confidence, verdict.summary, verdict.evidence
         )
     if silent:
@@ -130,7 +128,7 @@ def _accused(states: Sequence[RankState], report: HangReport | None, silent: Seq
             HangEvidence(ranks, form(len(ranks), "says nothing any more", "say nothing any more")),
             *_where(states),
         ]
-        return _Accused(ranks, HangKind.UNKNOWN, [Reason.MISSING_RANK], _LIKELY, summary, evidence)
+        return _Suspicion(ranks, HangKind.UNKNOWN, [Reason.MISSING_RANK], _LIKELY, summary, evidence)
     waiting = [state.rank for state in states if state.is_in_collective]
     apart = [state for state in states if not state.is_in_collective]
     if waiting and apart:
@@ -139,20 +137,22 @@ def _accused(states: Sequence[RankState], report: HangReport | None, silent: Seq
             f"{ranks_words(ranks)} not in the collective that "
             f"{counted(len(waiting), 'other waits', 'others wait')} in: {apart[0].where}"
         )
-        return _host(ranks, summary, states)
+        return _suspect_host(ranks, summary, states)
     knows_calls = len(states) == 1 or (verdict is not None and verdict.cause == NONE)
-    if apart and knows_calls:  # else they may be in collectives that Python does not show
+    if apart and knows_calls:  # otherwise they may be in collectives that Python does not show
         ranks = [state.rank for state in apart]
-        return _host(ranks, f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}", states)
+        return _suspect_host(
+            ranks, f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}", states
+        )
     return None
 
 
-def _host(ranks: list[int], summary: str, states: Sequence[RankState]) -> _Accused:
-    return _Accused(ranks, HangKind.HOST, [Reason(HangKind.HOST.value)], _PERHAPS, summary, _where(states))
+def _suspect_host(ranks: list[int], summary: str, states: Sequence[RankState]) -> _Suspicion:
+    return _Suspicion(ranks, HangKind.HOST, [Reason(HangKind.HOST.value)], _PERHAPS, summary, _where(states))
 
 
 def _where(states: Sequence[RankState]) -> list[HangEvidence]:
-    """Where ranks are, the fewest together first: they are the odd ones."""
+    """Where the ranks are, smallest group first, as it is the odd one."""
     places: dict[str, list[int]] = {}
     for state in states:
         places.setdefault(state.where, []).append(state.rank)

@@ -1,19 +1,18 @@
 """Progress of each rank in each process group, from its flight-recorder dump.
 
-Standings: A group is its name and its members: groups made by splitting reuse names; of those that a job made anew
-under their old names, the newest counts. The recorded calls tell how far a rank is: torch's own count of a group has
-messages in it as well, and is asked only of groups of which no call is left. A rank numbers its groups for itself,
-and says only for groups of which the recorder still has a call which number is which; the others are found by their
-order, in which they were made, else by what most of the other members call them.
+Groups: a group is its name and its members, as groups made by splitting reuse names; of several groups that a job made
+under one name, the newest counts. Progress follows from the recorded calls: torch's own count of a group includes
+messages, and is used only for groups without recorded calls. A rank numbers its groups by itself, and the dump maps
+only groups with a recorded call to these numbers; the others are matched by order of creation, else by the number that
+most other members use.
 
-Given up: gloo says of a call that timed out what it says of one that completed, and NCCL that it did. But none can
-complete a collective that a member has not called: what is given up beyond the slowest member's last call is still
-open. Of a member without a dump it is not known what it called: there the last call that all others share is open.
-What one member still has open no other has completed. A root's part in a broadcast is an exception: it may end before
-anybody comes.
+Timeouts: gloo and NCCL record a call that timed out as completed. But no rank can complete a collective that a member
+has not called: such calls beyond the slowest member's last call are open, as is what another member still has open.
+It is unknown what a member without a dump called; there the last call that all others share is open. The root of a
+broadcast may end before the others come, so such calls are exempt.
 
-Moments: No rank completes a collective that a member has not called. Where a dump says so, the member's own is an
-older one, and nothing can be told from both. A call that is open for an instant is a healthy job's.
+Older dumps: if a dump shows a completed collective that a member's dump has not called, that member's dump is older,
+and the two cannot be compared. Calls that are open for an instant occur in a healthy job.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from stepscope.core.documents.hang import MOST_RANKS, OF_ALL, FlightDump, Operat
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: its members are ranks of the whole job, in the group's own order.
+    """Process group; its members are ranks of the whole job, in the group's own order.
 
     Attributes:
-        is_listed: a recorder says who the members are; else they are those whose dumps have calls of it.
+        is_listed: whether a recorder lists the members; else they are the ranks whose dumps have calls of it.
     """
 
     name: str
@@ -40,18 +39,17 @@ class Group:
     is_listed: bool
 
     def __hash__(self) -> int:
-        return hash(
-            (self.name, len(self.members), self.members[:1])
-        )  # not of all members, of whom there may be thousands
+        # not of all members, which may be thousands
+        return hash((self.name, len(self.members), self.members[:1]))
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank in one group.
+    """Progress of one rank in one group.
 
     Attributes:
-        enqueued, completed: sequence numbers of the newest collective that was called, and that ended; 0: none was.
-        calls: what the recorder still has of its collectives, by sequence number.
+        enqueued, completed: sequence numbers of the newest collective that was called and that ended; 0 if none was.
+        calls: recorded collectives by sequence number.
     """
 
     enqueued: int
@@ -64,26 +62,24 @@ class RankProgress:
         return self.first_open <= self.enqueued
 
     def has_started(self, sequence: int) -> bool:
-        """Whether this collective has begun on the device and runs; False also where that is not told."""
+        """Whether this collective runs on the device; False also if starts are not recorded."""
         call = self.calls.get(sequence)
         return call is not None and not call.is_done and call.started_ns is not None
 
     @property
     def first_open(self) -> int:
-        """Number of the first call that has not ended; the next one where all have."""
+        """Sequence number of the first open call; the next number if none is open."""
         return min((number for number, call in self.calls.items() if not call.is_done), default=self.enqueued + 1)
 
 
 GroupProgress = dict[Group, dict[int, RankProgress]]
-"""Of each group, the members whose dumps are there."""
+"""Progress of the members with dumps, by group."""
 
 
 def group_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> GroupProgress:
-    """How far each rank is in each group that any recorder or its list of groups names.
+    """Progress of each rank in each group that a recorder or its list of groups names.
 
-    Args:
-        dumps: at most one of each rank.
-        world_size: of the job, where it is known; for the members of groups that no recorder lists.
+    `dumps` has at most one dump per rank; `world_size` (0 if unknown) gives the members of groups that are not listed.
     """
     groups = _groups(dumps, world_size)
     ids = _ids(dumps, groups)
@@ -91,13 +87,13 @@ def group_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> GroupPro
     for dump in dumps:
         calls = _newest_calls(dump)
         for name, group in groups[dump.rank].items():
-            of_group = calls.get(name, [])
-            found[group][dump.rank] = _rank_progress(dump, ids[dump.rank].get(name), of_group)
+            calls_of_group = calls.get(name, [])
+            found[group][dump.rank] = _rank_progress(dump, ids[dump.rank].get(name), calls_of_group)
     return dict(found)
 
 
 def newest_ids(dump: FlightDump) -> dict[str, int]:
-    """By name of a group, the rank's own number of the one of this name that was made last."""
+    """By name of a group, the rank's own number of the newest group with that name."""
     newest: dict[str, int] = {}
     for operation in dump.operations:
         newest[operation.group] = max(newest.get(operation.group, operation.group_id), operation.group_id)
@@ -105,7 +101,7 @@ def newest_ids(dump: FlightDump) -> dict[str, int]:
 
 
 def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
-    """By name of the group; of groups of one name those of the group made last."""
+    """Calls by name of the group; of several groups with one name, those of the newest."""
     newest = newest_ids(dump)
     calls: dict[str, list[Operation]] = defaultdict(list)
     for operation in dump.operations:
@@ -114,19 +110,20 @@ def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
     return calls
 
 
-def _rank_progress(dump: FlightDump, group_id: int | None, of_group: Sequence[Operation]) -> RankProgress:
-    if not of_group:
-        told = dump.progress.get(group_id) if group_id is not None else None
-        enqueued = (told.enqueued or 0) if told is not None else 0
-        return RankProgress(enqueued, min((told.completed or 0) if told is not None else 0, enqueued), {})
-    calls = {call.sequence: call for call in of_group if not call.is_p2p}  # the newest of one number
-    enqueued = max(call.sequence for call in of_group)  # a message has that of the collective before it
-    standing = RankProgress(enqueued, enqueued, calls)
-    return replace(standing, completed=standing.first_open - 1)  # what is open is always recorded
+def _rank_progress(dump: FlightDump, group_id: int | None, calls_of_group: Sequence[Operation]) -> RankProgress:
+    if not calls_of_group:
+        counts = dump.progress.get(group_id) if group_id is not None else None
+        enqueued = 0 if counts is None else counts.enqueued or 0
+        completed = 0 if counts is None else counts.completed or 0
+        return RankProgress(enqueued, min(completed, enqueued), {})
+    calls = {call.sequence: call for call in calls_of_group if not call.is_p2p}  # the newest of each number
+    enqueued = max(call.sequence for call in calls_of_group)  # a message has the number of the collective before it
+    progress = RankProgress(enqueued, enqueued, calls)
+    return replace(progress, completed=progress.first_open - 1)  # open calls are always recorded
 
 
 def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, Group]]:
-    """Of each rank, its groups by their name."""
+    """Groups of each rank by name."""
     callers: dict[str, set[int]] = defaultdict(set)
     descriptions: dict[str, str] = {}
     for dump in dumps:
@@ -135,13 +132,13 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
     made: dict[Group, Group] = {}
-    everybody = tuple(range(min(max(_least_world(descriptions, callers), world_size), MOST_RANKS)))
+    everybody = tuple(range(min(max(_min_world_size(descriptions, callers), world_size), MOST_RANKS)))
 
     def group(name: str, listed: tuple[int, ...] | None) -> Group:
         description = descriptions.get(name, "")
         unlisted = everybody if description == OF_ALL else tuple(sorted(callers[name]))
-        one = Group(name, listed or unlisted, description, is_listed=listed is not None)
-        return made.setdefault(one, one)  # the same for all, which is found faster than an equal one
+        new = Group(name, listed or unlisted, description, is_listed=listed is not None)
+        return made.setdefault(new, new)  # one object for all ranks: identity is compared first
 
     of_rank = {}
     for dump in dumps:
@@ -150,36 +147,36 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
     return of_rank
 
 
-def _least_world(descriptions: Mapping[str, str], callers: Mapping[str, set[int]]) -> int:
-    """How many ranks there are at least: groups of one meaning are equally large, whoever of them left a dump."""
+def _min_world_size(descriptions: Mapping[str, str], callers: Mapping[str, set[int]]) -> int:
+    """Lower bound of the world size: groups with one description are equally large, even if a member has no dump."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for name, ranks in callers.items():
         if descriptions.get(name) not in ("", OF_ALL):
             sizes[descriptions[name]].append(len(ranks))
     highest = 1 + max((rank for ranks in callers.values() for rank in ranks), default=-1)
-    return max([highest, *(len(of) * max(of) for of in sizes.values())])
+    return max([highest, *(len(own) * max(own) for own in sizes.values())])
 
 
 def _ids(dumps: Sequence[FlightDump], groups: Mapping[int, Mapping[str, Group]]) -> dict[int, dict[str, int]]:
-    """Of each rank, its own numbers of its groups."""
+    """The rank's own numbers of its groups, by rank and name."""
     own = {dump.rank: _by_order(dump, {call.group: call.group_id for call in dump.operations}) for dump in dumps}
-    told: dict[Group, Counter[int]] = defaultdict(Counter)
+    used: dict[Group, Counter[int]] = defaultdict(Counter)
     for rank, ids in own.items():
         for name, number in ids.items():
             if name in groups[rank]:
-                told[groups[rank][name]][number] += 1
+                used[groups[rank][name]][number] += 1
     for rank, ids in own.items():
         taken = set(ids.values())
         for name, group in groups[rank].items():
-            if name not in ids and told[group]:
-                number = told[group].most_common(1)[0][0]
+            if name not in ids and used[group]:
+                number = used[group].most_common(1)[0][0]
                 if number not in taken:
                     ids[name] = number
     return own
 
 
 def _by_order(dump: FlightDump, ids: dict[str, int]) -> dict[str, int]:
-    """All numbers, where each group has made a call: both count up in the order of their making."""
+    """All numbers if names and numbers agree: both count up in order of creation."""
     names = dump.groups
     if len(names) == len(dump.progress) and all(name.isdecimal() for name in names):
         ordered = dict(zip(sorted(names, key=int), sorted(dump.progress), strict=True))
@@ -188,27 +185,27 @@ def _by_order(dump: FlightDump, ids: dict[str, int]) -> dict[str, int]:
     return ids
 
 
-_ENDS_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
+_MAY_END_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
 
 
 def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[FlightDump]:
-    """The dumps, in which calls are open again that cannot have completed."""
+    """The dumps, with calls open again that timed out and cannot have completed."""
     if not any(call.is_given_up for dump in dumps for call in dump.operations):
         return list(dumps)
     first_open: dict[tuple[int, str], int] = {}
     for group, ranks in group_progress(dumps, world_size).items():
-        called_by_all = min(standing.enqueued for standing in ranks.values()) - (len(ranks) < len(group.members))
-        still_open = min((standing.first_open for standing in ranks.values()), default=called_by_all)
+        called_by_all = min(member.enqueued for member in ranks.values()) - (len(ranks) < len(group.members))
+        still_open = min((member.first_open for member in ranks.values()), default=called_by_all)
         for rank in ranks:
             first_open[rank, group.name] = min(called_by_all + 1, still_open)
 
     def reopened(dump: FlightDump) -> FlightDump:
-        newest = newest_ids(dump)  # an older group of the same name counts its calls for itself
+        newest = newest_ids(dump)  # an older group of the same name has its own sequence numbers
 
         def is_open(call: Operation) -> bool:
-            needs_all = not call.is_p2p and call.name not in _ENDS_ALONE
-            is_false = call.is_given_up and needs_all and call.group_id == newest[call.group]
-            return is_false and call.sequence >= first_open[dump.rank, call.group]
+            needs_all = not call.is_p2p and call.name not in _MAY_END_ALONE
+            is_uncertain = call.is_given_up and needs_all and call.group_id == newest[call.group]
+            return is_uncertain and call.sequence >= first_open[dump.rank, call.group]
 
         calls = (replace(call, is_done=False) if is_open(call) else call for call in dump.operations)
         return replace(dump, operations=tuple(calls))
@@ -216,15 +213,23 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
     return [reopened(dump) for dump in dumps]
 
 
-LEAST_WAIT_SECONDS = 1.0
+MIN_WAIT_SECONDS = 1.0
 _NS = 1e9
-_ALL_WAIT = ("all_reduce", "all_gather", "_all_gather", "reduce_scatter", "_reduce_scatter", "all_to_all", "barrier")
-"""How the names of collectives begin that nobody completes before all have called."""
+_SYNCHRONIZING = (
+    "all_reduce",
+    "all_gather",
+    "_all_gather",
+    "reduce_scatter",
+    "_reduce_scatter",
+    "all_to_all",
+    "barrier",
+)
+"""Name prefixes of collectives that no member completes before all have called them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OlderDump:
-    """A rank whose dump is older than another's, which completed a call that this one had not made by then."""
+    """A rank whose dump is older than that of rank `than`, which completed a call that the rank had not made."""
 
     rank: int
     than: int
@@ -232,12 +237,12 @@ class OlderDump:
     group: Group
 
 
-def older_dumps(standings: GroupProgress) -> list[OlderDump]:
-    """Each rank once."""
+def older_dumps(progress: GroupProgress) -> list[OlderDump]:
+    """Ranks with an older dump, each once."""
     found: dict[int, OlderDump] = {}
-    for group, ranks in standings.items():
-        for than, standing in ranks.items():
-            completed = [call for call in standing.calls.values() if _was_common(call)]
+    for group, ranks in progress.items():
+        for than, member in ranks.items():
+            completed = [call for call in member.calls.values() if _ended_for_all(call)]
             if not completed:
                 continue
             last = max(completed, key=lambda call: call.sequence)
@@ -248,7 +253,7 @@ def older_dumps(standings: GroupProgress) -> list[OlderDump]:
 
 
 def longest_wait_seconds(dumps: Sequence[FlightDump]) -> float | None:
-    """Of the calls that were open when a dump was written; None where it is not known of any."""
+    """Longest time that a call was open when its dump was written; None if no such time is known."""
     return max(_waits(dumps), default=None)
 
 
@@ -259,8 +264,8 @@ def _waits(dumps: Iterable[FlightDump]) -> Iterator[float]:
                 yield (dump.written_ns - call.created_ns) / _NS
 
 
-def _was_common(call: Operation) -> bool:
-    """Whether it is sure that it ended, and that all members had a part in it; none has in what is empty."""
+def _ended_for_all(call: Operation) -> bool:
+    """Whether the call certainly ended and had a part of every member; an empty call has none."""
     sizes = call.input_sizes or call.output_sizes
     has_part = not sizes or any(prod(shape) for shape in sizes)
-    return call.is_done and not call.is_given_up and has_part and call.name.startswith(_ALL_WAIT)
+    return call.is_done and not call.is_given_up and has_part and call.name.startswith(_SYNCHRONIZING)

@@ -1,9 +1,15 @@
-"""Verdict of a hang: the ranks that hold the job up, and what of them is stuck.
+"""Verdict of a hang: the ranks that hold up the job, and where they are stuck.
 
-In this order: ranks that called something else than the others (desync); dumps that are not of one moment, or of one
-in which nobody had waited yet, which tell nothing; ranks that others wait for and that left no dump, as they could
-not write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait for each other in
-a circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
+The first rule that applies decides:
+
+1. Ranks called something else than the others: desync.
+2. The dumps are not of one moment, or of one in which no rank had waited yet: no verdict.
+3. Ranks that others wait for left no dump, because they could no longer write one.
+4. Ranks are behind and wait for nobody: stuck on the host or the device.
+5. Ranks wait for each other in a cycle: desync.
+6. Ranks are the end of a chain of messages: stuck on the host.
+
+Otherwise no rank is proven to be the culprit.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.hang.mismatches import Mismatch, diverged_ranks, first_mismatches
 from stepscope.analyzer.hang.progress import (
-    LEAST_WAIT_SECONDS,
+    MIN_WAIT_SECONDS,
     Group,
     GroupProgress,
     group_progress,
@@ -36,7 +42,7 @@ from stepscope.core.vocabulary.causes import Cause, Reason
 
 NONE = "none"
 
-_MOST_EVIDENCE = 8
+_MAX_EVIDENCE = 8
 _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 
 _STUCK = {
@@ -45,52 +51,49 @@ _STUCK = {
     Lag.FINISHED: "called what the peers have finished, but did not finish it: stuck on the GPU",
 }
 
-_OF_NOBODY = "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
+_ACTION_WITHOUT_CULPRIT = (
+    "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
+)
 
 
 def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
-    """The answer from the flight recorders of one job.
-
-    Args:
-        dumps: at least one, and at most one of each rank.
-        world_size: of the job; 0 where it is not known.
-    """
+    """Explain a hang from flight recorder dumps, at most one per rank; `world_size` is 0 if it is unknown."""
     dumps = with_timeouts_open(dumps, world_size)
-    standings = group_progress(dumps, world_size)
-    calls = open_calls(dumps, standings)
+    progress = group_progress(dumps, world_size)
+    calls = open_calls(dumps, progress)
     present = sorted(dump.rank for dump in dumps)
-    world = {*present, *range(world_size), *(rank for group in standings for rank in group.members)}
+    world = {*present, *range(world_size), *(rank for group in progress for rank in group.members)}
     missing = sorted(world - set(present))
-    verdict = _verdict(dumps, standings, calls, missing)
+    verdict = _verdict(dumps, progress, calls, missing)
     return HangReport(verdict, present, missing, waiting_groups(dumps, calls))
 
 
 def _verdict(
-    dumps: Sequence[FlightDump], standings: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
+    dumps: Sequence[FlightDump], progress: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
 ) -> HangVerdict:
-    mismatches = first_mismatches(standings)
+    mismatches = first_mismatches(progress)
     if mismatches:
-        return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)), dumps, standings)
-    if untold := _other_moments(dumps, standings):
-        return untold
-    awaited = _awaited(standings, calls, missing)
-    guilty = lagging_ranks(standings, calls, messages := message_waits(dumps, standings))
+        return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)), dumps, progress)
+    if undecided := _not_comparable(dumps, progress):
+        return undecided
+    awaited = _awaited(progress, calls, missing)
+    culprits = lagging_ranks(progress, calls, messages := message_waits(dumps, progress))
     if awaited and len(missing) <= len(dumps):
-        return _missing(awaited, guilty)
-    if guilty:
-        return _behind(guilty, calls)
+        return _missing(awaited, culprits)
+    if culprits:
+        return _behind(culprits, calls)
     if awaited:
         summary = (
             f"only {len(dumps)} of {counted(len(dumps) + len(missing), 'rank')} left a dump, "
             f"and {form(len(dumps), 'waits', 'they wait')} for others"
         )
-        return _untold(summary, "give the dumps of all ranks")
-    return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
+        return _insufficient(summary, "give the dumps of all ranks")
+    return _cycle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
-def _other_moments(dumps: Sequence[FlightDump], standings: GroupProgress) -> HangVerdict | None:
-    """Dumps from which nothing can be told of who holds up whom."""
-    older = older_dumps(standings)
+def _not_comparable(dumps: Sequence[FlightDump], progress: GroupProgress) -> HangVerdict | None:
+    """Verdict on dumps that cannot be compared, or that show no wait; None otherwise."""
+    older = older_dumps(progress)
     wait = longest_wait_seconds(dumps)
     evidence = [
         HangEvidence(
@@ -98,31 +101,31 @@ def _other_moments(dumps: Sequence[FlightDump], standings: GroupProgress) -> Han
             f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {_name(one.group)}, "
             f"which rank {one.rank} had not called when its dump was written",
         )
-        for one in older[:_MOST_EVIDENCE]
+        for one in older[:_MAX_EVIDENCE]
     ]
     if older:
         ranks = ranks_words([one.rank for one in older])
         summary = f"the dumps are not of one moment: of {ranks} older than the others'"
-    elif wait is not None and 0 <= wait < LEAST_WAIT_SECONDS:
+    elif wait is not None and 0 <= wait < MIN_WAIT_SECONDS:
         summary = f"no call was open for longer than {wait:.2f} s when the dumps were written: no hang yet"
     else:
         return None
-    return _untold(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
+    return _insufficient(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
 
 
-def _awaited(standings: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
-    """Ranks without a dump that open calls wait for; any of them may be where recorders do not list groups."""
+def _awaited(progress: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
+    """Ranks without a dump that open calls wait for; any such rank if recorders do not list the groups."""
     awaited = {rank for call in calls.values() for rank in call.waits_for} & set(missing)
-    if calls and not all(group.is_listed for group in standings):
+    if calls and not all(group.is_listed for group in progress):
         awaited |= set(missing)
     return sorted(awaited)
 
 
-def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: GroupProgress) -> HangVerdict:
-    """Where no call has most, a rank that did something new has left the common way."""
+def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], progress: GroupProgress) -> HangVerdict:
+    """Verdict on a mismatch; without a majority, ranks that made a new transition have left the common sequence."""
     ranks = list(mismatch.others)
     if not mismatch.has_majority:
-        calls = {rank: standings[mismatch.group][rank].calls[mismatch.sequence] for rank in ranks}
+        calls = {rank: progress[mismatch.group][rank].calls[mismatch.sequence] for rank in ranks}
         left = diverged_ranks(dumps, calls, ranks)
         ranks = left if 0 < len(left) < len(ranks) else ranks
     is_known = len(ranks) < sum(map(len, mismatch.calls.values()))
@@ -133,63 +136,63 @@ def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: GroupPro
     return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
 
 
-def _missing(awaited: list[int], guilty: Sequence[LaggingRank]) -> HangVerdict:
+def _missing(awaited: list[int], culprits: Sequence[LaggingRank]) -> HangVerdict:
     evidence = [
         HangEvidence(awaited, f"left no dump, and the others wait for {form(len(awaited), 'it', 'them')}"),
-        *map(_evidence, guilty),
+        *map(_lag_evidence, culprits),
     ]
     summary = f"{ranks_words(awaited)} left no dump, and others wait: suspected first"
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 
-def _behind(guilty: Sequence[LaggingRank], calls: Mapping[int, OpenCall]) -> HangVerdict:
-    kinds = {one.kind for one in guilty}
-    lags = {one.lag for one in guilty}
-    kind = guilty[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
-    ranks = [one.rank for one in guilty]
+def _behind(culprits: Sequence[LaggingRank], calls: Mapping[int, OpenCall]) -> HangVerdict:
+    kinds = {one.kind for one in culprits}
+    lags = {one.lag for one in culprits}
+    kind = culprits[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
+    ranks = [one.rank for one in culprits]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
     if len(lags) == 1:
-        stuck = _STUCK[guilty[0].lag]
+        stuck = _STUCK[culprits[0].lag]
     else:
         stuck = (
             "are behind, all on the GPU" if kind is HangKind.DEVICE else "are behind, some on the host, some on the GPU"
         )
     summary = f"{ranks_words(ranks)} {stuck}; {counted(waiting, 'other waits', 'others wait')}"
-    confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run what no recorder sees
+    confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run work that no recorder sees
     if len(ranks) > waiting or kind is HangKind.UNKNOWN:
         confidence = _PERHAPS
-    return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
+    return _hang(kind, ranks, confidence, summary, list(map(_lag_evidence, culprits)))
 
 
-def _evidence(one: LaggingRank) -> HangEvidence:
+def _lag_evidence(one: LaggingRank) -> HangEvidence:
     fewer = f"{one.behind} {form(one.behind, 'collective')} fewer"
     return HangEvidence([one.rank], f"has {one.lag} {fewer} of {_name(one.group)} than {ranks_words(list(one.ahead))}")
 
 
-def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
-    """Ranks that wait for each other in different groups: who went a new way has left the common one."""
+def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
+    """Ranks that wait for each other in different groups; those with a new transition left the common sequence."""
     waiting: dict[int, set[int]] = {rank: set() for rank in calls}
     for other, call in calls.items():
         for rank in call.waits_for:
             if rank in waiting:
                 waiting[rank].add(other)
     mutual = {rank: waiting[rank].intersection(call.waits_for) for rank, call in calls.items()}
-    circle = sorted(rank for rank, others in mutual.items() if others)
-    if not circle:
+    cycle = sorted(rank for rank, others in mutual.items() if others)
+    if not cycle:
         return None
-    left = diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, circle)
-    if len(left) in (0, len(circle)):  # too little is recorded: then it is whom most others wait for
-        awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
-        left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
-    evidence = [HangEvidence([rank], _waits(calls[rank])) for rank in circle[:_MOST_EVIDENCE]]
+    left = diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, cycle)
+    if len(left) in (0, len(cycle)):  # too little is recorded: take the ranks that most others wait for
+        awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in cycle}
+        left = [rank for rank in cycle if awaited[rank] == max(awaited.values())]
+    evidence = [HangEvidence([rank], _describe_wait(calls[rank])) for rank in cycle[:_MAX_EVIDENCE]]
     summary = (
         f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait for "
         f"{form(len(left), 'it', 'them')}"
     )
-    return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(circle) else _PERHAPS, summary, evidence)
+    return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(cycle) else _PERHAPS, summary, evidence)
 
 
-def _waits(open_call: OpenCall) -> str:
+def _describe_wait(open_call: OpenCall) -> str:
     whom = ranks_words(list(open_call.waits_for))
     return f"waits in {open_call.call.name} of {_name(open_call.group)} for {whom}"
 
@@ -217,16 +220,16 @@ def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     num_open = sum(any(not call.is_done for call in dump.operations) for dump in dumps)
     if not num_open and any(_has_unrecorded(dump) for dump in dumps):
         summary = "no recorded call is open, but messages were sent, which gloo's recorder does not have"
-        return _untold(summary, "look at what the ranks' Python does: py-spy dump --pid")
+        return _insufficient(summary, "look at what the ranks' Python does: py-spy dump --pid")
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
     evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
     summary = f"{counted(num_open, 'rank is', 'ranks are')} in calls that all others have called too: nobody is behind"
-    return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MOST_EVIDENCE])
+    return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MAX_EVIDENCE])
 
 
 def _has_unrecorded(dump: FlightDump) -> bool:
-    """Whether gloo counted more of a group than it recorded."""
+    """Whether gloo counted more calls of a group than it recorded."""
     newest: dict[int, int] = {}
     for call in dump.operations:
         if call.backend == "gloo":
@@ -243,14 +246,14 @@ def _hang(
     evidence: list[HangEvidence],
     reasons: Sequence[Reason] = (),
 ) -> HangVerdict:
-    """A hang; its reasons are those given, else its kind's."""
+    """Verdict of a hang; its reason is the kind unless others are given."""
     reasons = list(reasons) or ([] if kind is HangKind.UNKNOWN else [Reason(kind.value)])
-    actions = [REMEDIES[reason] for reason in reasons] or [_OF_NOBODY]
+    actions = [REMEDIES[reason] for reason in reasons] or [_ACTION_WITHOUT_CULPRIT]
     return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, actions)
 
 
-def _untold(summary: str, what_next: str, evidence: Sequence[HangEvidence] = ()) -> HangVerdict:
-    """These dumps do not tell."""
+def _insufficient(summary: str, what_next: str, evidence: Sequence[HangEvidence] = ()) -> HangVerdict:
+    """Verdict without a culprit because the dumps are not sufficient."""
     cause = Cause.INSUFFICIENT_EVIDENCE
     return HangVerdict(cause, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, list(evidence), [what_next])
 

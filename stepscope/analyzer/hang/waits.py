@@ -1,11 +1,14 @@
-"""Waits in a hang: who waits for whom, who is behind without waiting, who stands at the same place.
+"""Waits in a hang: which rank waits for which, which is behind without waiting, and which are in the same call.
 
-Guilty: In each group with an open call, a rank is behind that has called less than another, or finished less. Being
-behind does not make it a culprit while its own oldest call waits for a rank that has not called it. Of the others,
-those that have called what their peers have finished are stuck on the device; those with nothing open do not come to
-call, on the host. Where NCCL tells starts (TORCH_NCCL_ENABLE_TIMING), those are stuck on the device as well of whose
-open calls none has begun there while a peer is in one of them: something else keeps their GPU. Messages between two
-ranks only excuse: they follow the pipeline's schedule, and name the neighbours of the guilty.
+In each group with an open call, a rank is behind if it has called or finished less than another. A rank that is behind
+is not a culprit while its own oldest call waits for a rank that has not called it. Of the others:
+
+- Ranks that called what their peers have finished are stuck on the device.
+- Ranks without an open call do not get to the call: stuck on the host.
+- Where NCCL records starts (TORCH_NCCL_ENABLE_TIMING), ranks whose open calls have not started while a peer runs one
+  of them are stuck on the device as well: something else occupies their GPU.
+
+Messages between two ranks only excuse a rank: they follow the pipeline schedule and point to neighbours of the culprit.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ _OTHER_END = {"send": "recv", "recv": "send"}
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A rank's oldest call that has not ended.
+    """Oldest collective of a rank that has not ended.
 
     Attributes:
-        waits_for: ranks that have not called it yet; a dump that is missing counts as not called.
-        runs: whether one of the rank's open calls has begun on its device, or may have: starts are not always told.
+        waits_for: ranks that have not called it yet, including those without a dump.
+        runs: whether one of the rank's open calls runs on its device, or may: starts are not always recorded.
     """
 
     call: Operation
@@ -37,39 +40,38 @@ class OpenCall:
     runs: bool = True
 
 
-def open_calls(dumps: Sequence[FlightDump], standings: GroupProgress) -> dict[int, OpenCall]:
-    """Of each rank that has one, its oldest collective that has not ended."""
-    groups = _groups_of(standings)
-    late: dict[tuple[Group, int], tuple[int, ...]] = {}
+def open_calls(dumps: Sequence[FlightDump], progress: GroupProgress) -> dict[int, OpenCall]:
+    """Oldest open collective of each rank that has one."""
+    groups = _groups_of(progress)
+    missing: dict[tuple[Group, int], tuple[int, ...]] = {}
     found = {}
     for dump in dumps:
         call = next((one for one in dump.operations if not one.is_done and not one.is_p2p), None)
         if call is not None:
             group = groups[dump.rank, call.group]
-            if (group, call.sequence) not in late:
-                late[group, call.sequence] = _late(group, standings[group], call.sequence)
-            found[dump.rank] = OpenCall(call, group, late[group, call.sequence], bool(_running(dump)))
+            if (group, call.sequence) not in missing:
+                missing[group, call.sequence] = _members_missing(group, progress[group], call.sequence)
+            found[dump.rank] = OpenCall(call, group, missing[group, call.sequence], bool(_running(dump)))
     return found
 
 
 def _running(dump: FlightDump) -> list[Operation]:
-    """Open calls that have begun, or may have: of a group that has told no start so far (gloo's never do, NCCL's with
-    timing on) nothing is known."""
+    """Open calls that have started, or may have: nothing is known of groups without any recorded start (gloo, or NCCL
+    without timing)."""
     tells_starts = {call.group_id for call in dump.operations if call.is_done and call.started_ns is not None}
     still_open = (call for call in dump.operations if not call.is_done)
     return [call for call in still_open if call.started_ns is not None or call.group_id not in tells_starts]
 
 
-def message_waits(dumps: Sequence[FlightDump], standings: GroupProgress) -> dict[int, int]:
-    """Of each rank whose oldest open call is a message that runs: the rank at its other end, where none runs to meet
-    it."""
-    groups = _groups_of(standings)
+def message_waits(dumps: Sequence[FlightDump], progress: GroupProgress) -> dict[int, int]:
+    """Peer of each rank whose oldest open call is a running message, if no matching message runs at the peer."""
+    groups = _groups_of(progress)
     running = {dump.rank: [call for call in _running(dump) if call.is_p2p] for dump in dumps}
     open_messages = {
-        (rank, *told)
+        (rank, *ends)
         for rank, calls in running.items()
         for call in calls
-        if (told := _ends(call, groups.get((rank, call.group))))
+        if (ends := _ends(call, groups.get((rank, call.group))))
     }
     found = {}
     for dump in dumps:
@@ -84,7 +86,7 @@ def message_waits(dumps: Sequence[FlightDump], standings: GroupProgress) -> dict
 
 
 def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
-    """Of a message: send or recv, the rank that says so, the other one; both of the whole job."""
+    """Kind of a message (send or recv), the rank that recorded it, and its peer; both as ranks of the job."""
     match = _MESSAGE.match(call.name)
     if match is None or group is None:
         return None
@@ -94,17 +96,17 @@ def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
     return match[1], group.members[here], group.members[there]
 
 
-def _late(group: Group, ranks: Mapping[int, RankProgress], sequence: int) -> tuple[int, ...]:
-    """Members that have not called it, as far as their dumps are there."""
+def _members_missing(group: Group, ranks: Mapping[int, RankProgress], sequence: int) -> tuple[int, ...]:
+    """Members that have not called it, as far as their dumps show."""
     return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
 
 
-def _groups_of(standings: GroupProgress) -> Mapping[tuple[int, str], Group]:
-    return {(rank, group.name): group for group, ranks in standings.items() for rank in ranks}
+def _groups_of(progress: GroupProgress) -> Mapping[tuple[int, str], Group]:
+    return {(rank, group.name): group for group, ranks in progress.items() for rank in ranks}
 
 
 class Lag(StrEnum):
-    """What a guilty rank has done less of."""
+    """What a culprit has done less of."""
 
     CALLED = "called"
     STARTED = "started"
@@ -113,7 +115,7 @@ class Lag(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingRank:
-    """A rank, and one group in which it is behind: in what, by how many calls, and of whom."""
+    """A rank that is behind in a group: in what, by how many calls, and behind which ranks."""
 
     rank: int
     lag: Lag
@@ -123,17 +125,17 @@ class LaggingRank:
 
     @property
     def kind(self) -> HangKind:
-        """What of the rank is stuck."""
+        """Where the rank is stuck."""
         return HangKind.HOST if self.lag is Lag.CALLED else HangKind.DEVICE
 
 
 def lagging_ranks(
-    standings: GroupProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
+    progress: GroupProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
 ) -> list[LaggingRank]:
-    """Those who are behind and wait for nobody, in the order of their ranks."""
+    """Ranks that are behind and wait for nobody, by rank."""
     behind: dict[int, LaggingRank] = {}
-    for group, ranks in standings.items():
-        if not any(standing.is_open for standing in ranks.values()):
+    for group, ranks in progress.items():
+        if not any(member.is_open for member in ranks.values()):
             continue
         for one in _behind(group, ranks, open_calls):
             known = behind.get(one.rank)
@@ -150,8 +152,8 @@ def lagging_ranks(
 def _behind(
     group: Group, ranks: Mapping[int, RankProgress], open_calls: Mapping[int, OpenCall]
 ) -> Iterator[LaggingRank]:
-    most_called = max(standing.enqueued for standing in ranks.values())
-    most_done = max(standing.completed for standing in ranks.values())
+    most_called = max(member.enqueued for member in ranks.values())
+    most_done = max(member.completed for member in ranks.values())
     for rank, here in ranks.items():
         own = open_calls.get(rank)
         if own is not None and own.waits_for:
@@ -168,11 +170,11 @@ def _behind(
                 yield LaggingRank(rank, Lag.STARTED, group, 1, ahead)
 
 
-_OF_TORCH = "torch/distributed/"
+_TORCH_FRAMES = "torch/distributed/"
 
 
 def waiting_groups(dumps: Sequence[FlightDump], open_calls: Mapping[int, OpenCall]) -> list[WaitingGroup]:
-    """Ranks by their oldest open call and its stack; those with nothing open by their last call's. Largest first."""
+    """Ranks grouped by their oldest open call and its stack (without one, their last call's), largest group first."""
     made: dict[tuple[object, ...], WaitingGroup] = {}
     for dump in dumps:
         group = _group_of(dump, open_calls.get(dump.rank))
@@ -192,8 +194,8 @@ def _group_of(dump: FlightDump, open_call: OpenCall | None) -> WaitingGroup:
 
 
 def _stack(call: Operation | None) -> list[str]:
-    """The frames from the user's call outwards: torch's own wrappers tell nothing."""
+    """Frames from the user's call outwards, without torch's own wrappers."""
     frames = list(call.frames) if call is not None else []
-    while frames and _OF_TORCH in frames[0].file:
+    while frames and _TORCH_FRAMES in frames[0].file:
         frames.pop(0)
     return stack_lines(frames)

@@ -1,4 +1,4 @@
-"""GPU memory: what held it and why it ran out, from a snapshot of torch's allocator."""
+"""GPU memory: what held it and why it ran out, from a snapshot of PyTorch's allocator."""
 
 from stepscope.analyzer.memory.report import explain_memory
 

@@ -1,9 +1,9 @@
 """Categories of memory blocks: parameters, gradients, optimizer state, activations and others.
 
-The innermost call that tells decides: a model that is wrapped for data-parallel training runs within calls of
-torch.distributed, and recomputed activations within the backward pass. torch's autograd engine allocates on a thread
-of its own, without Python's frames: what has no stack while a step is recorded is of the backward pass. Of that, and
-of the optimizer's, what is freed before the optimizer's step ends is temporary; a gradient is still there.
+The innermost informative frame of a block's stack decides, because a model wrapped for data-parallel training runs
+within calls of torch.distributed, and recomputed activations within the backward pass. Autograd allocates on a thread
+of its own without Python frames, so a block without a stack from within a step belongs to the backward pass. Blocks of
+the backward pass or the optimizer that are freed before the optimizer's step ends are temporary; gradients remain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import MemoryCategory
 
 _SHARDED_TENSORS = ("/torch/distributed/tensor/", "/torch/distributed/_tensor/")
-"""They pass each operation of a layer on: what it is for, the calls around say."""
+"""DTensor dispatches the operations of layers: the purpose follows from the frames around it."""
 _COMMUNICATION = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
@@ -37,7 +37,7 @@ _OPTIMIZER = (
 _TEMPORARY = ("/torch/nn/utils/", "/torch/amp/", "/torch/cuda/amp/")
 _MODULES = "/torch/nn/"
 _FUNCTIONS = "/torch/nn/functional.py"
-"""Called without a module, as a loss often is."""
+"""Functions called without a module, as losses often are."""
 _CALLS = frozenset(["forward", "_call_impl", "_wrapped_call_impl"])
 _BEFORE_TRAINING = frozenset(["__init__", "reset_parameters", "_apply", "to", "cuda", "to_empty", "load_state_dict"])
 _COPIES = frozenset(["_apply", "to", "cuda", "to_empty", "load_state_dict", "convert"])
@@ -50,14 +50,14 @@ def category_of(
     step_ends: Sequence[int] = (),
     noted_at: int = 0,
 ) -> MemoryCategory:
-    """The category of a block.
+    """Category of a block.
 
     Args:
         held: the block.
         stacks: of the snapshot.
-        owners: what is known of blocks, by their address.
-        step_ends: how many events had happened when the optimizer's steps ended, ascending.
-        noted_at: how many had when the owners were written down: blocks that were gone by then had other owners.
+        owners: known owners of blocks, by address.
+        step_ends: number of events at the end of each optimizer step, ascending.
+        noted_at: number of events when the owners were recorded; blocks freed before that had other owners.
     """
     known = owners.get(held.address)
     if known is not None and (held.died is None or held.died >= noted_at):
@@ -75,13 +75,13 @@ def category_of(
 
 
 def _is_within_a_step(born: int, died: int, step_ends: Sequence[int]) -> bool:
-    """Whether no step ended while it lived, although one did later."""
+    """Whether the block was freed within the step that allocated it, and that step ended later."""
     following = bisect_right(step_ends, born)
     return following < len(step_ends) and died < step_ends[following]
 
 
 def _by_frames(frames: tuple[StackFrame, ...]) -> MemoryCategory:
-    """By the innermost that tells."""
+    """Category from the innermost informative frame."""
     in_modules = [frame for frame in frames if _MODULES in f"/{frame.file}" and not _is_in(frame, _TEMPORARY)]
     is_call = any(frame.function in _CALLS for frame in in_modules)
     for frame in frames:
@@ -105,7 +105,7 @@ def _by_frames(frames: tuple[StackFrame, ...]) -> MemoryCategory:
 
 
 def phase_of(frames: Sequence[StackFrame]) -> str:
-    """Of a step, by the calls: optimizer, backward, forward; unknown without a sign."""
+    """Phase of a step from its stack: optimizer, backward, forward or unknown."""
     for frame in frames:
         if _is_in(frame, _OPTIMIZER):
             return "optimizer"

@@ -1,10 +1,10 @@
-"""History of allocations: how much was held when, by whom, and what grows from step to step.
+"""History of allocations: memory held at each moment, by whom, and growth from step to step.
 
-History: A snapshot says exactly what is held at its end; events before it say what changed. So nothing need be known
-of what was allocated before the recording began.
+A snapshot lists what is held at its end, and its events what changed before: going backwards gives the memory at each
+moment without knowing the allocations before the recording.
 
-Growth: Steps are told apart by the ends of the optimizer's steps, where torch noted them. What is allocated then
-should be the same each time; where it grows, what grows is what was born in many different steps and still lives.
+Growth: steps are delimited by the ends of the optimizer's steps, where torch recorded them. Allocated memory should be
+equal at each; if it grows, the blocks that grow are those allocated in many different steps and still held.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stepscope.core.documents.memory import (
     MemorySnapshot,
 )
 
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 _RESERVED_SIGNS = {
     AllocatorAction.SEGMENT_ALLOC: 1,
     AllocatorAction.SEGMENT_MAP: 1,
@@ -40,12 +40,12 @@ _RESERVED_SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A block that was allocated at a moment.
+    """A block that is allocated at some moment.
 
     Attributes:
-        stack: of its allocation; NO_STACK where that was before the recording, or without one.
-        born: number of the event that allocated it; None: before the recording.
-        died: number of the event that freed it; None: none is recorded.
+        stack: of its allocation; NO_STACK if it is unknown.
+        born: index of the event that allocated it; None if that was before the recording.
+        died: index of the event that freed it; None if none is recorded.
     """
 
     address: int
@@ -57,11 +57,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One GPU's time.
+    """Memory of one GPU over time.
 
     Attributes:
-        allocated, reserved: after each event, bytes; one more at the beginning.
-        allocated_now, reserved_now: at the end, from the segments.
+        allocated, reserved: bytes before the first event and after each.
+        allocated_now, reserved_now: bytes at the end, from the segments.
     """
 
     device: int
@@ -74,17 +74,17 @@ class History:
 
     @property
     def peak(self) -> int:
-        """Number of events after which most was allocated."""
+        """Number of events after which allocated memory was largest."""
         return int(self.allocated.argmax())
 
     @property
     def last_failure(self) -> int | None:
-        """Number of the event of the last allocation that found no room; None without one."""
+        """Index of the event of the last failed allocation; None without one."""
         place = self.events.actions.tobytes().rfind(AllocatorAction.OOM)
         return place if place >= 0 else None
 
     def held_after(self, number: int) -> list[Held]:
-        """What was allocated after so many events."""
+        """Blocks allocated after the first `number` events."""
         alive = {
             block.address: Held(block.address, block.size, block.stack, None)
             for segment in self.segments
@@ -107,7 +107,7 @@ class History:
         ]
 
     def _births(self, number: int) -> dict[int, int]:
-        """Of each address, the last event before that allocated it and that no free followed."""
+        """By address, the last of the first `number` events that allocated it, if no free followed."""
         events, born = self.events, dict[int, int]()
         for place in range(number):
             if events.actions[place] == AllocatorAction.ALLOC:
@@ -117,22 +117,22 @@ class History:
         return born
 
     def places_of(self, times_us: Sequence[int]) -> list[int]:
-        """How many events had happened at these times; without those before the recording."""
+        """Number of events at each time; without times before the recording."""
         times = self.events.times_us
         return [bisect_right(times, one) for one in times_us if times and times[0] < one]
 
     def timeline(self) -> list[tuple[int, int, int]]:
-        """Some hundred points (us, allocated, reserved): of each stretch of time the one with most allocated."""
+        """Some hundred points (us, allocated, reserved), each the maximum of allocated memory in a stretch of time."""
         times = self.events.times_us
         if not times:
             return []
-        edges = np.unique(np.linspace(0, len(times), min(_MOST_POINTS, len(times)) + 1).astype(np.int64))
+        edges = np.unique(np.linspace(0, len(times), min(_MAX_POINTS, len(times)) + 1).astype(np.int64))
         chosen = [begin + int(self.allocated[begin + 1 : end + 1].argmax()) for begin, end in pairwise(edges.tolist())]
         return [(times[place], int(self.allocated[place + 1]), int(self.reserved[place + 1])) for place in chosen]
 
 
 def history_of(snapshot: MemorySnapshot, device: int) -> History:
-    """One GPU's part of a snapshot."""
+    """History of one GPU in a snapshot."""
     segments = [segment for segment in snapshot.segments if segment.device == device]
     allocated_now = sum(block.size for segment in segments for block in segment.blocks if block.is_allocated)
     reserved_now = sum(segment.size for segment in segments)
@@ -149,15 +149,15 @@ def history_of(snapshot: MemorySnapshot, device: int) -> History:
         device,
         segments,
         events,
-        _reckoned_back(allocated, allocated_now),
-        _reckoned_back(reserved, reserved_now),
+        _levels_before(allocated, allocated_now),
+        _levels_before(reserved, reserved_now),
         allocated_now,
         reserved_now,
     )
 
 
 def _sizes(events: AllocatorEvents, segments: Sequence[MemorySegment]) -> NDArray[np.int64]:
-    """Of each event; of a block that is still there its own, which is larger where the rest was too small to split."""
+    """Size of each event; of a block that still exists its own, which is larger if the rest was too small to split."""
     sizes = np.array(events.sizes, dtype=np.int64)
     newest = {
         events.addresses[place]: place for place, action in enumerate(events.actions) if action == AllocatorAction.ALLOC
@@ -169,39 +169,42 @@ def _sizes(events: AllocatorEvents, segments: Sequence[MemorySegment]) -> NDArra
     return sizes
 
 
-def _reckoned_back(changes: NDArray[np.int64], now: int) -> NDArray[np.int64]:
-    """The level before the first change and after each, such that the last one is `now`."""
+def _levels_before(changes: NDArray[np.int64], now: int) -> NDArray[np.int64]:
+    """Level before the first change and after each, such that the last one is `now`."""
     levels = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes)])
     return levels + (now - int(levels[-1]))
 
 
-_LEAST_STEPS = 4
-_LEAST_SHARE_OF_STEPS = 0.75
-"""Of the steps in which something was kept: fewer is a change, not a leak."""
-_LEAST_BYTES = 1 << 10
+_MIN_STEPS = 4
+_MIN_SHARE_OF_STEPS = 0.75
+"""Share of the steps that must keep memory; in fewer it is a change and not a leak."""
+_MIN_BYTES = 1 << 10
 
 
 def growth_of(history: History, step_ends_us: Sequence[int], stacks: Sequence[tuple[StackFrame, ...]]) -> Growth | None:
-    """What each step keeps; None where nothing grows, or fewer than five steps are recorded."""
+    """Memory that each step keeps; None if none grows, or with fewer than five steps."""
     ends = history.places_of(step_ends_us)
     levels = [int(history.allocated[place]) for place in ends]
     differences = [later - earlier for earlier, later in pairwise(levels)]
-    if len(differences) < _LEAST_STEPS:
+    if len(differences) < _MIN_STEPS:
         return None
-    growing = sum(difference >= _LEAST_BYTES for difference in differences)
+    growing = sum(difference >= _MIN_BYTES for difference in differences)
     kept = int(median(differences))
-    if growing < _LEAST_SHARE_OF_STEPS * len(differences) or kept < _LEAST_BYTES:
+    if growing < _MIN_SHARE_OF_STEPS * len(differences) or kept < _MIN_BYTES:
         return None
-    found = _what_grows(history, ends)
+    found = _growing_stack(history, ends)
     if found is None:
         return None
     stack, held = found
     return Growth(kept, len(differences), stack_lines(stacks[stack]), held)
 
 
-def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int] | None:
-    """The stack of which blocks of most steps live on, and how much it holds after the last step; None where all that
-    is held is of few steps: then it is larger each time, as a longer sequence's, and none is kept."""
+def _growing_stack(history: History, ends: Sequence[int]) -> tuple[int, int] | None:
+    """Stack whose blocks from most steps are still held, and the bytes it holds after the last step.
+
+    None if everything held is from few steps: then a step allocates more than the one before, as with longer sequences,
+    and keeps nothing.
+    """
     steps: dict[int, set[int]] = defaultdict(set)
     recorded: dict[int, int] = defaultdict(int)
     sizes: dict[int, int] = defaultdict(int)
@@ -210,7 +213,7 @@ def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int] | None
         if held.born is not None:
             steps[held.stack].add(bisect_right(ends, held.born))
             recorded[held.stack] += held.size
-    lasting = [stack for stack in recorded if len(steps[stack]) >= _LEAST_SHARE_OF_STEPS * (len(ends) - 1)]
+    lasting = [stack for stack in recorded if len(steps[stack]) >= _MIN_SHARE_OF_STEPS * (len(ends) - 1)]
     if not lasting:
         return None
     stack = max(lasting, key=lambda one: recorded[one])

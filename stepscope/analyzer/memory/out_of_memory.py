@@ -20,11 +20,11 @@ from stepscope.core.documents.memory import (
 )
 
 _FOREIGN_SHARE = 0.15
-"""Of the GPU: CUDA's context, NCCL's buffers and libraries take some GB at most."""
+"""Share of the GPU's memory: CUDA's context, NCCL's buffers and libraries take a few GB at most."""
 _UNUSED_SHARE = 0.5
-"""Of what was asked for: torch's own unused pieces have it, and the GPU's free memory the rest."""
+"""Share of the request that unused reserved memory must hold; the GPU's free memory holds the rest."""
 _LEAKED_SHARE = 0.3
-"""Of what is allocated: less is growth that did not end the job."""
+"""Share of allocated memory from which growth is the cause."""
 
 
 def out_of_memory_of(
@@ -34,14 +34,9 @@ def out_of_memory_of(
     growth: Growth | None,
     note: OutOfMemoryNote | None,
 ) -> OutOfMemory | None:
-    """The post-mortem; None where nothing failed.
+    """Post-mortem of a failed allocation; None if none failed.
 
-    Args:
-        history: of the GPU.
-        stacks: of the snapshot.
-        fragmentation: at the snapshot's end, which follows the failure at once.
-        growth: from step to step.
-        note: of the training side.
+    `fragmentation` is that of the snapshot's end, right after the failure; `note` was written by the training process.
     """
     events = history.events
     failed = history.last_failure
@@ -96,7 +91,7 @@ def _cause(
 
 
 def _words(num_bytes: int) -> str:
-    """As torch's own message says it: binary units, two decimals."""
+    """Bytes as in torch's own message: binary units, two decimals."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -104,8 +99,8 @@ def _words(num_bytes: int) -> str:
     return f"{value:,.2f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
-_WORTH = 0.02
-"""Of the peak: what saves less is not named."""
+_MIN_SAVING = 0.02
+"""Smallest saving to report, as a share of the peak."""
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*True", re.IGNORECASE)
 
 
@@ -116,14 +111,9 @@ def remedies_for(
     oom: OutOfMemory | None,
     settings: str,
 ) -> list[Remedy]:
-    """For a job of data-parallel ranks, savings of ZeRO are those of many ranks; of two they are half.
+    """Changes that save memory: those for the cause first, then by saving, given the bytes by category at the peak.
 
-    Args:
-        by_category: bytes at the peak.
-        fragmentation: at the end.
-        growth: from step to step.
-        oom: why memory ran out.
-        settings: of the allocator.
+    Savings of ZeRO are those with many data-parallel ranks; with two they are half.
     """
     first: list[Remedy] = []
     if oom is not None and oom.cause is OomCause.OTHER_PROCESS:
@@ -151,5 +141,7 @@ def remedies_for(
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that free pieces join"
         is_cause = oom is not None and oom.cause is OomCause.FRAGMENTATION
         (first if is_cause else rest).append(Remedy(change, fragmentation.in_used_segments_bytes))
-    worth = [remedy for remedy in rest if remedy.saved_bytes is not None and remedy.saved_bytes > _WORTH * peak]
-    return [*first, *sorted(worth, key=lambda remedy: -(remedy.saved_bytes or 0))]
+    worthwhile = [
+        remedy for remedy in rest if remedy.saved_bytes is not None and remedy.saved_bytes > _MIN_SAVING * peak
+    ]
+    return [*first, *sorted(worthwhile, key=lambda remedy: -(remedy.saved_bytes or 0))]

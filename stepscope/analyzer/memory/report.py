@@ -1,4 +1,4 @@
-"""Report on one GPU's memory: everything that a snapshot says of it."""
+"""Report on one GPU's memory from a snapshot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepscope.core.documents.memory import (
 
 
 def fragmentation_of(segments: Iterable[MemorySegment]) -> Fragmentation:
-    """At the snapshot's end. A piece is one free block: torch joins those that lie beside each other."""
+    """Fragmentation at the snapshot's end; a piece is one free block, as torch joins adjacent ones."""
     free, in_used = [], 0
     for segment in segments:
         pieces = [block.size for block in segment.blocks if not block.is_allocated and not block.is_awaited]
@@ -33,16 +33,11 @@ def fragmentation_of(segments: Iterable[MemorySegment]) -> Fragmentation:
     return Fragmentation(inactive, largest, in_used, 1 - largest / inactive if inactive else 0.0)
 
 
-_MOST_HOLDERS = 40
+_MAX_HOLDERS = 40
 
 
 def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None) -> MemoryReport:
-    """The report on the GPU that the note names, else on the one of which most is reserved.
-
-    Args:
-        snapshot: of a process.
-        note: what its training wrote down when memory ran out.
-    """
+    """Explain the memory of the GPU that the note names, else of the one with the most reserved memory."""
     device, notices = _device(snapshot, note)
     history = history_of(snapshot, device)
     owners = note.owners if note is not None else {}
@@ -91,7 +86,7 @@ def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int
 def _holders(
     history: History, snapshot: MemorySnapshot, owners: Mapping[int, str]
 ) -> tuple[list[Holder], dict[MemoryCategory, int]]:
-    """At the peak: the largest, and all by category."""
+    """Largest holders at the peak, and bytes by category."""
     sizes: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
     counts: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
     by_category = dict.fromkeys(MemoryCategory, 0)
@@ -103,6 +98,6 @@ def _holders(
         sizes[category, one.stack] += one.size
         counts[category, one.stack] += 1
         by_category[category] += one.size
-    largest = sorted(sizes, key=lambda key: -sizes[key])[:_MOST_HOLDERS]
+    largest = sorted(sizes, key=lambda key: -sizes[key])[:_MAX_HOLDERS]
     holders = [Holder(key[0], sizes[key], counts[key], stack_lines(snapshot.stacks[key[1]])) for key in largest]
     return holders, by_category

@@ -1,4 +1,4 @@
-"""NCCL diagnosis: how GPUs reach each other, whether it is the right way, and what went wrong."""
+"""NCCL diagnosis: the transport of each pair of GPUs, whether it is the expected one, and failures."""
 
 from stepscope.analyzer.nccl.report import explain_nccl
 

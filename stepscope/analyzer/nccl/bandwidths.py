@@ -1,4 +1,4 @@
-"""Bandwidth of collectives by size, as the NCCL inspector and nccl-tests measured it."""
+"""Bandwidth of collectives by size, from the NCCL inspector and from nccl-tests."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from statistics import median
 from stepscope.core.documents.nccl import Bandwidth
 from stepscope.core.documents.nccl_logs import Benchmarked, InspectorCall, LogEvent, Measured
 
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
+"""Share of collectives in which a rank must be the last to be named."""
 
 
-def inspected(calls: Iterable[InspectorCall]) -> list[Bandwidth]:
-    """A row for each communicator, collective and size."""
+def inspector_bandwidths(calls: Iterable[InspectorCall]) -> list[Bandwidth]:
+    """One row per communicator, collective and size."""
     rows: dict[tuple[str, str, str], list[InspectorCall]] = defaultdict(list)
     for call in calls:
         rows[call.communicator, call.collective, call.size].append(call)
-    return [_row(of) for _, of in sorted(rows.items())]
+    return [_bandwidth(same) for _, same in sorted(rows.items())]
 
 
-def _row(calls: Sequence[InspectorCall]) -> Bandwidth:
+def _bandwidth(calls: Sequence[InspectorCall]) -> Bandwidth:
     by_sequence: dict[int | None, list[InspectorCall]] = defaultdict(list)
     for call in calls:
         by_sequence[call.sequence].append(call)
     last: Counter[int] = Counter()
     rates = []
-    for sequence, of in by_sequence.items():
+    for sequence, members in by_sequence.items():
         if sequence is None:
-            rates += [call.bus_gbs for call in of]
+            rates += [call.bus_gbs for call in members]
             continue
-        shortest = min(of, key=lambda call: call.microseconds)
+        shortest = min(members, key=lambda call: call.microseconds)
         rates.append(shortest.bus_gbs)
-        if len(of) > 1 and shortest.rank is not None:
+        if len(members) > 1 and shortest.rank is not None:
             last[shortest.rank] += 1
     first = calls[0]
     rank, count = last.most_common(1)[0] if last else (None, 0)
-    share = count / last.total() if last else None
+    share = count / last.total() if last else 0.0
+    is_named = share >= _MIN_SHARE
     return Bandwidth(
         first.communicator,
         first.collective,
@@ -45,13 +47,13 @@ def _row(calls: Sequence[InspectorCall]) -> Bandwidth:
         first.size,
         len(rates),
         median(rates),
-        rank if share is not None and share >= _LEAST_SHARE else None,
-        share if share is not None and share >= _LEAST_SHARE else None,
+        rank if is_named else None,
+        share if is_named else None,
     )
 
 
-def tested(events: Iterable[LogEvent]) -> list[Bandwidth]:
-    """A row for each run of nccl-tests: the mean over its sizes."""
+def benchmark_bandwidths(events: Iterable[LogEvent]) -> list[Bandwidth]:
+    """One row per run of nccl-tests: the mean over its sizes."""
     found: list[Bandwidth] = []
     rate: Measured | None = None
     for event in events:

@@ -1,7 +1,7 @@
 """Failures: watchdog timeouts, network card errors, RAS findings, hints from the trainer's log.
 
-Transfer errors: Statuses are libibverbs' ibv_wc_status. Which cause is usual is from reports: pytorch#81628,
-nccl#426, nccl#1405.
+Statuses of failed transfers are libibverbs' ibv_wc_status; their usual causes are from reports (pytorch#81628,
+nccl#426, nccl#1405).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from stepscope.core.text.numbers import form, ranks_words
 
 
 def timeouts(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """One finding a process group: ranks that stand at different collectives, are silent, or all wait alike."""
+    """One finding per process group: ranks in different collectives, silent ranks, or ranks that all wait alike."""
     by_group: dict[str | None, dict[int, TimedOut]] = defaultdict(dict)
     for event in _first_of_each(events):
         by_group[event.group][event.rank] = event
-    return [_of_group(group, first) for group, first in by_group.items()]
+    return [_timeout_finding(group, first) for group, first in by_group.items()]
 
 
 def _first_of_each(events: Iterable[LogEvent]) -> list[TimedOut]:
-    """Of each rank; torch says it twice, and only the second time of which group."""
+    """First timeout of each rank; torch reports it twice, and names the group only the second time."""
     first: dict[int, TimedOut] = {}
     for event in events:
         if isinstance(event, TimedOut):
@@ -45,44 +45,45 @@ def _first_of_each(events: Iterable[LogEvent]) -> list[TimedOut]:
     return list(first.values())
 
 
-def _of_group(group: str | None, first: dict[int, TimedOut]) -> NcclFinding:
-    standing: dict[tuple[int, str], list[int]] = defaultdict(list)
+def _timeout_finding(group: str | None, first: dict[int, TimedOut]) -> NcclFinding:
+    ranks_by_call: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rank, event in sorted(first.items()):
-        standing[event.sequence, event.operation].append(rank)
+        ranks_by_call[event.sequence, event.operation].append(rank)
     place = min(first.values(), key=lambda event: (event.place.file, event.place.line)).place
     of_group = f" of group {group}" if group is not None else ""
-    if len(standing) > 1:
-        code, ranks, message = "desync", _fewest(standing), _apart(standing, of_group)
+    if len(ranks_by_call) > 1:
+        code, ranks, message = "desync", _minority(ranks_by_call), _describe_mismatch(ranks_by_call, of_group)
     else:
-        (sequence, operation), waiting = next(iter(standing.items()))
-        silent = _silent(group, waiting)
+        (sequence, operation), waiting = next(iter(ranks_by_call.items()))
+        silent = _silent_ranks(group, waiting)
         code, ranks = ("silent_rank", silent) if silent else ("timeout", waiting)
         message = f"{ranks_words(waiting)} waited in {operation} {sequence}{of_group} until torch's timeout"
         message += f"; {ranks_words(silent)} did not: look there first" if silent else ""
     return NcclFinding(code, Severity.CRITICAL, message, place.file, place.line, ranks)
 
 
-def _silent(group: str | None, waiting: list[int]) -> list[int]:
-    """Ranks that say nothing; none where the group is not of all ranks, or where more are silent than speak: then it is
-    their logs that are not here."""
+def _silent_ranks(group: str | None, waiting: list[int]) -> list[int]:
+    """Ranks without a timeout; none if the group is not of all ranks, or if more are silent than not, which means that
+    their logs are missing."""
     if group is not None and OF_ALL not in group and group != "0":
         return []
     silent = sorted(set(range(max(waiting))) - set(waiting))
     return silent if len(silent) < len(waiting) else []
 
 
-def _fewest(standing: dict[tuple[int, str], list[int]]) -> list[int]:
-    """The ranks that stand apart from most; all where none do."""
-    by_number = sorted(standing.values(), key=len)
+def _minority(ranks_by_call: dict[tuple[int, str], list[int]]) -> list[int]:
+    """Ranks apart from the majority; all of them without one."""
+    by_number = sorted(ranks_by_call.values(), key=len)
     if len(by_number[-1]) > len(by_number[-2]):
         return sorted(rank for ranks in by_number[:-1] for rank in ranks)
     return sorted(rank for ranks in by_number for rank in ranks)
 
 
-def _apart(standing: dict[tuple[int, str], list[int]], of_group: str) -> str:
-    said = [f"{ranks_words(ranks)} in {operation} {sequence}" for (sequence, operation), ranks in standing.items()]
+def _describe_mismatch(ranks_by_call: dict[tuple[int, str], list[int]], of_group: str) -> str:
+    calls = [f"{ranks_words(ranks)} in {name} {sequence}" for (sequence, name), ranks in ranks_by_call.items()]
     return (
-        f"ranks wait in different collectives{of_group}: {'; '.join(said)}: they do not call the same in the same order"
+        f"ranks wait in different collectives{of_group}: {'; '.join(calls)}: "
+        "they do not call the same in the same order"
     )
 
 
@@ -111,28 +112,28 @@ _ADVICE = {
 
 
 def transfer_error_words(status: int, vendor_error: int) -> str:
-    """What happened, in words: "retries exceeded: the peer does not answer (status 12, vendor error 129)"."""
+    """Description of a failed transfer: "retries exceeded: the peer does not answer (status 12, vendor error 129)"."""
     return f"{_STATUS.get(status, 'unknown error')} (status {status}, vendor error {vendor_error})"
 
 
 def transfer_error_advice(status: int) -> str:
-    """What to look at."""
+    """What to check after a failed transfer."""
     return _ADVICE.get(status, "look at both hosts' kernel logs and the card's counters")
 
 
 def ras_findings(statuses: Iterable[RasStatus]) -> list[NcclFinding]:
-    """Ranks that are dead, do not answer, or stand elsewhere than the others."""
+    """Findings of RAS: ranks that are dead, do not answer, or differ from the others."""
     found: list[NcclFinding] = []
     for status in statuses:
         for line in status.dead:
             message = f"{line} is dead or does not answer"
             found.append(NcclFinding("ras_dead", Severity.CRITICAL, message, status.file, 0))
         for one in status.communicators:
-            found += _of(one, status.file)
+            found += _communicator_findings(one, status.file)
     return found
 
 
-def _of(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
+def _communicator_findings(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
     dead = [rank.rank for rank in one.missing if rank.is_dead]
     silent = [rank.rank for rank in one.missing if not rank.is_dead]
     for ranks, how in ((dead, "considered dead"), (silent, "without an answer")):
@@ -142,14 +143,14 @@ def _of(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
                 f"{form(len(ranks), 'its host', 'their hosts')} first"
             )
             yield NcclFinding("ras_missing", Severity.CRITICAL, message, file, 0, ranks)
-    for told, what in one.problems:
-        message = f"communicator {one.id}: {ranks_words(list(told))} {what}, unlike the others"
-        yield NcclFinding("ras_mismatch", Severity.WARNING, message, file, 0, list(told))
+    for problem_ranks, what in one.problems:
+        message = f"communicator {one.id}: {ranks_words(list(problem_ranks))} {what}, unlike the others"
+        yield NcclFinding("ras_mismatch", Severity.WARNING, message, file, 0, list(problem_ranks))
     yield from _behind(one, file)
 
 
 def _behind(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
-    """By the counts of JSON: ranks that launched less than most."""
+    """Finding on ranks that launched fewer collectives than most, from the counts of the JSON format."""
     behind = ranks_with_fewer_calls(one)
     if behind:
         message = (
@@ -160,7 +161,7 @@ def _behind(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
 
 
 def flag_findings(pages: Iterable[HangFlags]) -> list[NcclFinding]:
-    """A hang flags all ranks; some alone are slow."""
+    """Findings on ranks that xpu_timer flags: all of them in a hang; a few are only slow."""
     found = []
     for page in pages:
         if page.flagged and not page.clear:
@@ -179,7 +180,7 @@ _COMMUNICATION = "backward_allreduce"
 
 
 def trainer_findings(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """One finding where the optimizer's step takes longer than forward and backward together."""
+    """One finding if the optimizer's step takes longer than forward and backward together."""
     for event in events:
         if isinstance(event, TrainerTimes) and all(part in event.parts for part in _NEEDED):
             forward, backward, step = (event.parts[part] for part in _NEEDED)

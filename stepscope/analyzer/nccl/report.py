@@ -1,11 +1,11 @@
-"""Report on all of a job's NCCL files, the worst first."""
+"""Report on all NCCL files of a job, most severe findings first."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from stepscope.analyzer.nccl.bandwidths import inspected, tested
+from stepscope.analyzer.nccl.bandwidths import benchmark_bandwidths, inspector_bandwidths
 from stepscope.analyzer.nccl.failures import (
     flag_findings,
     ras_findings,
@@ -14,7 +14,7 @@ from stepscope.analyzer.nccl.failures import (
     transfer_error_advice,
     transfer_error_words,
 )
-from stepscope.analyzer.nccl.topology import devices_of, members_of, planned_ways, shared_cards
+from stepscope.analyzer.nccl.topology import devices_of, members_of, planned_paths, shared_cards
 from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
 from stepscope.core.documents.nccl import Communicator, NcclFinding, NcclReport, Transport
 from stepscope.core.documents.nccl_logs import (
@@ -32,9 +32,9 @@ from stepscope.core.documents.nccl_logs import (
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, form, ranks_words
 
-_MOST_WARNINGS = 20
+_MAX_WARNINGS = 20
 _HARMLESS_EVENTS = frozenset(["client reregistration", "port active"])
-"""Of cards: the fabric's manager starts anew, a port comes back after what is told of by itself."""
+"""Events of network cards that need no action: a restart of the fabric manager, the return of a port."""
 
 
 def explain_nccl(
@@ -43,18 +43,11 @@ def explain_nccl(
     statuses: Iterable[RasStatus] = (),
     pages: Iterable[HangFlags] = (),
 ) -> NcclReport:
-    """The report.
-
-    Args:
-        events: of all logs and topologies, each file's in its order.
-        calls: of the inspector.
-        statuses: of RAS.
-        pages: of xpu_timer.
-    """
+    """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
     members = members_of(events)
     transports = transports_of(events, members)
     findings = [
-        *_slow_ways(transports, events),
+        *_slow_transports(transports, events),
         *_not_joined(members.communicators, events),
         *_card_errors(events),
         *timeouts(events),
@@ -73,15 +66,15 @@ def explain_nccl(
         versions,
         members.communicators,
         transports,
-        [*inspected(calls), *tested(events)],
+        [*inspector_bandwidths(calls), *benchmark_bandwidths(events)],
         devices_of(events),
-        planned_ways(events),
+        planned_paths(events),
         findings,
     )
 
 
-def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
-    """One finding a kind of way and reason."""
+def _slow_transports(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    """One finding per transport and reason."""
     wrong: dict[tuple[str, str, str], list[Transport]] = defaultdict(list)
     for one in transports:
         if not one.ok:
@@ -96,7 +89,7 @@ def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> I
 
 
 def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
-    """Ranks that began to join and have not: a log that ends there, or a start that hangs."""
+    """Ranks that began to join and have not: the log ends there, or the start hangs."""
     for one in communicators:
         waiting = sorted(set(one.ranks) - set(one.joined))
         if one.joined or not waiting or one.num_ranks <= len(one.ranks):
@@ -113,7 +106,7 @@ def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent
 
 def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
     seen: set[tuple[str, int, int]] = set()
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for event in events:
         place = event.place
         if isinstance(event, FailedTransfer):
@@ -128,9 +121,9 @@ def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
                 )
                 yield NcclFinding("transfer_failed", Severity.CRITICAL, message, place.file, place.line)
         elif isinstance(event, CardEvent) and event.event not in _HARMLESS_EVENTS:
-            if (place.process, event.event) in told:
+            if (place.process, event.event) in reported:
                 continue
-            told.add((place.process, event.event))
+            reported.add((place.process, event.event))
             message = f"{place.process}: network card: {event.event}; look at cable, transceiver and the switch's port"
             yield NcclFinding("port_event", Severity.WARNING, message, place.file, place.line)
 
@@ -147,7 +140,7 @@ def _versions(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
 
 
 def _no_direct_memory(events: Iterable[LogEvent], transports: Sequence[Transport]) -> Iterator[NcclFinding]:
-    """Where only the end of the start is in the log: rings without GPUDirect, and no way told."""
+    """Finding on rings without GPUDirect, for logs that contain only the end of the start."""
     if transports:
         return
     for event in events:
@@ -161,7 +154,7 @@ def _warnings(events: Iterable[LogEvent]) -> list[NcclFinding]:
     """NCCL's other warnings, each text once."""
     found: dict[str, NcclFinding] = {}
     for event in events:
-        if isinstance(event, Warned) and event.text not in found and len(found) < _MOST_WARNINGS:
+        if isinstance(event, Warned) and event.text not in found and len(found) < _MAX_WARNINGS:
             place = event.place
             found[event.text] = NcclFinding(
                 "nccl_warning", Severity.WARNING, f"{place.process}: {event.text}", place.file, place.line

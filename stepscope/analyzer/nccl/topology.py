@@ -1,4 +1,4 @@
-"""Topology: the members of each communicator, and the devices and network cards of each machine."""
+"""Topology: the members of each communicator, and the GPUs and network cards of each machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from stepscope.core.text.numbers import counted
 
 
 @dataclass(slots=True)
-class _Known:
+class _CommunicatorBuilder:
+    """What the log lines so far tell about a communicator."""
+
     num_ranks: int
     ranks: set[int] = field(default_factory=set)
     joined: set[int] = field(default_factory=set)
@@ -37,11 +39,11 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The communicators, and which rank of which one a process is at a line.
+    """Communicators of a job, and the communicator of each log line.
 
     Attributes:
-        at: of each event, the communicator and rank its process was at: by its place in the sequence of events.
-        hosts: of each rank of a communicator, its host.
+        at: communicator and rank of the process, by index of the event.
+        hosts: host by communicator and rank.
     """
 
     communicators: list[Communicator]
@@ -50,14 +52,14 @@ class Members:
 
 
 def members_of(events: Sequence[LogEvent]) -> Members:
-    """Follow each process through its communicators: a line belongs to the one that it joined, or joins, last."""
-    known: dict[str, _Known] = {}
+    """Follow each process through its communicators: a line belongs to the one that its process joined last."""
+    known: dict[str, _CommunicatorBuilder] = {}
     current: dict[str, tuple[str, int]] = {}
     networks: dict[str, str] = {}
     at: dict[int, tuple[str, int]] = {}
     hosts: dict[tuple[str, int], str] = {}
     ids = _ids_by_size(events)
-    for number, event in enumerate(events):
+    for index, event in enumerate(events):
         process = event.place.process
         if isinstance(event, Network):
             networks[process] = event.name
@@ -68,7 +70,7 @@ def members_of(events: Sequence[LogEvent]) -> Members:
             hosts[name, event.rank] = event.place.host
         if process not in current:
             continue
-        name, rank = at[number] = current[process]
+        name, rank = at[index] = current[process]
         _note(known, name, rank, event, networks.get(process))
     return Members([_communicator(name, one) for name, one in known.items()], at, hosts)
 
@@ -82,7 +84,7 @@ def _ids_by_size(events: Sequence[LogEvent]) -> dict[int, set[str]]:
 
 
 def _name(event: Join | Shape, own: tuple[str, int] | None, ids: dict[int, set[str]]) -> str:
-    """Its id; of a log that begins later, or of an NCCL that tells none, the only one of its size, else its size."""
+    """The communicator's ID; in a log that begins later or has no IDs, the only one of its size, else the size."""
     if isinstance(event, Join) and event.communicator:
         return event.communicator
     if own is not None and own[1] == event.rank:
@@ -91,9 +93,9 @@ def _name(event: Join | Shape, own: tuple[str, int] | None, ids: dict[int, set[s
     return next(iter(of_size)) if len(of_size) == 1 else counted(event.num_ranks, "rank")
 
 
-def _note(known: dict[str, _Known], name: str, rank: int, event: LogEvent, network: str | None) -> None:
+def _note(known: dict[str, _CommunicatorBuilder], name: str, rank: int, event: LogEvent, network: str | None) -> None:
     num_ranks = event.num_ranks if isinstance(event, Join | Shape | JoinSeconds) else 0
-    one = known.setdefault(name, _Known(num_ranks))
+    one = known.setdefault(name, _CommunicatorBuilder(num_ranks))
     one.num_ranks = max(one.num_ranks, num_ranks)
     one.ranks.add(rank)
     one.network = network or one.network
@@ -107,7 +109,7 @@ def _note(known: dict[str, _Known], name: str, rank: int, event: LogEvent, netwo
         one.seconds = max(one.seconds or 0.0, event.seconds)
 
 
-def _communicator(name: str, one: _Known) -> Communicator:
+def _communicator(name: str, one: _CommunicatorBuilder) -> Communicator:
     ranks, joined = sorted(one.ranks), sorted(one.joined)
     return Communicator(
         name, one.num_ranks, ranks, joined, one.num_nodes, one.channels, one.nvls, one.network, one.seconds
@@ -115,7 +117,7 @@ def _communicator(name: str, one: _Known) -> Communicator:
 
 
 def devices_of(events: Iterable[LogEvent]) -> list[Devices]:
-    """What each tree has."""
+    """Number of devices in each topology tree."""
     found = []
     for file, nodes in _trees(events):
         kinds = Counter(node.kind for node in nodes)
@@ -124,8 +126,8 @@ def devices_of(events: Iterable[LogEvent]) -> list[Devices]:
     return found
 
 
-def planned_ways(events: Iterable[LogEvent]) -> list[PlannedWays]:
-    """What NCCL planned, file by file."""
+def planned_paths(events: Iterable[LogEvent]) -> list[PlannedWays]:
+    """Paths that NCCL planned, by file."""
     return [
         PlannedWays(
             one.place.file, one.pattern, one.num_channels, one.inside, one.inside_gbs, one.between, one.between_gbs
@@ -136,18 +138,18 @@ def planned_ways(events: Iterable[LogEvent]) -> list[PlannedWays]:
 
 
 def shared_cards(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """A finding for each tree in which GPUs are next to fewer network cards than they are themselves."""
-    return [finding for file, nodes in _trees(events) for finding in _of_tree(nodes, file)]
+    """A finding for each topology in which several GPUs share fewer network cards."""
+    return [finding for file, nodes in _trees(events) for finding in _shared_cards_of(nodes, file)]
 
 
 def _trees(events: Iterable[LogEvent]) -> Iterator[tuple[str, list[TopologyNode]]]:
-    """The trees, each with its file: one a file, or one a process of a log."""
+    """Topology trees with their file: one per file, or one per process of a log."""
     nodes = [event for event in events if isinstance(event, TopologyNode)]
-    for (file, _), of in groupby(nodes, key=lambda node: (node.place.file, node.place.process)):
-        yield file, list(of)
+    for (file, _), tree in groupby(nodes, key=lambda node: (node.place.file, node.place.process)):
+        yield file, list(tree)
 
 
-def _of_tree(nodes: Sequence[TopologyNode], file: str) -> Iterator[NcclFinding]:
+def _shared_cards_of(nodes: Sequence[TopologyNode], file: str) -> Iterator[NcclFinding]:
     shares: Counter[tuple[int, int, float]] = Counter()
     first: dict[tuple[int, int, float], LogPlace] = {}
     for parent, below in _nearest(nodes).items():
@@ -168,25 +170,25 @@ def _of_tree(nodes: Sequence[TopologyNode], file: str) -> Iterator[NcclFinding]:
 
 def _nearest(nodes: Sequence[TopologyNode]) -> dict[int, list[TopologyNode]]:
     """GPUs and cards by the innermost node around them that has cards below it."""
-    ways: list[list[int]] = []
+    ancestors: list[list[int]] = []
     stack: list[int] = []
     for number, node in enumerate(nodes):
         while stack and nodes[stack[-1]].depth >= node.depth:
             stack.pop()
-        ways.append(list(stack))
+        ancestors.append(list(stack))
         stack.append(number)
-    with_cards = {parent for number, node in enumerate(nodes) if node.kind == "NIC" for parent in ways[number]}
+    with_cards = {parent for number, node in enumerate(nodes) if node.kind == "NIC" for parent in ancestors[number]}
     groups: dict[int, list[TopologyNode]] = {}
     for number, node in enumerate(nodes):
         if node.kind in ("GPU", "NIC"):
-            around = next((parent for parent in reversed(ways[number]) if parent in with_cards), None)
+            around = next((parent for parent in reversed(ancestors[number]) if parent in with_cards), None)
             if around is not None:
                 groups.setdefault(around, []).append(node)
     return groups
 
 
 def _rate(nodes: Sequence[TopologyNode], card: TopologyNode) -> float:
-    """GB/s of the network behind a card where the tree tells, else of its slot."""
+    """Bandwidth of the network behind a card, GB/s, if the tree contains it, else of the card's slot."""
     number = nodes.index(card)
     following = nodes[number + 1] if number + 1 < len(nodes) else None
     return following.gbs if following is not None and following.kind == "NET" else card.gbs

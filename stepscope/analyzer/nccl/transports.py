@@ -1,7 +1,7 @@
-"""Transports between ranks: the one in use, the one to expect, the reason, harmful settings.
+"""Transports between ranks: the one in use, the expected one, the reason for the difference, harmful settings.
 
-Transports: Inside a node the expected way is P2P, over NVLink or PCIe; between nodes a network card that reads GPU
-memory itself (GPUDirect RDMA). What is slower works just as well, and says so in one line among thousands.
+Within a node the expected transport is P2P, over NVLink or PCIe; between nodes it is a network card that reads GPU
+memory itself (GPUDirect RDMA). Slower transports work as well, and NCCL mentions them in one log line of thousands.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stepscope.core.documents.nccl_logs import DirectMemory, LogEvent, NoInfiniB
 from stepscope.core.hardware.health import Severity
 
 ANY_DISTANCE = frozenset(["SYS", "sys", "5"])
-"""Values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL that forbid nothing."""
+"""Values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL that allow every distance."""
 
 _HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
     "NCCL_P2P_DISABLE": ("GPUs of one node do not reach each other directly", frozenset("0")),
@@ -28,11 +28,11 @@ _HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
     "NCCL_MAX_NCHANNELS": ("no more channels than that, where the links could take more", frozenset()),
     "NCCL_NVLS_ENABLE": ("NVSwitches do not sum up: large all-reduces within a node get less", frozenset("12")),
 }
-"""What follows from each, as a statement, and from which of its values nothing does."""
+"""Effect of each variable, and its values without effect."""
 
 
 def harmful_settings(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """Each variable once, where it is set first; whether it does harm here the transports tell."""
+    """One finding per harmful variable, where it is set first; the transports show whether it has an effect."""
     found: dict[str, NcclFinding] = {}
     for event in events:
         if isinstance(event, Setting) and event.name in _HARMFUL and event.name not in found:
@@ -50,14 +50,10 @@ _NETWORK_WITH_DIRECT = f"a network card with {_DIRECT}"
 _OFF = ("0", "off", "false", "LOC")
 
 
-class Surroundings:
-    """What the environment and the start of each process tell of the ways it may take."""
+class Environment:
+    """Settings and start-up messages that decide which transports are possible."""
 
     def __init__(self, events: Iterable[LogEvent]) -> None:
-        """
-        Args:
-            events: of all logs.
-        """
         self.settings: dict[str, str] = {}
         self.has_no_ib = False
         self.plugin: str | None = None
@@ -73,112 +69,108 @@ class Surroundings:
                 self.without_direct.add(event.card)
 
     def is_set(self, name: str) -> bool:
-        """Whether a variable is there and not off."""
+        """Whether a variable is set and not off."""
         return self.settings.get(name, "0") not in _OFF
 
 
 def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transport]:
-    """Each pair of ranks of each communicator that a channel connects, once for each way."""
-    around, nodes = Surroundings(events), _Nodes(members)
+    """Transports of each pair of ranks that a channel connects, one per pair and transport."""
+    environment, hosts = Environment(events), _Hosts(members)
     channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
         if isinstance(event, RingPath):
-            via, detail = _parts(event.via)
+            via, detail = _parse_transport(event.via)
             name = members.at.get(number, ("", 0))[0]
             channels[name, event.source, event.target, via, detail][event.place.process] += 1
     merged: dict[tuple[int, int, str, str], Transport] = {}
     for (name, source, target, via, detail), lines in channels.items():
-        is_one = nodes.are_one(name, source, target)
-        one = _transport(source, target, via, detail, lines.total() // len(lines), around, is_one)
+        is_one_node = hosts.share_node(name, source, target)
+        one = _transport(source, target, via, detail, lines.total() // len(lines), environment, is_one_node)
         known = merged.get((source, target, via, detail))
         if known is None or known.channels < one.channels:
             merged[source, target, via, detail] = one
     return [merged[key] for key in sorted(merged)]
 
 
-def _parts(via: str) -> tuple[str, str]:
-    """ "NET/IB/0(8)/GDRDMA/Shared" -> ("NET/IB", "GDRDMA"); card and channel numbers tell pairs apart for nothing."""
+def _parse_transport(via: str) -> tuple[str, str]:
+    """Parse "NET/IB/0(8)/GDRDMA/Shared" to ("NET/IB", "GDRDMA"), without card and channel numbers."""
     words = via.split("/")
     if words[0] == "NET" and len(words) > 1:
         return f"NET/{words[1]}", _DIRECT if _DIRECT in words else ""
     return words[0], "/".join(words[1:2])
 
 
-class _Nodes:
-    """Who is on one node? By the hosts' names, if they do: containers of one may differ, those of many be alike."""
+class _Hosts:
+    """Which ranks are on one node: by host name, unless containers of several nodes have the same name."""
 
     def __init__(self, members: Members) -> None:
-        """
-        Args:
-            members: of all communicators.
-        """
         self._hosts = members.hosts
         names: dict[str, set[str]] = defaultdict(set)
         for (of, _), host in members.hosts.items():
             names[of].add(host)
         self._on_one = {one.id for one in members.communicators if one.num_nodes == 1}
-        self._named_alike = {
+        self._ambiguous = {
             one.id
             for one in members.communicators
             if one.num_nodes is not None and len(one.ranks) == one.num_ranks and len(names[one.id]) < one.num_nodes
         }
 
-    def are_one(self, communicator: str, source: int, target: int) -> bool | None:
-        """None where it cannot be told."""
+    def share_node(self, communicator: str, source: int, target: int) -> bool | None:
+        """Whether two ranks are on one node; None if unknown."""
         if communicator in self._on_one:
             return True
         here, there = self._hosts.get((communicator, source)), self._hosts.get((communicator, target))
-        if not here or not there or (here == there and communicator in self._named_alike):
+        if not here or not there or (here == there and communicator in self._ambiguous):
             return None
         return here == there
 
 
 def _transport(
-    source: int, target: int, via: str, detail: str, channels: int, around: Surroundings, is_one_host: bool | None
+    source: int, target: int, via: str, detail: str, channels: int, environment: Environment, is_one_node: bool | None
 ) -> Transport:
     is_network = via.startswith("NET/")
-    is_inside = not is_network or is_one_host is True  # NVLink also joins nodes (MNNVL)
+    is_inside = not is_network or is_one_node is True  # NVLink also joins nodes (MNNVL)
     expected = P2P if is_inside else _NETWORK_WITH_DIRECT
-    why = _why_not_peer_to_peer(via, detail, around) if is_inside else _why_not_direct(via, detail, around)
+    why = _why_not_peer_to_peer(via, detail, environment) if is_inside else _why_not_direct(via, detail, environment)
     return Transport(source, target, via, detail, max(channels, 1), expected, not why, why)
 
 
-def _why_not_peer_to_peer(via: str, detail: str, around: Surroundings) -> str:
+def _why_not_peer_to_peer(via: str, detail: str, environment: Environment) -> str:
     if via in (P2P, "NVLS") and detail != "indirect":
         return ""
     if detail == "indirect":
         return "the GPUs reach each other through a third one"
-    if around.is_set("NCCL_P2P_DISABLE"):
-        return f"NCCL_P2P_DISABLE={around.settings['NCCL_P2P_DISABLE']} set in the environment"
-    if around.settings.get("NCCL_P2P_LEVEL", "SYS") not in ANY_DISTANCE:
-        return f"NCCL_P2P_LEVEL={around.settings['NCCL_P2P_LEVEL']} set in the environment"
-    if via != SHM and around.is_set("NCCL_SHM_DISABLE"):
-        return f"NCCL_SHM_DISABLE={around.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
+    if environment.is_set("NCCL_P2P_DISABLE"):
+        return f"NCCL_P2P_DISABLE={environment.settings['NCCL_P2P_DISABLE']} set in the environment"
+    if environment.settings.get("NCCL_P2P_LEVEL", "SYS") not in ANY_DISTANCE:
+        return f"NCCL_P2P_LEVEL={environment.settings['NCCL_P2P_LEVEL']} set in the environment"
+    if via != SHM and environment.is_set("NCCL_SHM_DISABLE"):
+        return f"NCCL_SHM_DISABLE={environment.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
     return "no peer access: another NUMA node, IOMMU or ACS; see nvidia-smi topo -p2p r and topo -m"
 
 
-def _why_not_direct(via: str, detail: str, around: Surroundings) -> str:
+def _why_not_direct(via: str, detail: str, environment: Environment) -> str:
     if via == SOCKET:
-        return _why_socket(around)
+        return _why_socket(environment)
     if not via.startswith(IB) or detail == _DIRECT:  # also those of plugins, IBext_v8
         return ""
-    level = around.settings.get("NCCL_NET_GDR_LEVEL")
+    level = environment.settings.get("NCCL_NET_GDR_LEVEL")
     if level is not None and level not in ANY_DISTANCE:
         return f"no {_DIRECT}: NCCL_NET_GDR_LEVEL={level} set in the environment"
-    if around.without_direct:
-        return f"no {_DIRECT}: disabled for {', '.join(sorted(around.without_direct))}; is nvidia_peermem loaded?"
+    if environment.without_direct:
+        return f"no {_DIRECT}: disabled for {', '.join(sorted(environment.without_direct))}; is nvidia_peermem loaded?"
     return f"no {_DIRECT}: card and GPU are too far apart, or nvidia_peermem is not loaded"
 
 
-def _why_socket(around: Surroundings) -> str:
+def _why_socket(environment: Environment) -> str:
     for name in ("NCCL_IB_DISABLE", "NCCL_NET_DISABLE"):
-        if around.is_set(name):
-            return f"{name}={around.settings[name]} set in the environment"
-    if around.settings.get("NCCL_NET", "").lower() == "socket":
+        if environment.is_set(name):
+            return f"{name}={environment.settings[name]} set in the environment"
+    if environment.settings.get("NCCL_NET", "").lower() == "socket":
         return "NCCL_NET=Socket set in the environment"
-    if around.has_no_ib:
-        plugin = f", and no plugin {around.plugin}" if around.plugin else ""
+    if environment.has_no_ib:
+        plugin = f", and no plugin {environment.plugin}" if environment.plugin else ""
         return f"NCCL found no InfiniBand or RoCE card{plugin}: is the card in the container, the plugin installed?"
-    if around.plugin:
-        return f"the plugin {around.plugin} was not found: install the network's own (aws-ofi-nccl on EFA)"
+    if environment.plugin:
+        return f"the plugin {environment.plugin} was not found: install the network's own (aws-ofi-nccl on EFA)"
     return "the log does not say; look for NET/IB and NET/Plugin lines at the start (NCCL_DEBUG_SUBSYS=INIT,NET)"

@@ -51,8 +51,8 @@ def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits
     source_stream = waits.stream[selected]
     target_stream = _streams(trace)[trace.lane[waits.row[selected]]]
     known = (calls != NONE) & (recorded != NONE)
-    source = _last_launched_on_stream(activities, source_stream[known], trace.start_ns[recorded[known]])
-    target = _next_launched_on_stream(activities, target_stream[known], trace.start_ns[calls[known]])
+    source = _launched(activities, activities.stream, source_stream[known], trace.start_ns[recorded[known]])
+    target = _launched(activities, activities.stream, target_stream[known], trace.start_ns[calls[known]], is_next=True)
     both = (source != NONE) & (target != NONE)
     source, target = source[both], target[both]
     holds = activities.end_ns[source] <= activities.start_ns[target]
@@ -78,7 +78,7 @@ def recorded_blocking(trace: TraceColumns, activities: Activities, calls: Observ
         if len(recorded) and recorded[0] != NONE:
             stream[at], until[at], known[at] = trace.waits.stream[of_event[0]], trace.start_ns[recorded[0]], True
     place = place[known]
-    source = _last_launched_on_stream(activities, stream[known], until[known])
+    source = _launched(activities, activities.stream, stream[known], until[known])
     ended = (source != NONE) & (activities.end_ns[source] <= calls.end_ns[place])
     return Edges(source[ended], place[ended]), place
 
@@ -93,34 +93,20 @@ def _streams(trace: TraceColumns) -> Nanoseconds:
     return np.array([lane.thread for lane in trace.lanes], np.int64)
 
 
-def _last_launched_on_stream(
-    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: Nanoseconds
-) -> Rows:
-    """Last activity launched on each stream before each time, or NONE."""
-    return _launched(activities, streams, time_ns, shift=-1)
-
-
-def _next_launched_on_stream(
-    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: Nanoseconds
-) -> Rows:
-    """First activity launched on each stream from each time on, or NONE."""
-    return _launched(activities, streams, time_ns, shift=0)
-
-
 def _launched(
-    activities: Activities,
-    streams: npt.NDArray[np.signedinteger],
-    time_ns: Nanoseconds,
-    *,
-    shift: int,
+    activities: Activities, queues: IntColumn, wanted: IntColumn, time_ns: Nanoseconds, *, is_next: bool = False
 ) -> Rows:
-    found = np.full(len(streams), NONE, np.intp)
+    """Last activity launched on each wanted queue (stream or thread) before each time, or the first from then on.
+
+    `queues` has the queue of each activity; `wanted` and `time_ns` are parallel, as is the result, NONE without one.
+    """
+    found = np.full(len(wanted), NONE, np.intp)
     linked = activities.launch_row != NONE
-    for stream in np.unique(streams).tolist():
-        here = np.flatnonzero(streams == stream)
-        members = np.flatnonzero((activities.stream == stream) & linked)
+    for queue in distinct(wanted).tolist():
+        here = np.flatnonzero(wanted == queue)
+        members = np.flatnonzero((queues == queue) & linked)
         members = members[np.argsort(activities.launch_ns[members], kind="stable")]
-        place = np.searchsorted(activities.launch_ns[members], time_ns[here]) + shift
+        place = np.searchsorted(activities.launch_ns[members], time_ns[here]) - (not is_next)
         inside = (place >= 0) & (place < len(members))
         found[here[inside]] = members[place[inside]]
     return found
@@ -186,25 +172,23 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
     """Waits between streams, recorded where possible and else inferred.
 
     A communication kernel waits for what its thread launched before it on its current stream. Any other activity
+    launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
     """
     recorded = recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
     launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
     if not len(launched):
         return Edges.none()
-    sources, targets = [recorded.edges.source], [recorded.edges.target]
+    found = [recorded.edges]
     waiting = launched[_called_for(trace, activities, launched, recorded.wait_rows)]
     for number in range(len(streams.members)):
         selected = waiting[streams.number[waiting] != number]
-        source = _last_ended(activities, streams, number, selected)
-        sources.append(source[source != NONE])
-        targets.append(selected[source != NONE])
+        found.append(Edges(_last_ended(activities, streams, number, selected), selected).known())
     for lane in distinct(activities.launch_lane[launched]).tolist():
-        source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
-        is_inferred = ~np.isin(target, recorded.edges.target)
-        sources.append(source[is_inferred])
-        targets.append(target[is_inferred])
-    pairs = distinct(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
+        inferred = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
+        found.append(inferred.only(~np.isin(inferred.target, recorded.edges.target)))
+    edges = Edges.joined(found)
+    pairs = distinct(edges.source.astype(np.int64) * len(activities) + edges.target)
     return Edges(*np.divmod(pairs, len(activities)))
 
 
@@ -245,12 +229,17 @@ def _last_ended(activities: Activities, streams: Streams, number: int, waiting: 
         np.maximum.accumulate(streams.launch_order[members]), streams.launch_order[waiting], side="left"
     )
     place = np.minimum(by_time, by_launch) - 1
+    return _take(members, place)
+
+
+def _take(members: Rows, place: IntColumn) -> Rows:
+    """`members[place]`, or NONE where the place is negative."""
     found: Rows = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
     return found
 
 
-def _current_stream(activities: Activities, streams: Streams, launched: Rows) -> tuple[Rows, Rows]:
-    """Each communication kernel of a thread, and the last activity before it on the thread's current stream."""
+def _current_stream(activities: Activities, streams: Streams, launched: Rows) -> Edges:
+    """Edges to the communication kernels of a thread from the last activity before on the thread's current stream."""
     communicates = activities.work[launched] == Work.COMMUNICATION
     others, kernels = launched[~communicates], launched[communicates]
     place = np.searchsorted(streams.launch_order[others], streams.launch_order[kernels]) - 1
@@ -260,37 +249,33 @@ def _current_stream(activities: Activities, streams: Streams, launched: Rows) ->
     for number in range(len(streams.members)):
         here = stream == number
         source[here] = _last_ended(activities, streams, number, kernels[here])
-    return source[source != NONE], kernels[source != NONE]
+    return Edges(source, kernels).known()
 
 
 def blocking_edges(
     trace: TraceColumns, activities: Activities, streams: Streams, calls: ObservedCalls
 ) -> tuple[Edges, Mask]:
     """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
-    sources: list[Rows] = [calls.waits_for[calls.waits_for != NONE]]
-    targets: list[Rows] = [np.flatnonzero(calls.waits_for != NONE)]
+    found = [Edges(calls.waits_for, np.arange(len(calls))).known()]
     synchronize = np.flatnonzero(calls.blocks)
     whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
     took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
     ended_last = np.full(len(synchronize), NONE, np.intp)
     for members in streams.members:
-        source = _last_before(activities, members, calls, synchronize[whole])
-        kept = source != NONE
-        sources.append(source[kept])
-        targets.append(synchronize[whole][kept])
+        found.append(Edges(_last_before(activities, members, calls, synchronize[whole]), synchronize[whole]).known())
         _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
     recorded, calls_with_record = recorded_blocking(trace, activities, calls)
-    sources.append(recorded.source)
-    targets.append(recorded.target)
     is_inferred = ~np.isin(synchronize, calls_with_record)
-    known = is_inferred & took_long & ~whole & (ended_last != NONE)
-    sources.append(ended_last[known])
-    targets.append(synchronize[known])
+    waited = is_inferred & took_long & ~whole
     at_rest = synchronize[is_inferred & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
-    source = _last_launched_by_thread(activities, calls, at_rest)
-    sources.append(source[source != NONE])
-    targets.append(at_rest[source != NONE])
-    edges = Edges(np.concatenate(sources), np.concatenate(targets))
+    # the stream that such a call waits for is unknown: the last activity that its thread launched
+    last = _launched(activities, activities.launch_lane, calls.lane[at_rest], calls.start_ns[at_rest])
+    found += [
+        recorded,
+        Edges(ended_last[waited], synchronize[waited]).known(),
+        Edges(_if_ended(activities, last, calls, at_rest), at_rest).known(),
+    ]
+    edges = Edges.joined(found)
     blocked = np.zeros(len(calls), np.bool_)
     blocked[edges.target] = True
     return edges, blocked
@@ -299,7 +284,11 @@ def blocking_edges(
 def _last_before(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
     """Last activity of a stream launched before each call, if it had ended when the call returned."""
     place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
-    source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    return _if_ended(activities, _take(members, place), calls, chosen)
+
+
+def _if_ended(activities: Activities, source: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """The activities that had ended when the call returned, else NONE."""
     return np.where((source != NONE) & (activities.end_ns[source] <= calls.end_ns[chosen]), source, NONE)
 
 
@@ -307,7 +296,7 @@ def _ended_during(activities: Activities, members: Rows, calls: ObservedCalls, c
     """Activity of a stream that ended last before each call returned, if that was during the call."""
     ended = np.maximum.accumulate(activities.end_ns[members])
     place = np.searchsorted(ended, calls.end_ns[chosen], side="right") - 1
-    source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    source = _take(members, place)
     end = activities.end_ns[source]
     fits = (end > calls.start_ns[chosen]) & (calls.end_ns[chosen] - end < RETURNS_WITHIN_NS)
     return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
@@ -318,20 +307,6 @@ def _keep_later(activities: Activities, best: Rows, other: Rows) -> None:
     end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
     later = (other != NONE) & (activities.end_ns[other] > end)
     best[later] = other[later]
-
-
-def _last_launched_by_thread(activities: Activities, calls: ObservedCalls, chosen: Rows) -> Rows:
-    """Last activity that the thread launched before each call, as the stream it waits for is unknown."""
-    source = np.full(len(chosen), NONE, np.intp)
-    for lane in distinct(calls.lane[chosen]).tolist():
-        here = np.flatnonzero(calls.lane[chosen] == lane)
-        launched = np.flatnonzero(activities.launch_lane == lane)
-        launched = launched[np.argsort(activities.launch_ns[launched], kind="stable")]
-        place = np.searchsorted(activities.launch_ns[launched], calls.start_ns[chosen[here]]) - 1
-        found = np.where(place >= 0, launched[np.maximum(place, 0)] if len(launched) else NONE, NONE)
-        ended = (found != NONE) & (activities.end_ns[found] <= calls.end_ns[chosen[here]])
-        source[here] = np.where(ended, found, NONE)
-    return source
 
 
 def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, Mask]:

@@ -255,9 +255,9 @@ def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
 def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
     """Share of the activities' time that overlaps compute."""
     computes = device.work == Work.COMPUTE
-    beside = union(device.start_ns[computes], device.end_ns[computes])
+    compute = union(device.start_ns[computes], device.end_ns[computes])
     start, end = device.start_ns[activities], device.end_ns[activities]
-    return float(covered_time(start, end, beside).sum()) / max(int((end - start).sum()), 1)
+    return float(covered_time(start, end, compute).sum()) / max(int((end - start).sum()), 1)
 
 
 def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:

@@ -3,7 +3,7 @@
 The thread itself computes, so each piece of compute is an activity that the thread starts and waits for. Compute is
 split where an outermost operator begins, so that ranks can be compared operator by operator.
 
-A communication starts where the thread calls it and runs beside the thread until the thread needs it: at its end (for
+A communication starts where the thread calls it and runs concurrently until the thread needs it: at its end (for
 sends and receives: when the thread asked for it) if the thread was idle then; else, if it ended behind compute, at the
 thread's next wait or the end of the step.
 """
@@ -21,7 +21,7 @@ from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.rows import order_of
+from stepscope.analyzer.rows import order_of, outermost
 from stepscope.analyzer.what_if.rank_graph import (
     HOST_COLUMN,
     HOST_WORK,
@@ -68,14 +68,8 @@ class HostTimeline:
 
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
-    """Timeline of the window; None if it has more than MAX_PIECES pieces.
-
-    Args:
-        trace: events of one rank.
-        lane: its main thread.
-        segments: that thread's window with its time categories.
-    """
-    rows = _outermost(trace, computing_rows(trace, lane))
+    """Timeline of the main thread's window from its time categories; None if it has more than MAX_PIECES pieces."""
+    rows = outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
     inside = (place >= 0) & (segments.category[place] == COMPUTES)
@@ -90,15 +84,6 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     hashes = hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
     name_hash = np.where((category == COMPUTES) & (under >= 0), hashes, 0)
     return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), category, name_hash)
-
-
-def _outermost(trace: TraceColumns, rows: IntColumn) -> IntColumn:
-    """The rows that are nested in no other, by start."""
-    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
-    if not len(rows):
-        return rows
-    reach = np.maximum.accumulate(trace.end_ns[rows])
-    return rows[np.concatenate(([True], trace.start_ns[rows[1:]] >= reach[:-1]))]
 
 
 _SPANS = (
@@ -139,13 +124,7 @@ class _Points:
 
 
 def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> RankGraph:
-    """Graph of one rank.
-
-    Args:
-        timeline: its main thread.
-        window: its steps.
-        calls: its communication calls in issue order; all three on one clock.
-    """
+    """Graph of one rank from its timeline, steps and communication calls (in issue order), all on one clock."""
     activities = _activities(timeline, window, calls)
     points = _points(timeline, activities, _needed_ns(activities, calls))
     key = np.maximum.accumulate(points.time_ns + (points.kind == _WAIT))

@@ -50,7 +50,7 @@ class EdgeBlock:
 
     Attributes:
         source, target: nodes.
-        base_ns: weight beside the duration of the activity in `carries`.
+        base_ns: weight without the duration of the activity in `carries`.
         carries: activity whose duration is part of the weight, or NONE.
         item: index into the scenario's array that changes the weight: the call (HOST, BLOCKING), the communication
             (TRANSFER), the following activity (STREAM); else NONE.
@@ -343,11 +343,7 @@ def join_ranks(
 ) -> JobGraph:
     """Join the graphs of all ranks.
 
-    Args:
-        graphs: by rank, on each rank's own clock.
-        calls_of_rank: communication calls on the job's clock.
-        matches: which calls belong together.
-        offsets_ns: by rank, its clock minus the job's.
+    Graphs are on each rank's own clock, which is `offsets_ns` ahead of the job's; calls are on the job's clock.
     """
     layout = lay_out(graphs, offsets_ns)
     parts = layout.parts.values()

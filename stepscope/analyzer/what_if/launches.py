@@ -104,7 +104,7 @@ def work_between_calls(
     opens_ns: int,
     spans_of_lane: dict[int, HostSpans],
 ) -> tuple[Counts, IntColumn]:
-    """Host time before and in each call by kind, and the kind of each call.
+    """Host time before and in each call by kind, shape (calls, HOST_WORK), and the kind of each call.
 
     Args:
         calls: the calls.
@@ -112,9 +112,6 @@ def work_between_calls(
         own_ns: host time of each call itself, without blocking.
         opens_ns: start of the host's timeline, which a call that follows none follows.
         spans_of_lane: spans of each launching thread.
-
-    Returns:
-        Work, shape (calls, HOST_WORK), ns; and by call a column of HOST_WORK.
     """
     work = np.zeros((len(calls), len(HOST_WORK)), np.int64)
     label = np.full(len(calls), HOST_COLUMN[Cause.HOST_BOUND], np.int8)

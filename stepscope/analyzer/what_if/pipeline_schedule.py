@@ -175,11 +175,9 @@ def _evened(step: PassTimes, keep: int | None) -> PassTimes:
 
 
 def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Replay pipelines unchanged, with more micro-batches and with even stages; the mean of several replicas.
+    """Replay pipelines (replicas) unchanged, with more micro-batches and with even stages; figures are their means.
 
-    Args:
-        schedules: one per pipeline, at least one.
-        causes: fixes to replay; all that apply if empty.
+    Only the fixes for `causes` are replayed, or all that apply if it is empty.
     """
     measured = float(np.mean([s.period_ns for s in schedules])) / 1e6
     replayed = _step_ms(schedules)
@@ -211,10 +209,11 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
             now = schedules[0].num_micro_batches
             change = f"the same batch in {now * factor} micro-batches instead of {now}"
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
-            fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step, binds_next=binds))
+            fixes.append(Fix(Cause.PIPELINE_BUBBLE, step, replayed_ms / step, change, binds_next=binds))
     if even_ms < replayed_ms:
         ranks = sorted(rank for s in schedules for rank in _heavy(s))
-        fixes.append(Fix(Cause.IMBALANCE, "compute cut evenly over the stages", even_ms, replayed_ms / even_ms, ranks))
+        change = "compute cut evenly over the stages"
+        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=ranks))
     return fixes
 
 
@@ -270,13 +269,7 @@ def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_
 def add_micro_batch_fixes(
     report: WhatIfReport, schedules: Sequence[PipelineSchedule], causes: Collection[Cause]
 ) -> WhatIfReport:
-    """Add the fixes that only the schedule can predict to a replay of the calls: more micro-batches.
-
-    Args:
-        report: of the same job.
-        schedules: one per pipeline, at least one.
-        causes: fixes to replay; all that apply if empty.
-    """
+    """Add the fixes that only the schedule can predict, more micro-batches, to a replay of the same job's calls."""
     if causes and Cause.PIPELINE_BUBBLE not in causes:
         return report
     by_schedule = replay_schedules(schedules, [Cause.PIPELINE_BUBBLE])
@@ -308,12 +301,7 @@ _PassRuns = Mapping[Task, PassRun]
 
 
 def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
-    """Schedule of a pipeline from its micro-batch marks; None if these do not cover whole steps.
-
-    Args:
-        chain: its ranks.
-        views: all on one clock.
-    """
+    """Schedule of a pipeline from its ranks' micro-batch marks; None if these do not cover whole steps."""
     ranks = [views[rank] for rank in chain.ranks]
     if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None

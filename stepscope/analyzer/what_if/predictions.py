@@ -1,7 +1,7 @@
 """Predictions: what each fix, and each root cause of a verdict, would gain, with the model error of the replay.
 
 The figures of a fix are only as good as the replay of the unchanged job, whose difference from the measured step (the
-model error) is reported beside every prediction.
+model error) is reported with every prediction.
 
 Calibration: profiling slows the host. Host time is scaled by bisection until the replay meets the unprofiled step;
 the fixes are replayed on that scenario as well.
@@ -9,6 +9,7 @@ the fixes are replayed on that scenario as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -164,18 +165,30 @@ def _apply(model: ReplayModel, change: _Change, base: Scenario) -> tuple[Scenari
     return (scenario, step_ms) if step_ms > 0 else None
 
 
-def _fix(model: ReplayModel, change: _Change, replayed: float, calibration: Calibration | None) -> Fix | None:
+def _fix(
+    model: ReplayModel,
+    change: _Change,
+    replayed: float,
+    calibration: Calibration | None,
+    *,
+    next_below: float = math.inf,
+) -> Fix | None:
+    """Prediction of one change; None if it does not apply.
+
+    The next bottleneck is looked for, with a replay of each other fix, if the gain is below `next_below`.
+    """
     applied = _apply(model, change, model.base)
     if applied is None:
         return None
     scenario, step_ms = applied
+    gain = 1.0 - step_ms / replayed
     fix = Fix(
         fix=change[0],
         change=change[1],
         step_ms=step_ms,
         speedup=replayed / step_ms,
         ranks=_affected_ranks(model, scenario),
-        binds_next=next_bottleneck(model, change[0], scenario, step_ms),
+        binds_next=next_bottleneck(model, change[0], scenario, step_ms) if gain < next_below else None,
     )
     calibrated = None if calibration is None else _apply(model, change, calibration.scenario)
     if calibration is None or calibrated is None:
@@ -292,10 +305,7 @@ def replay_causes(
 ) -> tuple[list[WhatIf], list[Notice]]:
     """Predictions for the largest causes that can be fixed, and notices of what was left out.
 
-    Args:
-        build: makes the model; only called if there is something to replay.
-        causes: the root-cause table, largest first.
-        unprofiled_ms: the step without the profiler, ms.
+    `build` makes the model and is only called if there is something to replay; `causes` come largest first.
     """
     fixable = {cause for cause, _ in FIXES}
     chosen = [row for row in causes if row.cause in fixable and row.fraction >= REPLAY_THRESHOLD][:MAX_CAUSES]
@@ -312,27 +322,11 @@ def replay_causes(
     skipped = [model.step_numbers[place] for place in model.skipped]
     predictions = []
     for row in chosen:
-        gains = []
-        for change in (change for change in FIXES if change[0] is row.cause):
-            applied = _apply(model, change, model.base)
-            if applied is None:
-                continue
-            scenario, step_ms = applied
-            calibrated = _apply(model, change, calibration.scenario) if calibration else None
-            is_weak = row is chosen[0] and 1.0 - step_ms / replayed < _WEAK_GAIN * row.fraction
-            gains.append(
-                WhatIf(
-                    fix=row.cause,
-                    change=change[1],
-                    step_ms=step_ms,
-                    speedup=replayed / step_ms,
-                    calibrated_step_ms=None if calibrated is None else calibrated[1],
-                    binds_next=next_bottleneck(model, row.cause, scenario, step_ms) if is_weak else None,
-                    replay_error=replayed / measured - 1.0,
-                    measured_step_ms=measured,
-                    skipped_steps=skipped,
-                )
-            )
+        next_below = _WEAK_GAIN * row.fraction if row is chosen[0] else -math.inf
+        changes = [change for change in FIXES if change[0] is row.cause]
+        fixes = [_fix(model, change, replayed, calibration, next_below=next_below) for change in changes]
+        error = replayed / measured - 1.0
+        gains = [_what_if(fix, error, measured, skipped) for fix in fixes if fix is not None]
         predictions += _answer_first(row, gains)
     return predictions, [_skipped_steps_notice(skipped, measured)] if predictions and skipped else []
 
@@ -357,29 +351,27 @@ def _skipped_steps_notice(skipped: Sequence[int], measured_ms: float) -> Notice:
 
 
 def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
-    """Predictions from the pipeline schedules, for the causes that a schedule replay can remove.
-
-    Args:
-        schedules: one per pipeline.
-        causes: the root-cause table, largest first.
-    """
+    """Predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
     chosen = [row.cause for row in causes if row.cause in PIPELINE_CAUSES and row.fraction >= REPLAY_THRESHOLD]
     if not chosen or not schedules:
         return []
     report = replay_schedules(schedules, chosen)
-    return [
-        WhatIf(
-            fix=fix.fix,
-            change=fix.change,
-            step_ms=fix.step_ms,
-            speedup=fix.speedup,
-            calibrated_step_ms=None,
-            binds_next=fix.binds_next,
-            replay_error=report.replay_error,
-            measured_step_ms=report.measured_step_ms,
-        )
-        for fix in reversed(report.fixes)  # the nearest setting first: the verdict quotes it
-    ]
+    # the nearest setting first: the verdict quotes it
+    return [_what_if(fix, report.replay_error, report.measured_step_ms, []) for fix in reversed(report.fixes)]
+
+
+def _what_if(fix: Fix, replay_error: float, measured_ms: float, skipped: list[int]) -> WhatIf:
+    return WhatIf(
+        fix=fix.fix,
+        change=fix.change,
+        step_ms=fix.step_ms,
+        speedup=fix.speedup,
+        calibrated_step_ms=fix.calibrated_step_ms,
+        binds_next=fix.binds_next,
+        replay_error=replay_error,
+        measured_step_ms=measured_ms,
+        skipped_steps=skipped,
+    )
 
 
 def add_gain_to_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:

@@ -8,6 +8,7 @@ never become weights.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.columns import IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 HOST_WORK: tuple[Cause, ...] = (
     Cause.HOST_BOUND,
@@ -43,6 +44,19 @@ class Edges:
     def none(cls) -> Edges:
         """No edges."""
         return cls(np.empty(0, np.intp), np.empty(0, np.intp))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Edges]) -> Edges:
+        """The edges of all parts."""
+        return cls(np.concatenate([part.source for part in parts]), np.concatenate([part.target for part in parts]))
+
+    def only(self, kept: Mask) -> Edges:
+        """The edges for which `kept` is true."""
+        return Edges(self.source[kept], self.target[kept])
+
+    def known(self) -> Edges:
+        """The edges whose source is not NONE."""
+        return self.only(self.source != NONE)
 
     def __len__(self) -> int:
         return len(self.source)

@@ -10,8 +10,7 @@ from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.agent.check import AgentCheck
-    from stepscope.collectors.capabilities import Capabilities, Gap
+    from stepscope.agent.check import AgentCheck, Capabilities, Gap
 
 _WIDTHS = 60, 120
 """Columns, at least and at most; what lies between is the terminal's."""

@@ -16,27 +16,34 @@ from stepscope.core.errors import DataError, UsageError
 @click.command("bench")
 @click.argument("name", required=False)
 @layout_options
-@click.option("--scales", metavar="DP[,DP...]", help="Data-parallel sizes to measure.  [default: --dp alone]")
+@click.option("--scales", metavar="DP[,DP...]", help="Measure these data-parallel sizes.  [default: --dp]")
 @click.option(
-    "--strong/--weak", "is_strong", help="One batch for all scales, or one that grows with them.  [default: weak]"
+    "--strong/--weak", "is_strong", help="Keep one batch for all scales, or let it grow with them.  [default: weak]"
 )
 @click.option(
-    "--batch-size", type=int, help="Sequences or images a step, at the smallest scale.  [default: the preset's]"
+    "--batch-size",
+    type=int,
+    help="Use this many sequences or images per step at the smallest scale.  [default: the preset's]",
 )
-@click.option("--repeat", "num_repeats", default=1, show_default=True, help="Runs of each scale.")
-@click.option("--steps", "num_steps", default=30, show_default=True, help="Measured steps of each run.")
-@click.option("--warmup", "num_warmup_steps", default=10, show_default=True, help="Steps before them, left out.")
+@click.option("--repeat", "num_repeats", default=1, show_default=True, help="Run each scale this many times.")
+@click.option("--steps", "num_steps", default=30, show_default=True, help="Measure this many steps of each run.")
+@click.option("--warmup", "num_warmup_steps", default=10, show_default=True, help="Leave out this many steps before.")
 @click.option(
-    "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
+    "--simulate-compute",
+    default=0.0,
+    metavar="MS",
+    help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
 )
-@click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--result", type=click.Path(path_type=Path), help="Run nothing; take this earlier bench instead.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="An earlier bench to hold this one against.")
+@click.option("--seed", default=0, show_default=True, help="Seed of weights and data.")
+@click.option("--device", default="auto", show_default=True, help="Train on auto, cpu or cuda.")
+@click.option("--result", type=click.Path(path_type=Path), help="Run nothing; read this earlier bench instead.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this earlier bench.")
 @click.option(
-    "--gate", "gates", multiple=True, metavar="step_time:+N%", help="End with 1 when surely slower than that."
+    "--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower than that."
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the document here.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON document to this file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
 def command(
     name: str | None,
@@ -50,7 +57,7 @@ def command(
 ) -> None:
     """Measure workload NAME's throughput (default: gpt), unprofiled, at one or several scales.
 
-    Ends with 1 only when a gate failed beyond noise.
+    Exits with status 1 only when a gate failed beyond noise.
     """
     from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench
     from stepscope.reference_workloads.placement import is_spokesman
@@ -90,7 +97,7 @@ def _show(bench: Any, output: Path | None, *, as_json: bool) -> None:
     try:
         if output is not None:
             write_whole(output, document + b"\n")
-    finally:  # what took hours is shown all the same
+    finally:  # a bench of hours is printed even if it cannot be written
         if as_json:
             click.echo(document.decode())
         else:
@@ -103,12 +110,12 @@ _WITH_RESULT = frozenset({"result", "baseline", "gates", "output", "as_json"})
 
 
 def _refuse_unused(context: click.Context) -> None:
-    """Raises UsageError when something besides --result was given that says what to run."""
+    """Raise UsageError when an option that selects what to run was given beside --result."""
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in _WITH_RESULT and context.params[parameter.name or ""] is not None:
+        is_given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if is_given and parameter.name not in _WITH_RESULT and context.params[parameter.name or ""] is not None:
             raise UsageError(
-                "it names what to run, and --result runs nothing",
+                "selects what to run, and --result runs nothing",
                 where="NAME" if isinstance(parameter, click.Argument) else parameter.opts[0],
                 what_next="leave one of them out",
             )
@@ -139,7 +146,7 @@ def _request(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
 def _measure(
     request: Any, earlier: Any, conditions: Sequence[Any], *, baseline_name: str
 ) -> tuple[Any, BaseException | None]:
-    """The bench, and with which error the command is to end once it is shown."""
+    """The bench, and the error to raise once it is printed."""
     from stepscope.reference_workloads.bench.baseline import against_baseline, not_compared
     from stepscope.reference_workloads.bench.measurement import run_bench
     from stepscope.reference_workloads.bench.result import check_same_work, work_of

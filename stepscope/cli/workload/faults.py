@@ -14,7 +14,7 @@ SCHEMA = "stepscope.faults/1"
 @click.command("faults")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(as_json: bool) -> None:
-    """List the faults that `workload run --inject` takes."""
+    """List the faults that `workload run --inject` accepts."""
     faults = list_faults()
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, "faults": faults, "warnings": []}, indent=1))

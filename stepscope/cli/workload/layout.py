@@ -1,4 +1,4 @@
-"""Options that say what is trained and how it is laid out, shared by all commands that train or plan."""
+"""Options of model, parallel layout and training recipe, shared by the verbs that train or plan."""
 
 from __future__ import annotations
 
@@ -21,56 +21,75 @@ _PLAN_OPTIONS = (
     click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
     click.option("--pp", default=1, show_default=True, help="Pipeline parallel size."),
     click.option("--dp", default=1, show_default=True, help="Data parallel size."),
-    click.option("--zero", type=int, help="What dp shards, 0 to 3.  [default: 2 with dp > 1]"),
+    click.option("--zero", type=int, help="ZeRO stage of data parallelism, 0 to 3.  [default: 2 with dp > 1]"),
     click.option(
         "--schedule",
         default="1f1b",
         show_default=True,
-        help="gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
+        help="Pipeline schedule: gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
     ),
-    click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: what the schedule needs]"),
-    click.option("--sequence-parallel", is_flag=True, help="Between matrices, tp cuts the sequence."),
-    click.option("--loss-parallel", is_flag=True, help="tp cuts the vocabulary, up to the loss."),
-    click.option("--replicate", is_flag=True, help="For --zero 0: torch's replicate instead of DDP."),
-    click.option("--cpu-offload", is_flag=True, help="Parameters and optimizer in host memory (--zero 2 or 3)."),
+    click.option(
+        "--micro-batches", type=int, help="Split each rank's batch into this many.  [default: as the schedule needs]"
+    ),
+    click.option("--sequence-parallel", is_flag=True, help="Shard the sequence over tp between the matrix products."),
+    click.option("--loss-parallel", is_flag=True, help="Shard the vocabulary over tp, up to the loss."),
+    click.option("--replicate", is_flag=True, help="With --zero 0, use torch's replicate instead of DDP."),
+    click.option(
+        "--cpu-offload", is_flag=True, help="Keep parameters and optimizer state in host memory (--zero 2 or 3)."
+    ),
 )
 _RECIPE_OPTIONS = (
     click.option(
         "--activation-checkpointing",
         default="none",
         show_default=True,
-        help="none, selective or full: what is computed again instead of kept.",
+        help="Recompute activations instead of keeping them: none, selective or full.",
     ),
-    click.option("--max-gradient-norm", type=float, help="Scale gradients down to this norm.  [default: never]"),
-    click.option("--bucket-mb", type=float, help="DDP's gradient buckets in MiB.  [default: torch's own]"),
-    click.option("--checkpoint-every", type=int, metavar="STEPS", help="Write a distributed checkpoint so often."),
-    click.option("--checkpoint-mode", default="sync", show_default=True, help="sync or async."),
-    click.option("--resume-from", metavar="DIR", help="Go on from a run's checkpoints/step{n} folder."),
+    click.option("--max-gradient-norm", type=float, help="Clip gradients to this norm.  [default: never]"),
+    click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets in MiB.  [default: torch's own]"),
     click.option(
-        "--no-overlap", "overlaps_reduction", flag_value=False, default=True, help="Reduce gradients beside no kernel."
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="Write a distributed checkpoint every so many steps.  [default: never]",
+    ),
+    click.option("--checkpoint-mode", default="sync", show_default=True, help="Write checkpoints sync or async."),
+    click.option("--resume-from", metavar="DIR", help="Resume from a run's checkpoints/step{n} folder."),
+    click.option(
+        "--no-overlap",
+        "overlaps_reduction",
+        flag_value=False,
+        default=True,
+        help="Do not overlap gradient reduction with compute.",
     ),
     click.option(
-        "--no-prefetch", "prefetches", flag_value=False, default=True, help="FSDP gathers weights when it needs them."
+        "--no-prefetch",
+        "prefetches",
+        flag_value=False,
+        default=True,
+        help="Gather FSDP weights only when they are needed.",
     ),
-    click.option("--compile", "compiles", is_flag=True, help="Blocks go through torch.compile."),
-    click.option("--initial-loss-scale", default=65536.0, show_default=True, help="Of float16's dynamic loss scale."),
-    click.option("--loader-workers", type=int, help="Loader processes a rank.  [default: the preset's]"),
-    click.option("--loader-prefetch", type=int, help="Batches each of them makes ahead.  [default: torch's own]"),
+    click.option("--compile", "compiles", is_flag=True, help="Compile the blocks with torch.compile."),
+    click.option(
+        "--initial-loss-scale", default=65536.0, show_default=True, help="Start float16's dynamic loss scale here."
+    ),
+    click.option("--loader-workers", type=int, help="Number of DataLoader workers per rank.  [default: the preset's]"),
+    click.option("--loader-prefetch", type=int, help="Batches that each worker prefetches.  [default: torch's own]"),
     click.option(
         "--no-pin-memory",
         "loader_pins_memory",
         flag_value=False,
         default=True,
-        help="Batches for a GPU lie in pageable memory.",
+        help="Keep batches for a GPU in pageable memory.",
     ),
     click.option(
         "--data-dir",
         type=click.Path(file_okay=False),
-        help="JPEG images for resnet50, a subfolder a class; made if empty.  [default: synthetic]",
+        help="Read JPEG images for resnet50 from here, one subfolder per class; filled if empty.  [default: synthetic]",
     ),
 )
 _MODEL_OPTIONS = (
-    click.option("--dtype", help="Of matmuls: float32, bfloat16 or float16.  [default: the preset's]"),
+    click.option("--dtype", help="Dtype of matrix products: float32, bfloat16 or float16.  [default: the preset's]"),
     click.option(
         "--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."
     ),
@@ -84,7 +103,7 @@ _MODEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the options ask for."""
+    """Preset, parallel plan and recipe of the options."""
 
     preset: Preset
     plan: ParallelPlan
@@ -92,14 +111,14 @@ class Layout:
 
 
 def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `read_layout` takes out again."""
+    """Add the options of `read_layout`."""
     for option in reversed(_MODEL_OPTIONS + _PLAN_OPTIONS + _RECIPE_OPTIONS):
         function = option(function)
     return function
 
 
 def read_layout(workload: str, options: dict[str, Any]) -> Layout:
-    """Take what `layout_options` added out of the options.
+    """Remove the values of `layout_options` from `options` and return them as a layout.
 
     Raises:
         UsageError: there is no such workload or preset, or the values do not fit together.

@@ -1,4 +1,4 @@
-"""`stepscope workload plan gpt --preset one-gpu --tp 2 ...`: what a workload will take, before anything runs."""
+"""`stepscope workload plan gpt --preset one-gpu --tp 2 ...`: the estimate of a workload, before anything runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from stepscope.core.errors import UsageError
 @click.argument("name")
 @layout_options
 @click.option(
-    "--gpu", default="H100", show_default=True, help="Model of all GPUs, as its driver or data sheet calls it."
+    "--gpu", default="H100", show_default=True, help="Assume GPUs of this model, as its driver or data sheet names it."
 )
-@click.option("--mfu", "efficiency", type=float, help="Share of the dense peak while a GPU computes.  [default: 0.5]")
-@click.option("--gpus-per-node", default=8, show_default=True, help="GPUs that scale-up links join.")
-@click.option("--network-gbs", default=50.0, show_default=True, help="GB/s of each GPU to other nodes, one direction.")
-@click.option("--tokens", metavar="N", help="Also what training on so many tokens costs, e.g. 2T.")
-@click.option("--price-per-gpu-hour", type=float, help="Also what it costs in money.")
+@click.option(
+    "--mfu", "efficiency", type=float, help="Assume this share of the dense peak while a GPU computes.  [default: 0.5]"
+)
+@click.option(
+    "--gpus-per-node", default=8, show_default=True, help="Assume this many GPUs per node, joined by scale-up links."
+)
+@click.option(
+    "--network-gbs",
+    default=50.0,
+    show_default=True,
+    help="Assume this bandwidth of each GPU to other nodes, in GB/s and one direction.",
+)
+@click.option("--tokens", metavar="N", help="Also estimate the cost of training on N tokens, such as 2T.")
+@click.option("--price-per-gpu-hour", type=float, help="Also estimate the cost in money; needs --tokens.")
 @click.option("--emit", type=click.Choice(["torchrun", "slurm"]), help="Print a script that runs the plan instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.workload-plan/1 document.")
 def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
-    """Estimate workload NAME (gpt or llama): memory, FLOPs, communication, bubble, step time and cost. Runs nothing."""
+    """Estimate memory, FLOPs, communication, bubble, step time and cost of workload NAME (gpt or llama)."""
     from stepscope.cli.terminal.workload import print_plan
     from stepscope.reference_workloads.estimate.document import plan_document
     from stepscope.reference_workloads.estimate.estimate import (

@@ -1,6 +1,4 @@
-"""`stepscope workload run gpt --preset tiny --pp 2 ...`: train one workload, profiled; with `--against-plan` beside its
-estimate.
-"""
+"""`stepscope workload run gpt --preset tiny --pp 2 ...`: one profiled training run of a workload."""
 
 from __future__ import annotations
 
@@ -29,24 +27,38 @@ SCHEMA = "stepscope.workload/1"
     "injections",
     multiple=True,
     metavar="FAULT[:FIELD=VALUE,...]",
-    help="A fault of `stepscope workload faults`, e.g. slow_loader:milliseconds_per_item=5; may be given again.",
+    help="Inject a fault of `stepscope workload faults`, such as slow_loader:milliseconds_per_item=5; repeatable.",
 )
-@click.option("--control", "as_control", is_flag=True, help="Train what the faults go into, without them.")
+@click.option("--control", "as_control", is_flag=True, help="Train the same job without the faults.")
 @click.option(
-    "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
+    "--simulate-compute",
+    default=0.0,
+    metavar="MS",
+    help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
 )
-@click.option("--steps", default=9, show_default=True, help="Optimizer steps.")
-@click.option("--out", default="runs", show_default=True, type=click.Path(file_okay=False), help="Folder of all runs.")
-@click.option("--run-name", help="Folder inside --out.  [default: preset, layout and time]")
+@click.option("--steps", default=9, show_default=True, help="Train for this many optimizer steps.")
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Write the run into this folder of runs.",
+)
+@click.option("--run-name", help="Name the run.  [default: preset, layout and time]")
 @click.option("--no-profile", is_flag=True, help="Train only; write nothing but checkpoints.")
-@click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--against-plan", "with_plan", is_flag=True, help="Then print the plan's estimate beside it (GPUs only).")
+@click.option("--seed", default=0, show_default=True, help="Seed of weights and data.")
+@click.option("--device", default="auto", show_default=True, help="Train on auto, cpu or cuda.")
+@click.option(
+    "--against-plan",
+    "with_plan",
+    is_flag=True,
+    help="Compare the run with the estimate of `stepscope workload plan` (GPUs only).",
+)
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(name: str, as_json: bool, **options: Any) -> None:
     """Train workload NAME (gpt, llama or resnet50), profiled, on as many processes as tp x pp x dp.
 
-    Under torchrun this process is one rank. Ends with 4 when a rank dies.
+    Under torchrun this process is one rank. Exits with status 4 when a rank dies.
     """
     import msgspec
 
@@ -94,9 +106,11 @@ def command(name: str, as_json: bool, **options: Any) -> None:
 
 
 def _check_gpu(device: str) -> None:
-    """Raises UsageError when the run would be on CPU."""
+    """Raise UsageError when the run would be on the CPU."""
     if device == "cpu":
-        raise UsageError("a plan is for GPUs; a CPU's memory and speed tell nothing of it", where="--against-plan")
+        raise UsageError(
+            "a plan is an estimate for GPUs, which a run on the CPU cannot confirm", where="--against-plan"
+        )
     import torch
 
     if not torch.cuda.is_available():

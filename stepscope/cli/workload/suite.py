@@ -1,4 +1,4 @@
-"""`stepscope workload suite --preset two-gpu -o DIR`: whether injected faults are found and their gains predicted."""
+"""`stepscope workload suite --preset two-gpu -o DIR`: the score of the verdicts on injected faults."""
 
 from __future__ import annotations
 
@@ -14,36 +14,49 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
 
 @click.command("suite")
 @click.option(
-    "--preset", default="tiny", show_default=True, help="tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu, node."
+    "--preset",
+    default="tiny",
+    show_default=True,
+    help="Train the cases of tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node.",
 )
-@click.option("--cases", metavar="A[,B...]", help="Only these cases, by name or pattern (ddp-*).  [default: all]")
+@click.option("--cases", metavar="A[,B...]", help="Train only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
     "--budget-minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="Begin no further run that would end later; the same command goes on from there.",
+    help="Start no run that would end later; the same command continues from there.",
 )
 @click.option(
     "--keep-traces",
     type=click.Choice(["whole", "trimmed", "none"]),
     default="whole",
     show_default=True,
-    help="What stays of the traces; trimmed: a small fixture a case in DIR/fixtures.",
+    help="Keep traces whole, trimmed (a small fixture per case in DIR/fixtures), or not at all.",
 )
 @click.option("--again", is_flag=True, help="Repeat runs that failed.")
 @click.option("--list", "only_list", is_flag=True, help="List the cases and run nothing.")
-@click.option("--require-accuracy", type=click.FloatRange(0, 1), metavar="RATIO", help="End with 1 below it.")
-@click.option("--device", default="auto", show_default=True, help="auto (the preset's), cpu or cuda.")
 @click.option(
-    "-o", "--out", required=False, type=click.Path(file_okay=False), metavar="DIR", help="The suite's folder."
+    "--require-accuracy",
+    type=click.FloatRange(0, 1),
+    metavar="RATIO",
+    help="Exit with status 1 when the accuracy is lower.",
+)
+@click.option("--device", default="auto", show_default=True, help="Train on auto (the preset's), cpu or cuda.")
+@click.option(
+    "-o",
+    "--out",
+    required=False,
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Keep the suite's runs and results in this folder.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help=f"Print the stepscope.suite/1 document; of --list, {LIST_SCHEMA}."
+    "--json", "as_json", is_flag=True, help=f"Print one stepscope.suite/1 document; with --list, {LIST_SCHEMA}."
 )
 def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> None:
-    """Train runs with one known fault each and their controls, analyse them, and score the verdicts.
+    """Train runs with one known fault each and their controls, analyze them, and score the verdicts.
 
-    Writes DIR/confusion.md and confusion.json, of all cases that DIR knows. A second call goes on where the first
-    stopped. Misses are data: the exit code is 1 only when --require-accuracy is missed or cannot be judged yet.
+    Writes DIR/confusion.md and confusion.json over all cases in DIR. A second call continues where the first stopped.
+    Wrong verdicts are data: the exit status is 1 only when --require-accuracy is missed or cannot be judged yet.
     """
     from stepscope.reference_workloads.suite.cases import find_cases
 
@@ -80,10 +93,10 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
     )
     with run_progress("suite") as (tell, draw):
         runs: SuiteRuns = run_suite(cases, folder, suite_options, tell, draw)
-    asked = {case.name for case in cases}
+    chosen = {case.name for case in cases}
     every = find_cases(options["preset"], device=options["device"])
-    # also what the folder knows of the other cases, so that a call for a few loses none of the rest
-    results = {**known_results([case for case in every if case.name not in asked], folder), **runs.by_name}
+    # other cases of the folder are scored again, so that a call for a few loses none of the rest
+    results = {**known_results([case for case in every if case.name not in chosen], folder), **runs.by_name}
     scores = [
         score(
             case,
@@ -92,7 +105,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
             refusal=runs.refused.get(case.name),
         )
         for case in every
-        if case.name in asked or case.run.name in results
+        if case.name in chosen or case.run.name in results
     ]
     devices = [result.device for result in results.values() if result.device is not None]
     report = make_report(
@@ -105,7 +118,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
     write_report(report, folder)
     click.echo(encode_report(report).decode() if as_json else f"{as_markdown(report)}\n{out / TEXT_FILE}")
     if options["require_accuracy"] is not None:
-        rows = [row for row in scores if row.case in asked]
+        rows = [row for row in scores if row.case in chosen]
         why = _missed(rows, options["require_accuracy"], is_complete=runs.is_complete)
         if why is not None:
             click.echo(f"stepscope: --require-accuracy: {why}; see {out / TEXT_FILE}", err=True)
@@ -113,7 +126,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
 
 
 def _missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:
-    """Why the cases that were asked for do not reach the accuracy; None when they do."""
+    """Why the chosen cases do not reach the accuracy; None when they do."""
     from stepscope.core.text.numbers import counted
     from stepscope.reference_workloads.suite.score import SCORED, accuracy
 

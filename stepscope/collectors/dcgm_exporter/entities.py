@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
 from stepscope.core.metrics.readings import Labels, labels_of
-from stepscope.core.text.names import LONGEST_ID, label_text
+from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
@@ -24,22 +24,21 @@ _EXPORTED = frozenset({"exportedpod", "exportednamespace", "exportedcontainer"})
 
 
 class Kind(Enum):
-    """What a sample is of."""
+    """Kind of thing that a sample is of."""
 
-    GPU = auto()  # whole, or an instance of it
+    GPU = auto()  # whole, or a MIG instance
     GPU_LINK = auto()
     SWITCH = auto()
     SWITCH_LINK = auto()
     CPU = auto()
-    NOBODY = auto()
+    NONE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """What a sample is of. Texts are empty where they do not apply.
+    """The thing that a sample is of. Texts are empty where they do not apply.
 
     Attributes:
-        kind: what it is.
         gpu: DCGM's id, in the order of NVML's index but neither CUDA's nor the minor number.
         uuid: of the whole GPU.
         gpu_instance, mig_profile, mig_uuid: of the MIG instance.
@@ -60,7 +59,7 @@ class Entity:
 
     @property
     def labels(self) -> Labels:
-        """What its readings carry."""
+        """Labels of its readings."""
         values = {
             "gpu": self.gpu,
             "uuid": self.mig_uuid or self.uuid,
@@ -80,13 +79,13 @@ class Entity:
 
     @property
     def whole(self) -> Entity:
-        """The GPU that it is, or is a part of."""
+        """The whole GPU that it is, or is a part of."""
         return Entity(Kind.GPU, gpu=self.gpu, uuid=self.uuid)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Who has the GPU, as far as the page tells. Texts are empty where it does not.
+    """User of a GPU, as far as the page has it. Texts are empty where it does not.
 
     Attributes:
         namespace, pod, container, pod_uid: of Kubernetes.
@@ -103,7 +102,7 @@ class Workload:
 
     @property
     def labels(self) -> Labels:
-        """Those that are known."""
+        """Labels that are not empty."""
         names = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
         return tuple(sorted((name, getattr(self, name)) for name in names if getattr(self, name)))
 
@@ -114,22 +113,22 @@ NO_WORKLOAD = Workload()
 def normalized_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The labels with names in lower case and without underscores, and without DCGM's words for none.
 
-    The exporter writes values as users wrote them: they are cut, and freed of what cannot be seen.
+    The exporter writes values as users wrote them: they are shortened, and unprintable characters removed.
     """
     plain: dict[str, str] = {}
     for name, value in labels.items():
-        plain.setdefault(name.lower().replace("_", ""), label_text(parse_label_text(value), LONGEST_ID))
+        plain.setdefault(name.lower().replace("_", ""), label_text(parse_label_text(value), MAX_ID_LENGTH))
     return plain
 
 
 class LabelReader:
-    """Reads the labels of one page; all that it is given went through `plain_labels`."""
+    """Reader of one page's labels, all of which went through `normalized_labels`."""
 
     def __init__(self, all_labels: Iterable[Mapping[str, str]]) -> None:
         """
         Args:
-            all_labels: of all samples of the page. Where any was renamed by Prometheus, the plain names are those of
-                the exporter's own pod, on each line: that of an idle GPU has no others.
+            all_labels: of all samples of the page. Where Prometheus renamed any, the plain names are those of the
+                exporter's own pod on every line, also on that of an idle GPU, which has no others.
         """
         self._is_exported = False
         self._uuid_by_gpu: dict[str, str] = {}
@@ -142,7 +141,7 @@ class LabelReader:
                 self._gpu_by_uuid.setdefault(entity.uuid, entity.gpu)
 
     def entity(self, labels: Mapping[str, str]) -> Entity:
-        """What a sample is of; lines that leave the UUID or the id out get it from those that do not."""
+        """The entity of a sample; lines without the UUID or the id get it from lines that have it."""
         entity = self._entity(labels)
         if entity.kind not in (Kind.GPU, Kind.GPU_LINK):
             return entity
@@ -153,7 +152,7 @@ class LabelReader:
         )
 
     def workload(self, labels: Mapping[str, str]) -> Workload:
-        """Who has it."""
+        """The user of the entity."""
 
         def first(*names: str) -> str:
             if self._is_exported:
@@ -180,7 +179,7 @@ class LabelReader:
         if not gpu and not uuid:
             if "cpu" in known or "cpucore" in known:
                 return Entity(Kind.CPU, cpu=known.get("cpu", ""), core=known.get("cpucore", ""))
-            return Entity(Kind.NOBODY)
+            return Entity(Kind.NONE)
         instance, mig_uuid = known.get("gpuiid", ""), known.get("dramigdeviceuuid", "")
         if uuid.startswith("MIG-"):
             mig_uuid, uuid = uuid, ""
@@ -200,11 +199,11 @@ FACT_LABELS = {
     "dcgmfidevserial": "serial",
     "dcgmfidevvbiosversion": "vbios",
 }
-"""Labels that tell what a GPU is, and ours of the info metric."""
+"""Labels with facts about a GPU, and their names in the info metric."""
 
 
 def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """What a line's plain labels tell of its GPU, by the names of the info metric's labels."""
+    """Facts about a line's GPU, by label of the info metric."""
     facts = {}
     for name, value in labels.items():
         fact = FACT_LABELS.get(name)

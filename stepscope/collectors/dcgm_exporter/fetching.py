@@ -1,4 +1,4 @@
-"""Fetches a page over HTTP or HTTPS, within a deadline and a size."""
+"""Client that fetches a page over HTTP or HTTPS, within a deadline and a size limit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stepscope.core.metrics.readings import MissingReason
 
 DEFAULT_PORT = 9400
 """dcgm-exporter's."""
-LARGEST_PAGE_BYTES = 32 << 20
+MAX_PAGE_BYTES = 32 << 20
 """Bytes. 16 GPUs in 7 instances each with 100 fields come to 4 MiB."""
 _CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a page is.
+    """Address of a page.
 
     Attributes:
         host, port, path: of the URL; the path with its query.
@@ -48,25 +48,27 @@ class Endpoint:
 
 
 def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
-    """The endpoint that a setting names.
+    """Parse the endpoint of a setting.
 
     Args:
         text: `host`, `host:port`, or an http or https URL, with `user:password@` where the exporter asks for them. The
-            port is 9400 unless told, of https URLs 443; the path is /metrics.
+            default port is 9400, for https URLs 443; the default path is /metrics.
         ca_file: certificates to trust.
 
     Raises:
-        UsageError: it names none.
+        UsageError: it is not an address.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(
-            f"not an address ({error})", where=_redacted(text), what_next="say host:port or a URL"
+            f"not an address ({error})", where=_redacted(text), what_next="give host:port or a URL"
         ) from None
     if parts.scheme not in ("http", "https") or not host or any(c.isspace() or not c.isprintable() for c in text):
-        raise UsageError("not an address", where=_redacted(text), what_next="say host:port or a URL with http or https")
+        raise UsageError(
+            "not an address", where=_redacted(text), what_next="give host:port or a URL with http or https"
+        )
     is_https = parts.scheme == "https"
     path = parts.path if parts.path not in ("", "/") else "/metrics"
     return Endpoint(
@@ -86,10 +88,10 @@ def _redacted(text: str) -> str:
 
 
 class FetchError(Exception):
-    """No page came.
+    """A page cannot be fetched.
 
     Attributes:
-        reason: why.
+        reason: as of a `Missing`.
         detail: one line for people, without the URL.
     """
 
@@ -99,16 +101,15 @@ class FetchError(Exception):
         self.detail = detail
 
 
-def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_PAGE_BYTES) -> str:
-    """The page's text.
+def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: int = MAX_PAGE_BYTES) -> str:
+    """Fetch the text of a page.
 
     Args:
-        endpoint: where.
-        timeout_seconds: for all of it; a server that sends a byte now and then does not get longer.
-        largest: most bytes of the page, unpacked.
+        timeout_seconds: for the whole exchange, also with a server that sends a byte now and then.
+        max_bytes: of the page, uncompressed.
 
     Raises:
-        FetchError: it did not come, or not in time, or is too large, or is another thing than a page.
+        FetchError: it did not come, or not in time, or is too large, or the server refuses.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -117,7 +118,7 @@ def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LAR
             connection.connect()
             with connection.sock as channel:
                 connection.sock = DeadlineSocket(channel, deadline)
-                return _get_page(connection, endpoint, largest)
+                return _get_page(connection, endpoint, max_bytes)
         finally:
             connection.close()
     except TimeoutError:
@@ -129,8 +130,10 @@ def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LAR
         raise FetchError(MissingReason.UNREACHABLE, "refuses connections: is dcgm-exporter running there?") from None
     except socket.gaierror as error:
         raise FetchError(MissingReason.UNREACHABLE, f"no such host ({error.strerror})") from None
-    except UnicodeError:  # a name that DNS cannot have, a path that HTTP cannot
-        raise FetchError(MissingReason.UNREACHABLE, "no such host or path: names are of ASCII, 63 at most") from None
+    except UnicodeError:  # a name that is invalid in DNS, a path that is invalid in HTTP
+        raise FetchError(
+            MissingReason.UNREACHABLE, "no such host or path: names are ASCII, at most 63 characters"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
         words = str(error) or type(error).__name__
         raise FetchError(MissingReason.UNREACHABLE, f"the connection broke ({words})") from None
@@ -147,7 +150,7 @@ def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPC
     return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_seconds, context=context)
 
 
-def _get_page(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: int) -> str:
+def _get_page(connection: http.client.HTTPConnection, endpoint: Endpoint, max_bytes: int) -> str:
     headers = {"Accept": "text/plain", "Accept-Encoding": "identity", "Connection": "close"}
     if endpoint.user or endpoint.password:
         secret = base64.b64encode(f"{endpoint.user}:{endpoint.password}".encode()).decode()
@@ -163,23 +166,23 @@ def _get_page(connection: http.client.HTTPConnection, endpoint: Endpoint, larges
     body = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         body += chunk
-        if len(body) > largest:
-            raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {largest >> 20} MiB")
-    if response.length:  # what the header promised and the connection did not bring
-        raise FetchError(MissingReason.UNREACHABLE, f"the page was cut, {response.length} bytes are missing")
+        if len(body) > max_bytes:
+            raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
+    if response.length:  # announced by the header and not received
+        raise FetchError(MissingReason.UNREACHABLE, f"the page is incomplete, {response.length} bytes are missing")
     if response.headers.get("Content-Encoding", "") == "gzip":
-        body = _gunzipped(bytes(body), largest)
+        body = _gunzipped(bytes(body), max_bytes)
     return body.decode("utf-8", errors="replace")
 
 
-def _gunzipped(body: bytes, largest: int) -> bytearray:
+def _gunzipped(body: bytes, max_bytes: int) -> bytearray:
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        data = unpacker.decompress(body, largest + 1)
+        data = unpacker.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise FetchError(MissingReason.UNREADABLE, f"the page cannot be unpacked ({error})") from None
-    if len(data) > largest:
-        raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {largest >> 20} MiB")
+        raise FetchError(MissingReason.UNREADABLE, f"the page cannot be decompressed ({error})") from None
+    if len(data) > max_bytes:
+        raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
     if not unpacker.eof:
-        raise FetchError(MissingReason.UNREACHABLE, "the page was cut while packed")
+        raise FetchError(MissingReason.UNREACHABLE, "the compressed page is incomplete")
     return bytearray(data)

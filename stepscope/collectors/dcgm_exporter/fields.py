@@ -1,4 +1,4 @@
-"""DCGM fields: the metric that each field of a page stands for, and the scale of its value.
+"""DCGM fields: the metric of each field of a page, and the scale of its value.
 
 Three spellings: DCGM's own, those of DCGM 4.6 (both in `core.gpu_metrics`), and those of dcgm-exporter 1.x
 (etc/1.x-compatibility-metrics.csv). The 1.x violation counters are left out: their unit changed.
@@ -16,7 +16,7 @@ from stepscope.core.metrics.gpu import BY_DCGM_NAME, FABRIC_METRICS, GPU
 from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
 from stepscope.core.metrics.readings import Labels, labels_of
 
-_FIRST_VERSION = {
+_VERSION_1 = {
     "dcgm_sm_clock": "sm_clock_hertz",
     "dcgm_memory_clock": "memory_clock_hertz",
     "dcgm_memory_temp": "memory_temperature_celsius",
@@ -52,12 +52,12 @@ _LINK_ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FieldMeaning:
-    """What a field is.
+    """Meaning of a field.
 
     Attributes:
         metric: name of our metric.
         scale: our value = its value x scale.
-        further: labels that the field's name tells.
+        further: labels taken from the field's name.
     """
 
     metric: str
@@ -73,7 +73,7 @@ def _all_meanings() -> dict[str, FieldMeaning]:
             for name in (metric.dcgm.name, metric.dcgm.new_name):
                 known[name] = FieldMeaning(metric.name, metric.dcgm.scale)
     by_metric = {meaning.metric: meaning for meaning in known.values()}
-    known |= {name: by_metric[GPU + metric] for name, metric in _FIRST_VERSION.items()}
+    known |= {name: by_metric[GPU + metric] for name, metric in _VERSION_1.items()}
     first_profiling = {name.lower(): meaning for name, meaning in known.items() if name.startswith("DCGM_FI_PROF_")}
     return known | first_profiling
 
@@ -93,18 +93,18 @@ _CLOCK_EVENTS = {
     "hw_thermal": "hardware_thermal",
     "hw_power_brake": "hardware_power_brake",
 }
-"""dcgm-exporter's words where they are others."""
+"""dcgm-exporter's words where they differ from ours."""
 
 
 def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeaning | None:
-    """The metric of a sample's field, or None where it is none of ours.
+    """Meaning of a sample's field, None where we have no such metric.
 
     Args:
-        field: as the page calls it.
-        kind: what the sample is of. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
-        labels: of the sample, plain.
+        field: its name on the page.
+        kind: of the sample's entity. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
+        labels: of the sample, normalized.
     """
-    if kind is Kind.NOBODY:
+    if kind is Kind.NONE:
         return None
     if field.startswith("DCGM_EXP_"):
         return _exporter_series(field, labels)
@@ -118,12 +118,12 @@ def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeanin
 
 
 def _exporter_series(field: str, labels: Mapping[str, str]) -> FieldMeaning | None:
-    """Series that dcgm-exporter makes itself, told apart by their labels."""
+    """Series that dcgm-exporter makes itself, which differ in their labels."""
     milliseconds = labels.get("windowsizeinms", "")
     has_window = milliseconds.isdecimal() and len(milliseconds) < 16
     window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if has_window else {}
     xid = labels.get("xid", "")
-    if field == "DCGM_EXP_XID_ERRORS_COUNT" and _XID.fullmatch(xid):  # without an XID it is a 0 for all of them
+    if field == "DCGM_EXP_XID_ERRORS_COUNT" and _XID.fullmatch(xid):  # without the label it is a 0 for all XIDs
         return FieldMeaning(GPU + "xid_recent", 1.0, labels_of(xid=xid, **window))
     if field == "DCGM_EXP_CLOCK_EVENTS_COUNT" and labels.get("clockevent"):
         event = labels["clockevent"]

@@ -1,7 +1,7 @@
-"""What shows only in comparison with earlier pages: GPUs that are gone, new XIDs, values that stand still.
+"""Comparison of a page with earlier ones: GPUs that are gone, new XIDs, values that no longer change.
 
-After a restart of the host engine the exporter goes on serving old values (NVIDIA/gpu-monitoring-tools#188). Energy is
-what cannot stand still while a GPU draws power.
+After a restart of the host engine the exporter goes on serving old values (NVIDIA/gpu-monitoring-tools#188). A GPU's
+energy cannot stay the same while it draws power.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stepscope.core.metrics.gpu import GPU, PROFILING_METRICS
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
 _FORGET_AFTER_NS = 86_400 * 1_000_000_000
-_MOST_GPUS = 1024
+_MAX_GPUS = 1024
 _ABSENT_NS = 120 * 1_000_000_000
-"""The line of a last XID that pages are without for so long did not merely fail to be read."""
+"""Once pages lack the line of a last XID for so long, it was not merely a failed reading."""
 _ENERGY, _POWER = GPU + "energy_joules_total", GPU + "power_watts"
 _LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
 _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
 _ALWAYS_PRESENT = _FACTS | {GPU + "up", GPU + "mig_enabled"}
-"""Said of every GPU on the page, whatever its values."""
+"""Of every GPU on the page, whatever its values."""
 
 _ONLY_OTHER_GPUS = "earlier pages had it, and this one has it of other GPUs"
 _COUNTERS_TAKEN = (
@@ -35,7 +35,7 @@ _COUNTERS_TAKEN = (
 
 @dataclass(slots=True)
 class PageHistory:
-    """Remembers of each GPU what the last pages said, for a day after it went, and of the last 1,024 at most."""
+    """Last pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
 
     stale_seconds: float = STALE_SECONDS
     _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class PageHistory:
         values: Mapping[Entity, Mapping[str, float]],
         time_ns: int,
     ) -> Collection:
-        """The page's collection with what the pages before it add and take away.
+        """The page's collection, corrected by the pages before it.
 
         Args:
             collection, content: of this page.
@@ -61,11 +61,11 @@ class PageHistory:
             time_ns: now, ns since the epoch.
         """
         self._forget(time_ns)
-        self._note_away(collection, content, time_ns)
+        self._update_absent_xids(collection, content, time_ns)
         collection = self._still_silent(collection, values, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without_stale(collection, stale, time_ns)
-        findings = self._said_of_xids(collection, content, time_ns)
+        findings = self._xid_findings(collection, content, time_ns)
         gone, missing = self._gone(collection, content, time_ns)
         explained = {(one.metric, one.labels) for one in missing}
         others = tuple(one for one in collection.missing if (one.metric, one.labels) not in explained)
@@ -73,7 +73,7 @@ class PageHistory:
         return Collection.joined((collection, Collection(tuple(gone), tuple(missing), tuple(findings))))
 
     def _stale(self, collection: Collection, time_ns: int) -> dict[Labels, str]:
-        """GPUs whose energy stands still although they draw power, and what to say of them."""
+        """GPUs whose energy does not change although they draw power, with a message."""
         values = {(r.labels, r.metric): r.value for r in collection.readings if r.metric in (_ENERGY, _POWER)}
         stale = {}
         for (labels, metric), value in values.items():
@@ -84,24 +84,24 @@ class PageHistory:
             seconds = (time_ns - self._energy[labels][1]) / 1e9
             if seconds >= self.stale_seconds and values.get((labels, _POWER), 0.0) > 0.0:
                 stale[labels] = (
-                    f"its energy stands still for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
+                    f"its energy has not changed for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )
         return stale
 
     def _still_silent(
         self, collection: Collection, values: Mapping[Entity, Mapping[str, float]], time_ns: int
     ) -> Collection:
-        """The collection without counters that an earlier page found silent. What this one found is in it already."""
+        """The collection without counters that were found silent on an earlier page."""
         found = {finding.labels for finding in collection.findings if finding.code == SILENT}
-        said = self._silent.observe({gpu.labels: told for gpu, told in values.items()}, found)
-        findings = (Finding(SILENT, said[labels], labels, time_ns) for labels in said if labels not in found)
+        messages = self._silent.observe({gpu.labels: of_gpu for gpu, of_gpu in values.items()}, found)
+        findings = [Finding(SILENT, text, labels, time_ns) for labels, text in messages.items() if labels not in found]
         kept = self._silent.without(collection, RESTART_HOSTENGINE)
         return Collection(kept.readings, kept.missing, (*kept.findings, *findings))
 
-    def _note_away(self, collection: Collection, content: PageValues, time_ns: int) -> None:
-        """Lines of last XIDs that the page is without, each with the first page without it. Once one was away for long
-        enough it is as if it had never been: the next XID is new, whatever its number. Where the whole GPU is away, or
-        no page comes, nothing is known: DCGM shows the same XID for ever."""
+    def _update_absent_xids(self, collection: Collection, content: PageValues, time_ns: int) -> None:
+        """Note since when the page lacks the line of a last XID. Once it was absent for long enough, the next XID is
+        new, whatever its number. Where the whole GPU is absent, or no page comes, nothing is known: DCGM shows the same
+        XID for ever."""
         gpus = {gpu.labels for gpu in content.gpus}
         here = {(one.metric, one.labels) for one in collection.readings}
         here |= {(one.metric, one.labels) for one in collection.missing if one.reason is MissingReason.UNREADABLE}
@@ -113,10 +113,9 @@ class PageHistory:
             if time_ns - away_ns >= _ABSENT_NS:
                 self._xids[key] = 0.0
 
-    def _said_of_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
-        """XIDs that came since the last page, and for as long as they stand there those that came before the first. The
-        last XID stays on the page for ever and hides the same one again; the exporter's counts of the last minutes,
-        where they are, do not."""
+    def _xid_findings(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
+        """XIDs that came since the last page, and those from before the first page while they are on it. The last XID
+        stays on the page for ever and hides its repetition; the exporter's counts of the last minutes do not."""
         findings = []
         counts = [reading for reading in collection.readings if reading.metric == _RECENT]
         counted = {_gpu_labels(reading.labels) for reading in counts}
@@ -138,7 +137,7 @@ class PageHistory:
         self._earlier = {whole: xid for whole, xid in self._earlier.items() if shown.get(whole, xid) == xid}
         for whole in self._earlier.keys() & shown.keys():
             words = f"XID {shown[whole]}{_xid_text(content, whole)}"
-            message = f"{words} stood on the first page: when that one came is not known"
+            message = f"{words} was on the first page: when it came is not known"
             findings.append(Finding("xid_earlier", message, with_labels(whole, xid=shown[whole]), time_ns))
         gpus = {gpu.labels for gpu in content.gpus}
         kept = {key: value for key, value in self._xids.items() if key[0] == _LAST or _gpu_labels(key[1]) not in gpus}
@@ -146,12 +145,12 @@ class PageHistory:
         return findings
 
     def _gone(self, collection: Collection, content: PageValues, time_ns: int) -> tuple[list[Reading], list[Missing]]:
-        """GPUs and metrics that were there (NVIDIA/go-dcgm#38: one GPU's vanish until a restart)."""
+        """GPUs and metrics of earlier pages that are gone (NVIDIA/go-dcgm#38: one GPU's vanish until a restart)."""
         metrics: dict[Labels, set[str]] = {gpu.labels: set() for gpu in content.gpus}
         for reading in collection.readings:
             if reading.metric not in _ALWAYS_PRESENT and reading.labels in metrics:
                 metrics[reading.labels].add(reading.metric)
-        told = {(missing.metric, missing.labels) for missing in collection.missing}
+        known_missing = {(missing.metric, missing.labels) for missing in collection.missing}
         split = {gpu.labels for gpu in content.split}
         on_page = {(metric, entity.labels) for entity, metric, _ in content.merged}
         missing = []
@@ -160,7 +159,7 @@ class PageHistory:
             kinds = of_any if labels in split else of_any | PROFILING_METRICS
             lost = (self._metrics.get(labels, frozenset()) - names) & kinds
             for name in sorted(lost):
-                if name in of_any and (name, labels) not in told:
+                if name in of_any and (name, labels) not in known_missing:
                     missing.append(Missing(name, labels, MissingReason.GONE, _ONLY_OTHER_GPUS))
                 elif name not in of_any and (name, labels) not in on_page:
                     missing.append(Missing(name, labels, MissingReason.GONE, _COUNTERS_TAKEN))
@@ -168,13 +167,13 @@ class PageHistory:
         here = {_gpu_key(gpu.labels): gpu.labels for gpu in content.gpus}
         self._seen |= {name: (labels, time_ns) for name, labels in here.items()}
         gone = [labels for name, (labels, _) in self._seen.items() if name not in here]
-        detail = "earlier pages had this GPU, this one has not; see the kernel log for an XID"
+        detail = "earlier pages had this GPU, this one does not; look for an XID in the kernel log"
         missing += [Missing("", labels, MissingReason.GONE, detail) for labels in gone]
         up = [Reading(GPU + "up", 0.0, with_labels(labels, reason=MissingReason.GONE), time_ns) for labels in gone]
         return up, missing
 
     def _forget(self, time_ns: int) -> None:
-        recent = sorted(self._seen.items(), key=lambda item: item[1][1])[-_MOST_GPUS:]
+        recent = sorted(self._seen.items(), key=lambda item: item[1][1])[-_MAX_GPUS:]
         self._seen = {name: (labels, at) for name, (labels, at) in recent if time_ns - at < _FORGET_AFTER_NS}
         kept = {labels for labels, _ in self._seen.values()}
         self._metrics = {labels: names for labels, names in self._metrics.items() if labels in kept}
@@ -186,7 +185,7 @@ class PageHistory:
 
 
 def _gpu_key(labels: Labels) -> str:
-    """What a GPU is known by: its id may become another's."""
+    """Key of a GPU: its index may become another's."""
     known = dict(labels)
     return known.get("uuid") or known.get("gpu", "")
 
@@ -196,7 +195,7 @@ def _gpu_labels(labels: Labels) -> Labels:
 
 
 def _xid_text(content: PageValues, whole: Labels) -> str:
-    """What the page says a GPU's last XID means."""
+    """Meaning of a GPU's last XID, as the page has it."""
     text = next((text for gpu, text in content.xid_texts.items() if gpu.labels == whole), "")
     return f" ({text})" if text else ""
 

@@ -1,6 +1,6 @@
 """Cgroups of training processes: CPU throttling, memory use and limits, pressure; both versions, also in containers.
 
-A limit may stand at any level (a pod's, a Slurm job's): the cgroup of the process is reported, and each above it that
+A limit may be set at any level (a pod's, a Slurm job's): the cgroup of the process is reported, and each above it that
 has a limit.
 """
 
@@ -17,7 +17,7 @@ from stepscope.core.metrics.host import CGROUP
 from stepscope.core.metrics.readings import MissingReason
 
 _NO_LIMIT = 1 << 62
-"""Bytes. Version 1 says 2^63 less a page for none."""
+"""Bytes. Without a limit version 1 reports 2^63 less a page."""
 _CPU_SECONDS = "cpu_seconds_total"
 _CPU_STAT = (("cpu_periods_total", "nr_periods", 1.0), ("cpu_throttled_periods_total", "nr_throttled", 1.0))
 _CPU_STAT_V1 = (*_CPU_STAT, ("cpu_throttled_seconds_total", "throttled_time", 1e-9))
@@ -61,11 +61,11 @@ def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> di
             continue  # read_process reports it as gone
         membership = parse_membership(text)
         for controller, read in _READERS.items():
-            place = hierarchy_of(mounts, membership, controller)
-            if place is None:
+            found = hierarchy_of(mounts, membership, controller)
+            if found is None:
                 continue
-            mount, path = place
-            of_process[pid] = max(of_process.get(pid, ""), path, key=len)  # the one that says most
+            mount, path = found
+            of_process[pid] = max(of_process.get(pid, ""), path, key=len)  # the most specific one
             for level in _levels_above(path, mount):
                 if (controller, level) not in done:
                     done.add((controller, level))
@@ -119,7 +119,7 @@ def _no_limit(path: str) -> NoValue:
 
 
 def _read_usage(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
-    """CPU time by version 1, where it may be a hierarchy of its own."""
+    """CPU time of version 1, which may be a hierarchy of its own."""
     if mount.is_unified or not is_leaf:
         return
     folder = cgroup_folder(mount, path)
@@ -179,7 +179,7 @@ _USUAL_MOUNTS = (
     ("sys/fs/cgroup/cgroup.controllers", frozenset[str](), "/sys/fs/cgroup"),
     *((f"sys/fs/cgroup/{name}", frozenset({name}), f"/sys/fs/cgroup/{name}") for name in ("cpu", "cpuacct", "memory")),
 )
-"""A file that is there, the controllers, the mount point."""
+"""A file that shows that it exists, its controllers, its mount point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,9 @@ def parse_mounts(text: str) -> list[Mount]:
         left, right = before.split(" "), after.split(" ")
         if not dash or len(left) < 6 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
             continue
-        is_named = any(option.startswith("name=") for option in right[2].split(","))  # systemd's own: no controller
+        is_named = any(
+            option.startswith("name=") for option in right[2].split(",")
+        )  # systemd's own, without a controller
         controllers = frozenset() if right[0] == "cgroup2" else frozenset(right[2].split(",")) - {"rw", "ro", "xattr"}
         if right[0] == "cgroup" and (is_named or not controllers):
             continue
@@ -230,12 +232,7 @@ def parse_membership(text: str) -> dict[frozenset[str], str]:
 
 
 def cgroup_folder(mount: Mount, path: str) -> str | NoValue:
-    """The folder of a cgroup, from the root of the files.
-
-    Args:
-        mount: of its hierarchy.
-        path: of the cgroup in it.
-    """
+    """The folder of a cgroup in a hierarchy, from the root of the files."""
     root = mount.root.rstrip("/")
     if "/../" in f"{path}/" or not f"{path}/".startswith(f"{root}/"):
         detail = f"cgroup {path} is outside of what is mounted at {mount.point}"
@@ -244,7 +241,7 @@ def cgroup_folder(mount: Mount, path: str) -> str | NoValue:
 
 
 def cgroup_mounts(files: Files) -> list[Mount]:
-    """The hierarchies of the machine; the usual places where it does not tell."""
+    """The hierarchies of the machine; those at the usual places where mountinfo cannot be read."""
     for process in ("1", "self") if files.is_mounted else ("self", "1"):
         text = files.read(f"proc/{process}/mountinfo")
         mounts = [] if isinstance(text, NoValue) else parse_mounts(text)
@@ -256,9 +253,9 @@ def cgroup_mounts(files: Files) -> list[Mount]:
 def hierarchy_of(
     mounts: Sequence[Mount], membership: dict[frozenset[str], str], controller: str
 ) -> tuple[Mount, str] | None:
-    """The hierarchy that has this controller and a process's cgroup in it; None where there is none.
+    """The hierarchy of this controller and a process's cgroup in it; None where there is none.
 
-    Version 1 comes first: on machines with both, its controllers are where work is limited.
+    Version 1 comes first: on machines with both, its controllers limit the work.
     """
     for controllers, path in membership.items():
         if controller in controllers:

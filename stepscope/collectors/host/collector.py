@@ -18,7 +18,7 @@ from stepscope.core.metrics.readings import Collection
 
 
 class HostCollector:
-    """Files of /proc and /sys that answer at once, read anew each time."""
+    """Host metrics from files of /proc and /sys that never block."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class HostCollector:
             root: where /proc and /sys are; in a container, where the machine's are mounted.
             gpu_users: the GPUs and their processes now, with process ids of the root's PID namespace.
             wall_clock_ns: now, ns since the epoch.
-            ticks_per_second: USER_HZ; the system's own unless told.
-            page_bytes: of one page of memory; the system's own unless told.
+            ticks_per_second: USER_HZ; default: the system's own.
+            page_bytes: of one page of memory; default: the system's own.
         """
         self._files = Files(root)
         self._gpu_users = gpu_users
@@ -44,7 +44,7 @@ class HostCollector:
         self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
 
     def collect(self) -> Collection:
-        """Read everything once. What is not there, or not for us, is missing with its reason; nothing is raised."""
+        """Read everything once. What cannot be read is missing with its reason; nothing is raised."""
         files, into = self._files, ReadingsBuilder(self._wall_clock_ns())
         read_cpu(files, into, ticks_per_second=self._ticks_per_second)
         read_memory(files, into, page_bytes=self._page_bytes)
@@ -68,7 +68,7 @@ class HostCollector:
 class InfinibandCollector:
     """InfiniBand and RoCE ports.
 
-    Their counters come from the adapter: one that died lets a reader wait until its driver gives up, a minute or so.
+    Their counters come from the adapter: a dead one blocks the reader until its driver gives up, for about a minute.
     Hence a collector of its own, to be read in a thread of its own.
     """
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from stepscope.collectors.host.files import Files, not_in_file
-from stepscope.collectors.host.machine import cpu_list, parse_cpu_list
+from stepscope.collectors.host.machine import format_cpu_list, parse_cpu_list
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import HOST, PROCESS
@@ -19,11 +19,11 @@ from stepscope.core.metrics.readings import Collection, MissingReason
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """Where a GPU sits.
+    """Place of a GPU on the PCI bus.
 
     Attributes:
         uuid: of the whole GPU.
-        pci_bus_id: as NVML has it: "00000000:0F:00.0".
+        pci_bus_id: as NVML writes it: "00000000:0F:00.0".
     """
 
     uuid: str
@@ -44,7 +44,7 @@ class GpuUsers:
 
 
 def gpu_users_of(collection: Collection) -> GpuUsers:
-    """GPUs and processes of a collection; those of a MIG instance are its GPU's."""
+    """GPUs and their processes in a collection; a process on a MIG instance is one of its GPU."""
     by_index: dict[str, GpuPlace] = {}
     for reading in collection.readings:
         labels = dict(reading.labels)
@@ -67,7 +67,7 @@ _PCI_FOLDER = "sys/bus/pci/devices"
 
 
 def sysfs_address(pci_bus_id: str) -> str | None:
-    """The name under /sys/bus/pci/devices of what NVML calls 00000000:0F:00.0; None where it is no address."""
+    """Name under /sys/bus/pci/devices of NVML's 00000000:0F:00.0; None where that is not an address."""
     match = _PCI_ADDRESS.fullmatch(pci_bus_id)
     return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else None
 
@@ -114,7 +114,8 @@ def read_affinity(
         return
     into.add(PROCESS + "allowed_cpus", len(allowed), pid=pid)
     if len(allowed) == 1:
-        message = f"process {pid} may run on CPU {cpu_list(allowed)} only: its loader's and autograd's threads share it"
+        cpu = format_cpu_list(allowed)
+        message = f"process {pid} may run on CPU {cpu} only: the threads of its data loader and of autograd share it"
         into.note("single_cpu", message, pid=pid)
     for place in places:
         local = local_cpus(files, place)
@@ -125,8 +126,8 @@ def read_affinity(
         into.add(metric, len(near), pid=pid, uuid=place.uuid)
         if not near:
             message = (
-                f"process {pid} may run on CPUs {cpu_list(allowed)}, none of which is next to its GPU "
-                f"({place.pci_bus_id}): bind it to CPUs {cpu_list(local)}"
+                f"process {pid} may run on CPUs {format_cpu_list(allowed)}, none of which is next to its GPU "
+                f"({place.pci_bus_id}): bind it to CPUs {format_cpu_list(local)}"
             )
             into.note("remote_affinity", message, pid=pid, uuid=place.uuid)
 

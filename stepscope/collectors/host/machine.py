@@ -1,10 +1,10 @@
 """Machine-wide counters: CPU time and load, memory and NUMA nodes, pressure (PSI), disks; lists of CPUs.
 
-- `iowait` is idle time while a disk was waited for. The kernel's counter of it may go back a little.
+- `iowait` is idle time during disk waits. The kernel's counter of it may go back a little.
 - `MemAvailable` is what programs can still get; free memory leaves out what caches hold (giampaolo/psutil#2604).
 - Pressure stall information: "some" is time in which at least one thread waited, "full" in which all threads that were
   not idle did, so that no work was done.
-- Only whole disks with hardware behind them: partitions, dm and md devices pass on what a disk counts too.
+- Only whole disks with hardware behind them: what partitions, dm and md devices count, a disk counts too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CpuStat:
 
     Attributes:
         ticks: of all CPUs, by mode.
-        num_cpus: lines of single CPUs: those online.
-        counts: the other lines with one number, by name.
+        num_cpus: CPUs online, each with a line.
+        counts: other lines with one number, by name.
     """
 
     ticks: dict[str, int]
@@ -46,7 +46,7 @@ class CpuStat:
 
 
 def parse_cpu_stat(text: str) -> CpuStat:
-    """Read /proc/stat. Lines that make no sense are passed over."""
+    """Read /proc/stat. Malformed lines are skipped."""
     ticks: dict[str, int] = {}
     counts: dict[str, int] = {}
     num_cpus = 0
@@ -193,12 +193,12 @@ _PSI_OFF = NoValue(MissingReason.NOT_SUPPORTED, "the kernel has no PSI (before 4
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """One line.
+    """One line of a pressure file.
 
     Attributes:
         share: "some" or "full".
         ratios: share of the last 10, 60 and 300 s.
-        seconds: in all.
+        seconds: total since boot.
     """
 
     share: str
@@ -207,7 +207,7 @@ class Pressure:
 
 
 def parse_pressure(text: str) -> list[Pressure]:
-    """Read a pressure file. Lines that make no sense are passed over."""
+    """Read a pressure file. Malformed lines are skipped."""
     matches = (_PRESSURE_LINE.fullmatch(line.strip()) for line in text.splitlines())
     return [
         Pressure(match[1], (_ratio(match[2]), _ratio(match[3]), _ratio(match[4])), int(match[5]) / 1_000_000)
@@ -248,7 +248,7 @@ _DISK_METRICS = tuple(
 _NOT_A_DISK = re.compile(
     r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+.*|(sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n|mmcblk)\d+p\d+", re.ASCII
 )
-"""Where /sys/block does not tell."""
+"""Names that are not whole disks, where /sys/block cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Disk:
 
 
 def parse_diskstats(text: str) -> list[Disk]:
-    """Read /proc/diskstats of any kernel since 2.6 (11 numbers a disk, then more). Other lines are passed over."""
+    """Read /proc/diskstats of any kernel since 2.6 (11 numbers a disk, then more). Other lines are skipped."""
     disks = []
     for line in text.splitlines():
         words = line.split()
@@ -316,7 +316,7 @@ _CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
 def parse_cpu_list(text: str) -> frozenset[int] | None:
-    """CPUs of "0-3,8,64-67"; none of an empty text; None where it is no list."""
+    """CPUs of "0-3,8,64-67"; none of an empty text; None where it is not a list."""
     cpus: set[int] = set()
     words = [word.strip() for word in text.strip().split(",")] if text.strip() else []
     for word in words:
@@ -330,8 +330,8 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
     return frozenset(cpus)
 
 
-def cpu_list(cpus: Iterable[int]) -> str:
-    """The list in the kernel's way."""
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """CPUs as the kernel writes them: "0-3,8,64-67"."""
     ranges: list[tuple[int, int]] = []
     for cpu in sorted(set(cpus)):
         if ranges and ranges[-1][1] == cpu - 1:

@@ -1,9 +1,9 @@
 """Network interfaces, and InfiniBand and RoCE ports: traffic, errors, drops, congestion, link state.
 
-Network interfaces with hardware behind them; where there is none (a container has one end of a pair), all but the
-loopback. InfiniBand's `port_xmit_data` counts words of 4 bytes. Old counters stop at the end of their width and stay
-there; the InfiniBand specification gives the widths (PortCounters, 16.1.3.5), Linux reads 64 bits of the data counters
-where the adapter has them (drivers/infiniband/core/sysfs.c).
+Network interfaces with hardware behind them; without any (a container has one end of a pair), all but the loopback.
+InfiniBand's `port_xmit_data` counts words of 4 bytes. Old counters stop at the end of their width; the InfiniBand
+specification gives the widths (PortCounters, 16.1.3.5), Linux reads 64 bits of the data counters where the adapter has
+them (drivers/infiniband/core/sysfs.c).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse_snmp(text: str, protocol: str) -> dict[str, int]:
 
 
 def read_networks(files: Files, into: ReadingsBuilder) -> None:
-    """Read the interfaces of the machine, or of our network namespace where the files are our own."""
+    """Read the interfaces of the machine, or of this process's network namespace where the files are not mounted."""
     text = _read_net(files, "dev")
     if isinstance(text, NoValue):
         into.miss(_NET_DEV_COLUMNS.values(), text)
@@ -73,7 +73,7 @@ def read_networks(files: Files, into: ReadingsBuilder) -> None:
 
 
 def _read_net(files: Files, name: str) -> str | NoValue:
-    """In a container that has the machine's files mounted, /proc/net is the container's, process 1 is the machine's."""
+    """Of process 1 where the machine's /proc is mounted into a container, whose own network /proc/net shows."""
     if files.is_mounted:
         text = files.read(f"proc/1/net/{name}")
         if not isinstance(text, NoValue):
@@ -149,7 +149,7 @@ def parse_port_state(text: str) -> tuple[int, str]:
 
 
 def parse_port_rate(text: str) -> float | None:
-    """Bytes per second of "400 Gb/sec (4X NDR)", None where it tells none."""
+    """Bytes per second of "400 Gb/sec (4X NDR)", None where the text is something else."""
     match = _IB_RATE.match(text.strip())
     try:
         return float(match[1]) * 1e9 / 8 if match else None
@@ -158,7 +158,7 @@ def parse_port_rate(text: str) -> float | None:
 
 
 def is_saturated(value: int, width: int) -> bool:
-    """Whether a counter stands at the end of its width, where it stays."""
+    """Whether a counter is at the end of its width, where it stops."""
     return value == (1 << width) - 1
 
 

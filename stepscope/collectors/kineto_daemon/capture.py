@@ -1,13 +1,15 @@
-"""Capture: decides how the processes of a node come to traces of the same N steps. Pure: time is an argument.
+"""Capture by libkineto: decides when to ask the processes of a node, so that all trace the same N steps.
+
+Pure: time is an argument.
 
 An attempt asks all processes at once. Its traces are read; where one does not hold what was asked for, or ranks did not
 start together, all are asked again, with what the traces showed of the length of a step.
 
-State of one process (`RankCapture`), known from its polls and its file alone, as libkineto confirms nothing:
+State of one process (`RankAttempt`), known from its polls and its file alone, as libkineto confirms nothing:
 
     held -> sent -> running -> written -> read
              ^ |        |
-             +-+--------+   refused, or left for the script's own profiler: it is asked again
+             +-+--------+   refused, or given up for the script's own profiler: it is asked again
 
 A poll that would take a request, after one that was given and without a file, means a refusal: the process has taken no
 optimizer step yet. It may also wait for its next multiple of steps; then asking again does nothing ("another profile
@@ -15,9 +17,8 @@ request is pending").
 
 Alignment of the start: each rank asks every 5 s by its own clock, and starts at the next multiple of M of its own count
 of steps. All start at the same step when no multiple falls between the first rank's question and the last one's. So the
-request is laid out in the longest pause between questions, and M is large against the time that the questions then
-take. The length of a step is unknown beforehand; the first attempt's traces show it, and whether ranks did start
-together.
+request is set in the longest pause between questions, and M is large against the time that the questions then take. The
+length of a step is unknown beforehand; the first attempt's traces show it, and whether ranks did start together.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from math import ceil
 
 from stepscope.collectors.kineto_daemon.processes import POLL_SECONDS, KinetoProcess
 from stepscope.collectors.kineto_daemon.verification import TraceSummary, find_fault
-from stepscope.core.protocol.messages import AnswerState
+from stepscope.core.protocol.captures import CaptureProgress, CaptureState
 from stepscope.core.text.numbers import counted
 
-_MOST_ATTEMPTS = 4
+_MAX_ATTEMPTS = 4
 _PATIENCE_SECONDS = 120.0
 _RUNNING_SECONDS = 600.0
 _SLACK_SECONDS = 0.3
@@ -44,7 +45,7 @@ IDLE = "it takes no steps of a torch.optim optimizer while others do: a launcher
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Lay out the request for this process's next poll.
+    """Set the request for this process's next poll.
 
     Attributes:
         key: of the process.
@@ -66,40 +67,25 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Read this process's trace, and say so to `Capture.taken`."""
+    """Read this process's trace, and report it to `KinetoCapture.taken`."""
 
     key: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has become of one process's part.
-
-    Attributes:
-        key: of the process.
-        state: accepted, again whenever the reason changes; then started; then a last one.
-        reason: why it is no further, or did not succeed.
-    """
-
-    key: str
-    state: AnswerState
-    reason: str = ""
-
-
 Action = Offer | Withdraw | Take
 
 
-class Capture:
-    """One request of some processes."""
+class KinetoCapture:
+    """One capture of some processes."""
 
     def __init__(self, keys: Sequence[str], *, num_steps: int, begin: float, until: float | None = None) -> None:
         """
         Args:
             keys: the processes.
             num_steps: to trace.
-            begin: when they may be asked first, monotonic seconds.
-            until: when to give up, monotonic seconds; None for a patience of two minutes.
+            begin: not asked before, monotonic seconds.
+            until: given up after, monotonic seconds; None for two minutes.
         """
         self._num_steps = num_steps
         self._begin = begin
@@ -108,16 +94,16 @@ class Capture:
         self._attempt = 1
         self._multiple: int | None = None
         self._step_seconds: float | None = None
-        self._ranks = {key: RankCapture() for key in keys}
+        self._ranks = {key: RankAttempt() for key in keys}
         self._first_read: float | None = None
-        self._told: dict[str, Outcome] = {}
-        self._news: list[Outcome] = []
+        self._progress: dict[str, CaptureProgress] = {}
+        self._changes: list[tuple[str, CaptureProgress]] = []
         for key in keys:
-            self._tell(Outcome(key, AnswerState.ACCEPTED))
+            self._set_progress(key, CaptureProgress(CaptureState.ACCEPTED))
 
     @property
     def attempt(self) -> int:
-        """Which it is, from 1."""
+        """Number of the present attempt, from 1."""
         return self._attempt
 
     @property
@@ -126,54 +112,57 @@ class Capture:
         return not self._ranks
 
     def summaries(self) -> Mapping[str, TraceSummary]:
-        """Of this attempt's traces that were read."""
+        """Summaries of this attempt's traces that were read, by key."""
         return {key: rank.summary for key, rank in self._ranks.items() if rank.summary is not None}
 
-    def news(self) -> list[Outcome]:
-        """What was not told yet, the oldest first."""
-        news, self._news = self._news, []
-        return news
+    def take_changes(self) -> list[tuple[str, CaptureProgress]]:
+        """New progress by key since the last call, the oldest first.
 
-    def step(self, sights: Mapping[str, ProcessView], now: float) -> list[Action]:
-        """What to do now, given what is seen of the processes."""
+        Accepted, again whenever the reason changes; then started; then a final state.
+        """
+        changes, self._changes = self._changes, []
+        return changes
+
+    def step(self, views: Mapping[str, ProcessView], now: float) -> list[Action]:
+        """The actions that are due at `now`, given the present views of the processes."""
         before = {key: rank.stage for key, rank in self._ranks.items()}
         for key, rank in self._ranks.items():
-            rank.look(sights[key], now)
+            rank.look(views[key], now)
         actions: list[Action] = [
             Take(key, self._attempt)
             for key, rank in self._ranks.items()
             if rank.stage is Stage.WRITTEN and before[key] is not Stage.WRITTEN
         ]
         actions += [Withdraw(take.key) for take in actions if isinstance(take, Take)]
-        self._tell_stages()
-        actions += self._leave_ended()
-        actions += self._leave_idlers(now)
+        self._report_stages()
+        actions += self._drop_ended()
+        actions += self._drop_idlers(now)
         actions += self._judge()
         actions += self._give_up(now)
-        actions += self._offers(sights, now)
+        actions += self._offers(views, now)
         return actions
 
     def taken(self, key: str, summary: TraceSummary) -> None:
-        """A trace was read."""
+        """Store the summary of a trace that was read."""
         if key in self._ranks:
             self._ranks[key].read(summary)
 
     def not_taken(self, key: str, reason: str) -> None:
-        """A trace is there and cannot be read or kept."""
-        self._end(key, Outcome(key, AnswerState.FAILED, reason))
+        """Fail a process whose trace cannot be read or kept."""
+        self._end(key, CaptureProgress(CaptureState.FAILED, reason))
 
     def cancel(self) -> list[Action]:
-        """Leave it all. A process that traces already does so to the end; its trace is dropped."""
-        return list(self._end_all(AnswerState.CANCELLED, "asked to be left"))
+        """Cancel it. A process that traces already does so to the end; its trace is dropped."""
+        return list(self._end_all(CaptureState.CANCELLED, "as asked"))
 
-    def _offers(self, sights: Mapping[str, ProcessView], now: float) -> Iterator[Action]:
+    def _offers(self, views: Mapping[str, ProcessView], now: float) -> Iterator[Action]:
         wanting = [key for key, rank in self._ranks.items() if rank.wants_request]
         if not wanting or now < self._begin:
             return
         if self._multiple is None:
             if len(wanting) < len(self._ranks):
                 return
-            processes = [process for key in wanting if (process := sights[key].process) is not None]
+            processes = [process for key in wanting if (process := views[key].process) is not None]
             polls, interval = [one.next_poll for one in processes], max(one.interval for one in processes)
             if not is_time_to_offer(polls, interval, _SLACK_SECONDS):
                 return
@@ -181,16 +170,16 @@ class Capture:
             self._multiple = start_multiple(len(wanting), poll_spread(polls, interval), self._step_seconds, num_failed)
         yield from (Offer(key, self._attempt, self._multiple) for key in wanting)
 
-    def _leave_ended(self) -> Iterator[Action]:
+    def _drop_ended(self) -> Iterator[Action]:
         for key, rank in list(self._ranks.items()):
             if rank.stage is Stage.ENDED:
-                self._end(key, Outcome(key, AnswerState.FAILED, rank.reason))
+                self._end(key, CaptureProgress(CaptureState.FAILED, rank.reason))
                 yield Withdraw(key)
 
-    def _leave_idlers(self, now: float) -> Iterator[Action]:
-        """Those that refuse again and again while others' traces are read are not trainers.
+    def _drop_idlers(self, now: float) -> Iterator[Action]:
+        """Drop processes that keep refusing although others' traces are read: they are not trainers.
 
-        A trainer looks alike while it waits for its next multiple of steps; so that much time passes first.
+        A trainer that waits for its next multiple of steps looks alike; so that much time passes first.
         """
         others = [key for key, rank in self._ranks.items() if rank.stage is not Stage.READ]
         if len(others) == len(self._ranks):
@@ -203,11 +192,11 @@ class Capture:
             return
         if all(self._ranks[key].num_refusals >= _NUM_REFUSALS_OF_IDLERS for key in others):
             for key in others:
-                self._end(key, Outcome(key, AnswerState.REFUSED, IDLE))
+                self._end(key, CaptureProgress(CaptureState.REFUSED, IDLE))
                 yield Withdraw(key)
 
     def _judge(self) -> Iterator[Action]:
-        """Once all traces of the attempt are read: are they what was asked for?"""
+        """Once all traces of the attempt are read: finish, or begin the next attempt if one is wrong."""
         summaries = self.summaries()
         if not summaries or len(summaries) < len(self._ranks):
             return
@@ -217,17 +206,17 @@ class Capture:
             self._step_seconds = min(lengths) if lengths else self._step_seconds
             apart = self._steps_apart(summaries)
             if not apart:
-                yield from self._end_all(AnswerState.DONE, "")
+                yield from self._end_all(CaptureState.DONE)
                 return
             wrong = dict.fromkeys(summaries, f"the ranks' traces begin {counted(apart, 'step')} apart")
-        if self._attempt == _MOST_ATTEMPTS:
+        if self._attempt == _MAX_ATTEMPTS:
             for key in list(self._ranks):
-                fault = wrong.get(key, "another rank's trace is not what was asked for")
-                self._end(key, Outcome(key, AnswerState.FAILED, f"{fault}, {self._attempt} times"))
+                fault = wrong.get(key, "another rank's trace is not what was requested")
+                self._end(key, CaptureProgress(CaptureState.FAILED, f"{fault}, {self._attempt} times"))
             return
         self._attempt += 1
         self._multiple = None
-        self._ranks = {key: RankCapture() for key in self._ranks}
+        self._ranks = {key: RankAttempt() for key in self._ranks}
 
     def _steps_apart(self, summaries: Mapping[str, TraceSummary]) -> int:
         if len(summaries) == 1:
@@ -242,29 +231,29 @@ class Capture:
             return
         for key, rank in list(self._ranks.items()):
             waits = "it has not been asked yet" if rank.stage is Stage.HELD else "no trace has appeared"
-            self._end(key, Outcome(key, AnswerState.FAILED, f"given up: {rank.reason or waits}"))
+            self._end(key, CaptureProgress(CaptureState.FAILED, f"given up: {rank.reason or waits}"))
             yield Withdraw(key)
 
-    def _end_all(self, state: AnswerState, reason: str) -> Iterator[Action]:
+    def _end_all(self, state: CaptureState, reason: str | None = None) -> Iterator[Action]:
         for key in list(self._ranks):
-            self._end(key, Outcome(key, state, reason))
+            self._end(key, CaptureProgress(state, reason))
             yield Withdraw(key)
 
-    def _end(self, key: str, outcome: Outcome) -> None:
+    def _end(self, key: str, progress: CaptureProgress) -> None:
         if self._ranks.pop(key, None) is not None:
-            self._tell(outcome)
+            self._set_progress(key, progress)
 
-    def _tell_stages(self) -> None:
+    def _report_stages(self) -> None:
         for key, rank in self._ranks.items():
             if rank.stage in (Stage.RUNNING, Stage.WRITTEN):
-                self._tell(Outcome(key, AnswerState.STARTED))
+                self._set_progress(key, CaptureProgress(CaptureState.STARTED))
             elif rank.stage in (Stage.HELD, Stage.SENT) and rank.reason:
-                self._tell(Outcome(key, AnswerState.ACCEPTED, rank.reason))
+                self._set_progress(key, CaptureProgress(CaptureState.ACCEPTED, rank.reason))
 
-    def _tell(self, outcome: Outcome) -> None:
-        if self._told.get(outcome.key) != outcome:
-            self._told[outcome.key] = outcome
-            self._news.append(outcome)
+    def _set_progress(self, key: str, progress: CaptureProgress) -> None:
+        if self._progress.get(key) != progress:
+            self._progress[key] = progress
+            self._changes.append((key, progress))
 
 
 PROFILING = "a profiler is at work in it: torch.profiler of its script, or another's capture"
@@ -273,12 +262,12 @@ NO_STEP_YET = (
 )
 ENDED = "the process ended before its trace was whole"
 LOST = "it traced, and no file has come: its disk is full, or its own torch.profiler ends each trace"
-_MOST_LOST = 2
+_MAX_LOST = 2
 _AHEAD_SECONDS = 1.0
 
 
 class Stage(StrEnum):
-    """How far it is."""
+    """Stage of a process's part in an attempt; see the module's diagram."""
 
     HELD = "held"
     SENT = "sent"
@@ -290,7 +279,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What is known of a process now.
+    """Present state of a process, as polls and files show it.
 
     Attributes:
         process: None when it is gone.
@@ -303,13 +292,13 @@ class ProcessView:
     is_written: bool
 
 
-class RankCapture:
+class RankAttempt:
     """One process's part in an attempt.
 
     Attributes:
-        stage: how far it is.
+        stage: the present one.
         reason: why it is no further; empty while it goes on by itself.
-        num_refusals: polls after a request that say that it was not taken.
+        num_refusals: polls after a request that show that it was not taken.
         wants_request: it should get the request at its next poll.
         summary: of the trace, once read.
     """
@@ -324,13 +313,13 @@ class RankCapture:
         self._judged_poll = 0
         self._num_lost = 0
 
-    def look(self, sight: ProcessView, now: float) -> None:
-        """Judge what is seen at `now`, monotonic seconds."""
+    def look(self, view: ProcessView, now: float) -> None:
+        """Update the stage at `now`, monotonic seconds."""
         if self.stage in (Stage.WRITTEN, Stage.READ, Stage.ENDED):
             return
         self.wants_request = False
-        process, delivered = sight.process, sight.delivered_at_poll
-        if delivered is not None and sight.is_written:
+        process, delivered = view.process, view.delivered_at_poll
+        if delivered is not None and view.is_written:
             self._become(Stage.WRITTEN)
         elif process is None:
             self._become(Stage.ENDED, ENDED)
@@ -339,17 +328,17 @@ class RankCapture:
             self.wants_request = process.accepts
         else:
             self._judge(process, delivered)
-            # It is laid out again just before the next poll: by then a trace of few steps would be there.
+            # It is set again just before the next poll: by then a trace of few steps would be there.
             is_near = process.num_polls > delivered or now > process.next_poll - _AHEAD_SECONDS
             self.wants_request = self.stage is Stage.SENT and is_near
 
     def read(self, summary: TraceSummary) -> None:
-        """Its trace has been read."""
+        """Store the summary of its trace, which has been read."""
         self.summary = summary
         self._become(Stage.READ)
 
     def _judge(self, process: KinetoProcess, delivered: int) -> None:
-        """What the polls say since the request was handed over first."""
+        """Update the stage by the polls since the request was first delivered."""
         if self._delivered_at is None:
             self._become(Stage.SENT)
         elif delivered > self._delivered_at:
@@ -368,7 +357,7 @@ class RankCapture:
             self._become(Stage.SENT, NO_STEP_YET)
             return
         self._num_lost += 1
-        if self._num_lost == _MOST_LOST:
+        if self._num_lost == _MAX_LOST:
             self._become(Stage.ENDED, LOST)
         else:
             self._become(Stage.SENT, PROFILING)
@@ -378,14 +367,14 @@ class RankCapture:
 
 
 _FIRST_MULTIPLE = 8
-_MOST_MULTIPLE = 1 << 16
+_MAX_MULTIPLE = 1 << 16
 _SHARE_OF_A_WINDOW = 0.1
-"""That the questions may take of the time between two multiples, so how often an attempt goes apart at most; half of it
-at each further attempt."""
+"""Share of the time between two multiples that the polls may take, so the chance that ranks start apart; half of it at
+each further attempt."""
 
 
 def poll_spread(polls: Sequence[float], interval: float) -> float:
-    """From the first to the last of the polls, when asking begins in the longest pause between them.
+    """Seconds from the first to the last poll, when asking begins in the longest pause between them.
 
     Args:
         polls: when each process asks, at any of its polls.
@@ -397,7 +386,7 @@ def poll_spread(polls: Sequence[float], interval: float) -> float:
 
 
 def is_time_to_offer(next_polls: Sequence[float], interval: float, slack: float) -> bool:
-    """Whether the coming polls follow each other as closely as they ever do.
+    """Whether the next polls follow each other as closely as possible.
 
     Args:
         next_polls: when each process asks next.
@@ -408,7 +397,7 @@ def is_time_to_offer(next_polls: Sequence[float], interval: float, slack: float)
 
 
 def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | None, num_failed: int = 0) -> int:
-    """At which multiple of steps ranks should start: 1 for a rank alone, otherwise a power of two.
+    """Multiple of steps at which ranks should start: 1 for a rank alone, otherwise a power of two.
 
     Args:
         num_ranks: how many.
@@ -421,11 +410,11 @@ def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | 
     if not step_seconds:
         return _FIRST_MULTIPLE
     steps = ceil(spread_seconds * 2**num_failed / _SHARE_OF_A_WINDOW / step_seconds)
-    return min(max(2, 1 << (steps - 1).bit_length() if steps > 1 else 2), _MOST_MULTIPLE)
+    return min(max(2, 1 << (steps - 1).bit_length() if steps > 1 else 2), _MAX_MULTIPLE)
 
 
 def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
-    """By how many steps the earliest and the latest rank are apart; 0 when all traces are of the same steps.
+    """Steps between the earliest and the latest rank; 0 when all traces are of the same steps.
 
     Args:
         starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.processes import JobPlace, KinetoProcess, is_helper, job_place, process_times
-from stepscope.collectors.kineto_daemon.trace_files import run_name
 
 KEY_PREFIX = "kineto-"
 """Of every key."""
 _SOCKET_PREFIX = "dynoconfigclient"
+_NOT_IN_RUN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _WATCHED_SECONDS = 4.0
 _IDLE_SHARE = 0.02
 """Of a core. A trainer that waits for its GPU alone still launches, and mostly spins."""
@@ -118,6 +119,23 @@ class _ProcessTree:
         return rank is None and process.peer.pid in self._above_others
 
 
+def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
+    """What a job is called: alike for all its ranks on this node, unlike any other job's here.
+
+    Args:
+        job_id: Slurm's, None without.
+        run_id: of torchrun's rendezvous, None without.
+        leader: the process that started its ranks, or its only one.
+        proc: where to look.
+    """
+    if job_id is not None:
+        return f"slurm-{job_id}"
+    if run_id is not None:
+        return f"torchrun-{_NOT_IN_RUN_NAME.sub('_', run_id)[:64]}"
+    times = process_times(leader, proc)
+    return f"pid-{leader}-{times.start_ticks if times else 0}"  # process ids come again
+
+
 def key_of(process: KinetoProcess) -> str:
     """A process's key: its socket has a random name that lives as long as the process."""
     address = process.address
@@ -144,15 +162,15 @@ def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None])
 
 
 class PendingRequests:
-    """Requests laid out for processes. Safe between threads; the lock is held for a look into a dict."""
+    """Requests that wait for the next polls of their processes. Thread-safe; the lock is held for a dict access."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._texts: dict[str, tuple[str, str | None]] = {}
         self._delivered: dict[str, int] = {}
 
-    def lay_out(self, key: str, text: str, *, unless: str | None) -> None:
-        """Hand `text` to the process at its next poll at which it would take it, once.
+    def put(self, key: str, text: str, *, unless: str | None) -> None:
+        """Hand `text` to the process once, at its next poll at which it accepts a request.
 
         Args:
             key: of the process.

@@ -15,15 +15,21 @@ import os
 import re
 import secrets
 import stat
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, process_times
+from stepscope.collectors.kineto_daemon.capture import Offer, ProcessView, Take
+from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer
+from stepscope.collectors.kineto_daemon.protocol import TraceRequest
+from stepscope.collectors.kineto_daemon.targets import PendingRequests, Target, ranks_to_keep
 from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
+from stepscope.core.protocol.captures import CaptureRequest
 
 DEFAULT_FOLDER = "/tmp"
 _STAGING_PREFIX = "stepscope-kineto-"
@@ -69,7 +75,7 @@ class Staging:
         except OSError:
             return False
 
-    def witness(self, path: PurePosixPath) -> str | None:
+    def fulfilled_path(self, path: PurePosixPath) -> str | None:
         """Our name of the trace, where looking for it cannot hang: None where the process chose the folder."""
         return os.path.join(self._root, *path.relative_to("/").parts) if self._is_local else None
 
@@ -174,7 +180,6 @@ _FOLDER_MODE, _FILE_MODE = 0o755, 0o640
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DISK_FULL_HINT = "free some space there, or set kineto.directory"
 _CAPTURE_FOLDER = re.compile(r"step(\d{1,9})")
-_NOT_IN_RUN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class TooLargeError(Exception):
@@ -194,23 +199,6 @@ class CompressedTrace:
     path: Path
     num_bytes: int
     summary: TraceSummary
-
-
-def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
-    """What a job is called: alike for all its ranks on this node, unlike any other job's here.
-
-    Args:
-        job_id: Slurm's, None without.
-        run_id: of torchrun's rendezvous, None without.
-        leader: the process that started its ranks, or its only one.
-        proc: where to look.
-    """
-    if job_id is not None:
-        return f"slurm-{job_id}"
-    if run_id is not None:
-        return f"torchrun-{_NOT_IN_RUN_NAME.sub('_', run_id)[:64]}"
-    times = process_times(leader, proc)
-    return f"pid-{leader}-{times.start_ticks if times else 0}"  # process ids come again
 
 
 def make_capture_folder(run: Path) -> int:
@@ -291,3 +279,135 @@ def _errors_with_path(where: Path | str) -> Iterator[None]:
         if error.errno in _DISK_FULL:
             error.strerror = f"{error.strerror}; {_DISK_FULL_HINT}"
         raise
+
+
+class CaptureFiles:
+    """The files of one capture. Used by one thread, beside the readers that it gives work to.
+
+    Args:
+        request: sets the number of steps, and the limit of each compressed trace.
+        pending: takes the requests for the processes.
+        readers: verify and compress the traces.
+
+    Attributes:
+        targets: the processes by key.
+    """
+
+    def __init__(
+        self,
+        request: CaptureRequest,
+        targets: Mapping[str, Target],
+        *,
+        pending: PendingRequests,
+        readers: ThreadPoolExecutor,
+    ) -> None:
+        self.targets = targets
+        self._request = request
+        self._pending = pending
+        self._readers = readers
+        self._staging: dict[str, Staging] = {}
+        self._configs: dict[str, TraceRequest] = {}
+        self._reading: dict[str, Future[CompressedTrace]] = {}
+        self._partials: dict[str, CompressedTrace] = {}
+        self._folders: dict[Path, int] = {}
+        self._folders_lock = threading.Lock()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a reader is still at work."""
+        return bool(self._reading)
+
+    def view(self, key: str, process: KinetoProcess | None) -> ProcessView:
+        """Present state of a process; `process` was looked up before its files are."""
+        config = self._configs.get(key)
+        written = config is not None and self._staging[key].has(config.written_path(self.targets[key].process.pid))
+        return ProcessView(process, self._pending.delivered(key), written)
+
+    def offer(self, offer: Offer) -> None:
+        """Set the request for the process's next poll.
+
+        Raises:
+            OSError: there is no folder that the process could write to.
+            ValueError: libkineto's request text cannot hold its path.
+        """
+        target = self.targets[offer.key]
+        if offer.key not in self._staging:
+            self._staging[offer.key] = Staging(target.process, target.place.trace_folder)
+        path = self._staging[offer.key].path / f"attempt{offer.attempt}.json"
+        config = TraceRequest(path, self._request.steps, offer.start_multiple)
+        self._configs[offer.key] = config
+        fulfilled_by = self._staging[offer.key].fulfilled_path(config.written_path(target.process.pid))
+        self._pending.put(offer.key, config.text(), unless=fulfilled_by)
+
+    def start_reading(self, take: Take) -> None:
+        """Verify and compress a trace on a reader thread."""
+        self._reading[take.key] = self._readers.submit(self._read, take)
+
+    def finished(self) -> list[tuple[str, CompressedTrace | str]]:
+        """Keys whose traces were read since the last call, each with the compressed trace or why there is none."""
+        results: list[tuple[str, CompressedTrace | str]] = []
+        for key, reading in list(self._reading.items()):
+            if not reading.done():
+                continue
+            del self._reading[key]
+            self._drop(key)  # of an earlier attempt
+            try:
+                self._partials[key] = reading.result()
+            except Exception as error:  # a trace may hold anything: an unforeseen error fails this capture alone
+                results.append((key, error_line(error)))
+            else:
+                results.append((key, self._partials[key]))
+        return results
+
+    def keep(self, keys: Collection[str]) -> dict[str, tuple[Path, int] | str]:
+        """Give traces their names in the run; path and bytes of each, or why it could not be kept."""
+        in_trace = {key: self._partials[key].summary.rank for key in keys}
+        ranks = ranks_to_keep([self.targets[key] for key in keys], in_trace)
+        kept: dict[str, tuple[Path, int] | str] = {}
+        for key, rank in ranks.items():
+            run, partial = self.targets[key].run_directory, self._partials[key]
+            try:
+                kept[key] = (move_into_run(partial, run, self._folders[run], rank), partial.num_bytes)
+                del self._partials[key]
+            except OSError as error:
+                kept[key] = error_line(error)
+        return kept
+
+    def close(self) -> None:
+        """Remove what is left. A process that is to write there afterwards logs an error and goes on."""
+        for key in list(self._partials):
+            self._drop(key)
+        for staging in self._staging.values():
+            staging.remove()
+        for run, number in self._folders.items():
+            with suppress(OSError):  # it holds traces
+                (run / trace_path(number, 0)).parent.rmdir()
+
+    def _read(self, take: Take) -> CompressedTrace:
+        target = self.targets[take.key]
+        path = self._configs[take.key].written_path(target.process.pid)
+        source = self._staging[take.key].open(path)
+        try:
+            folder = self._capture_folder(target.run_directory)
+            partial = folder / f".{take.key}.{take.attempt}.partial"
+            return compress_trace(source, partial, target.process.peer, max_bytes=self._request.max_bytes)
+        finally:
+            os.close(source)
+
+    def _capture_folder(self, run: Path) -> Path:
+        with self._folders_lock:
+            if run not in self._folders:
+                self._folders[run] = make_capture_folder(run)
+            return (run / trace_path(self._folders[run], 0)).parent
+
+    def _drop(self, key: str) -> None:
+        partial = self._partials.pop(key, None)
+        if partial is not None:
+            partial.path.unlink(missing_ok=True)
+
+
+def error_line(error: Exception) -> str:
+    """The error in one line, with the file that it is about."""
+    text = getattr(error, "strerror", None) or str(error)
+    where = getattr(error, "filename", None)
+    return f"{where}: {text}" if where else text

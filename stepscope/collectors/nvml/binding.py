@@ -19,7 +19,7 @@ Handle = Any
 """A nvmlDevice_t."""
 
 struct_member = ctypes.Structure.__getattribute__
-"""A number in a structure of the binding, by its name: the binding's own way looks for texts each time."""
+"""Member of a structure of the binding by name, without the binding's own slow conversion of texts."""
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
 DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 10, 12, 13, 15
@@ -47,7 +47,7 @@ _REASON_OF_CODE: dict[int, NoValue] = {
     ),
     NO_DATA: NoValue(MissingReason.NOT_YET, ""),
     ARGUMENT_VERSION: NoValue(MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
-    DEPRECATED: NoValue(MissingReason.NOT_SUPPORTED, "the driver has it no more"),
+    DEPRECATED: NoValue(MissingReason.NOT_SUPPORTED, "the driver has removed it"),
     NOT_READY: NoValue(MissingReason.NOT_YET, ""),
     GPU_NOT_FOUND: NoValue(MissingReason.GONE, "the driver does not know the GPU any more"),
 }
@@ -68,14 +68,14 @@ _OTHER_ERRORS = {
     30: "this type of reset is not supported",
     999: "unknown error of the driver",
 }
-"""What the other return codes of nvml.h are called."""
+"""Text of the other return codes of nvml.h."""
 _LIBRARY = "libnvidia-ml.so.1"
 _ENDS_SESSION = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH})
 _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
 
 
 class _UnusableError(UnreachableError):
-    """Whatever is asked next would fail alike.
+    """Every further call would fail in the same way.
 
     Attributes:
         reason, detail: as of a `Missing`.
@@ -88,11 +88,11 @@ class _UnusableError(UnreachableError):
 
 
 NO_BINDING = 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
-"""Of a driver that may be well: it was not asked."""
+"""The driver itself may work: it was not asked."""
 
 
 class DriverUnusableError(_UnusableError):
-    """No GPU can be asked: no library, no driver, or another one than before. A new process may find it mended."""
+    """No GPU can be asked: no library, no driver, or a reloaded one. A new process may find it working."""
 
 
 class GpuUnusableError(_UnusableError):
@@ -100,7 +100,7 @@ class GpuUnusableError(_UnusableError):
 
 
 def load() -> Nvml:
-    """The binding.
+    """The module pynvml.
 
     Raises:
         DriverUnusableError: it is not installed.
@@ -113,7 +113,7 @@ def load() -> Nvml:
 
 
 def reason_of_missing_library() -> NoValue:
-    """Why the driver's library cannot be loaded: the binding does not tell a broken one from none."""
+    """Why the driver's library cannot be loaded: the binding reports a broken one as missing."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -123,22 +123,22 @@ def reason_of_missing_library() -> NoValue:
 
 
 def text(value: object) -> str:
-    """A text as the binding gives it: older versions give bytes."""
+    """A text of the binding, which is bytes in older versions."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def reason_of_code(code: int) -> NoValue:
-    """Why there is no value where NVML answers with this code, and one line on it."""
+    """Why there is no value where NVML returns this code."""
     words = f"{_OTHER_ERRORS[code]} (NVML error {code})" if code in _OTHER_ERRORS else f"NVML error {code}"
     return _REASON_OF_CODE.get(code) or NoValue(MissingReason.FAILED, words)
 
 
 def reason_of_error(nvml: Nvml, error: Exception) -> NoValue:
-    """Why there is no value where the binding raised this, and one line on it.
+    """Why there is no value where the binding raised this error.
 
     Raises:
-        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        Exception: `error` itself, where it is none of the binding's.
+        DriverUnusableError, GpuUnusableError: every further call would fail in the same way.
+        Exception: `error` itself, where it is not one of the binding's.
     """
     if isinstance(error, AttributeError):  # the binding is older than the call
         detail = "nvidia-ml-py is too old for it: pip install --upgrade nvidia-ml-py"

@@ -23,7 +23,7 @@ from stepscope.collectors.nvml.mig import compute_instances
 from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
 
 SLOW_POLL_SECONDS = 10.0
-"""Between two readings of what changes slowly. Each costs the driver some ms; DCGM reads all every 30 s."""
+"""Interval of the slow poll, which costs the driver some ms. DCGM reads everything every 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class GpuTarget:
     """A GPU to read.
 
     Attributes:
-        key: where it sits; stays its own while others come and go, as NVML's index does not.
-        labels: what its readings carry.
+        key: its PCI bus id, which stays the same while other GPUs come and go; NVML's index does not.
+        labels: of its readings.
     """
 
     key: str
@@ -41,10 +41,10 @@ class GpuTarget:
 
 @dataclass(frozen=True, slots=True)
 class GpuNames:
-    """What others call a GPU and its parts.
+    """Other names of a GPU and its MIG devices.
 
     Attributes:
-        minor: number of its file in /dev; empty where the driver does not tell.
+        minor: number of its file in /dev; empty where the driver does not report it.
         is_split: whether MIG is on, though it may have no instance.
         instances: UUID of each MIG device, and the id of the GPU instance that it is in.
     """
@@ -57,7 +57,7 @@ class GpuNames:
 class NvmlCollector:
     """All GPUs of this machine.
 
-    NVML is initialised once and for all: programs that did it every time hung after some hours (NVIDIA/go-nvml#152).
+    NVML is initialised once: programs that did so at each reading hung after some hours (NVIDIA/go-nvml#152).
     """
 
     def __init__(
@@ -77,11 +77,7 @@ class NvmlCollector:
         self._last: dict[str, dict[PollPart, Collection]] = {}
 
     def count(self) -> int:
-        """How many GPUs the driver knows now.
-
-        Raises:
-            DriverUnusableError: no GPU can be asked.
-        """
+        """Number of GPUs that the driver knows now."""
         nvml = self._session()
         try:
             return int(nvml.nvmlDeviceGetCount())
@@ -89,11 +85,7 @@ class NvmlCollector:
             raise DriverUnusableError(*reason_of_error(nvml, error)) from error
 
     def target(self, index: int) -> GpuTarget | Missing:
-        """The GPU of this index, or why it does not tell which it is.
-
-        Raises:
-            DriverUnusableError: no GPU can be asked.
-        """
+        """The GPU of this index, or why it cannot be identified."""
         nvml = self._session()
         try:
             identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
@@ -103,14 +95,7 @@ class NvmlCollector:
         return GpuTarget(identity.pci_bus_id, identity.labels)
 
     def names(self, key: str) -> GpuNames:
-        """What others call a GPU, beside its index and UUID.
-
-        Args:
-            key: of its target.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: it does not answer.
-        """
+        """Names of the GPU with the key of a `GpuTarget`, beside its index and UUID."""
         nvml = self._session()
         handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
         facts = dict(identify(nvml, handle, self._ask(nvml.nvmlDeviceGetIndex, handle)).facts)
@@ -120,14 +105,7 @@ class NvmlCollector:
         )
 
     def sweep(self, key: str) -> dict[PollPart, Collection]:
-        """Read what is due of one GPU.
-
-        Args:
-            key: of its target.
-
-        Raises:
-            DriverUnusableError: no GPU can be asked any more.
-        """
+        """Read the polls that are due of the GPU with the key of a `GpuTarget`."""
         nvml = self._session()
         time_ns = self._wall_clock_ns()
         gpu = self._gpus.get(key)
@@ -148,8 +126,7 @@ class NvmlCollector:
             parts[PollPart.FAST] = gpu.read(PollPart.FAST, time_ns)
         if not gpu.is_usable:
             self._forget(key)
-            said = Collection.joined(parts.values())
-            return {PollPart.FAST: said, PollPart.SLOW: Collection()}
+            return {PollPart.FAST: Collection.joined(parts.values()), PollPart.SLOW: Collection()}
         return parts
 
     def is_usable(self, key: str) -> bool:
@@ -157,18 +134,11 @@ class NvmlCollector:
         return key in self._gpus
 
     def nvlink_ends(self, key: str) -> dict[str, int]:
-        """Active NVLinks of a GPU by where they end, see `nvlinks.nvlink_ends`.
-
-        Args:
-            key: of its target.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: it does not answer.
-        """
+        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `gpu.nvlink_ends`."""
         return (self._gpus.get(key) or self._open(self._session(), key)).nvlink_ends()
 
     def collect(self) -> Collection:
-        """Read all GPUs once, also those that were there earlier; what is not due stays as it was read."""
+        """Read all GPUs once, also those that are gone; a poll that is not due gives its last readings."""
         try:
             found = [self.target(index) for index in range(self.count())]
             for key in self._labels.keys() - {target.key for target in found if isinstance(target, GpuTarget)}:
@@ -184,14 +154,14 @@ class NvmlCollector:
         return Collection.joined([*parts, Collection(missing=tuple(nameless))])
 
     def close(self) -> None:
-        """Forget everything; the next call starts anew."""
+        """Shut NVML down; the next call initialises it again."""
         self._gpus, self._slow_poll_due, self._last = {}, {}, {}
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             try:
                 nvml.nvmlShutdown()
             except nvml.NVMLError:
-                return  # a driver that went away needs no farewell
+                return  # the driver is gone
 
     def _session(self) -> Nvml:
         if self._nvml is None:
@@ -214,13 +184,13 @@ class NvmlCollector:
         return gpu
 
     def _ask(self, call: Callable[..., Any], argument: Any) -> Any:
-        """The answer, or why the GPU has none, whatever error it is."""
+        """The answer of a call; any error makes the GPU unusable."""
         try:
             return call(argument)
         except Exception as error:
             raise GpuUnusableError(*reason_of_error(self._nvml, error)) from error
 
     def _forget(self, key: str) -> None:
-        """Ask for its handle anew next time; its samples are not given back: the call might hang."""
+        """Get a new handle next time; its GPM samples are not freed, because the call might hang."""
         self._gpus.pop(key, None)
         self._slow_poll_due.pop(key, None)

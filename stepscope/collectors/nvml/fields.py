@@ -32,9 +32,9 @@ class Field:
     """One field.
 
     Attributes:
-        name: of the metric, without the prefix of GPUs' metrics.
-        ids: its id in NVML, then those to ask where that is not supported, each with its scale to base units.
-        scope: 0, or what NVML wants beside the id.
+        name: of the metric, without the prefix of GPU metrics.
+        ids: its id in NVML, then ids to use where that is not supported, each with its scale to base units.
+        scope: of the field in NVML; 0 for most.
         add: adds a value that is not a single number of the metric.
     """
 
@@ -95,18 +95,14 @@ SLOW_POLL_FIELDS = (
 
 
 class FieldBatch:
-    """Fields that are read with one call; what is not supported is replaced by its other way or asked no more."""
+    """Fields that are read with one call; one that is not supported is replaced by its next id, or not read again."""
 
     def __init__(self, fields: tuple[Field, ...]) -> None:
         self._wanted = [(field, 0) for field in fields]
         self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        """Read all fields once.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Read all fields once."""
         if self._wanted:
             again = self._ask(nvml, handle, into, self._wanted)
             while again:
@@ -117,7 +113,7 @@ class FieldBatch:
     def _ask(
         self, nvml: Nvml, handle: Handle, into: GpuReadings, wanted: list[tuple[Field, int]]
     ) -> list[tuple[Field, int]]:
-        """Read these; those that are to be asked for in another way."""
+        """Read these fields; returns those to be read by another id."""
         try:
             values = nvml.nvmlDeviceGetFieldValues(
                 handle,

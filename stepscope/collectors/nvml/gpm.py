@@ -44,25 +44,21 @@ GPM_METRICS: tuple[tuple[int, str, float], ...] = (
 """NVML's id, our name, scale to base units."""
 _METRIC_NAMES = tuple(name for _, name, _ in GPM_METRICS)
 
-_SHORTEST_INTERVAL_SECONDS = 0.1
-"""Samples closer than this are not compared: the counters are read every some ms, and the values get coarse."""
+_MIN_INTERVAL_SECONDS = 0.1
+"""Samples closer than this are not compared: the counters update every few ms, so the values would be coarse."""
 
 _NO_GPM = "this GPU has no GPM counters (Hopper and newer do); DCGM's profiling module may have them"
 _NEEDS_TWO_SAMPLES = NoValue(MissingReason.NOT_YET, "it takes two samples")
 
 
 class GpmSampler:
-    """Two samples of a GPU or of a MIG instance, and what happened between them."""
+    """Averages of a GPU's or MIG instance's counters between two samples."""
 
     def __init__(self, nvml: Nvml, handle: Handle, gpu_instance: int | None = None) -> None:
         """
         Args:
-            nvml: the binding.
-            handle: of the GPU, also where a MIG instance is meant.
+            handle: of the whole GPU, also for a MIG instance.
             gpu_instance: of the MIG instance.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
         """
         self._nvml = nvml
         self._handle = handle
@@ -83,11 +79,7 @@ class GpmSampler:
         return None if supported else NoValue(MissingReason.NOT_SUPPORTED, _NO_GPM)
 
     def read(self, into: GpuReadings) -> None:
-        """Take a sample and add the averages since the last one.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Take a sample and add the averages since the last one."""
         if self._why_not is not None:
             into.miss(_METRIC_NAMES, self._why_not)
             return
@@ -103,25 +95,25 @@ class GpmSampler:
         self._add_metrics(request, into)
 
     def _sample(self) -> bool:
-        """Take a sample; whether there are two now, far enough from each other."""
+        """Take a sample; whether there are now two, far enough apart."""
         now = time.monotonic()
         if not self._samples:
             self._samples = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]
-        if len(self._taken) == 2 and now - self._taken[1] >= _SHORTEST_INTERVAL_SECONDS:
+        if len(self._taken) == 2 and now - self._taken[1] >= _MIN_INTERVAL_SECONDS:
             self._samples.reverse()
             self._taken.pop(0)
         if len(self._taken) == 2:
-            self._taken.pop()  # the newest is too new to be a base: it is taken again
+            self._taken.pop()  # too close to the first to be compared later: taken again
         newest = self._samples[len(self._taken)]
         if self._gpu_instance is None:
             self._nvml.nvmlGpmSampleGet(self._handle, newest)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, newest)
         self._taken.append(now)
-        return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _SHORTEST_INTERVAL_SECONDS
+        return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _MIN_INTERVAL_SECONDS
 
     def _filled_request(self) -> Any:
-        """The request: 19 KB, made once."""
+        """The request (19 KB), allocated once."""
         if self._request is None:
             self._request = self._nvml.c_nvmlGpmMetricsGet_t()
             self._request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
@@ -149,7 +141,7 @@ class GpmSampler:
         into.miss(self._unsupported, NoValue(MissingReason.NOT_SUPPORTED))
 
     def close(self) -> None:
-        """Give the samples back. Never called of a GPU that hangs: its process ends."""
+        """Free the samples. Never called for a GPU that hangs: its process ends."""
         for sample in self._samples:
             self._nvml.nvmlGpmSampleFree(sample)
         self._samples, self._taken = [], []

@@ -1,4 +1,4 @@
-"""One GPU: what the fast poll and the slow poll read of it, its processes, its XID events, where its NVLinks end."""
+"""One GPU: its fast and its slow poll, its processes, XID events and NVLinks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.mig import MigInstances
-from stepscope.collectors.nvml.queries import MOST_NVLINKS, QueryTable
+from stepscope.collectors.nvml.queries import MAX_NVLINKS, QueryTable
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
 
 class PollPart(StrEnum):
-    """What is read together."""
+    """Readings that are read together."""
 
-    FAST = "fast"  # what it does now
+    FAST = "fast"  # activity, power, clocks, memory
     SLOW = "slow"  # limits, links, memory errors, processes
 
 
@@ -29,43 +29,30 @@ class Gpu:
     """One GPU and its MIG instances.
 
     Attributes:
-        identity: its names.
         is_usable: whether it may be asked again.
     """
 
     def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
-        """
-        Raises:
-            DriverUnusableError, GpuUnusableError: it does not answer.
-        """
         self.identity = identity
         self.is_usable = True
         self._labels = identity.labels
         self._nvml = nvml
         self._handle = handle
-        self._ask_for_all()
+        self._reset_queries()
         self._gpm = GpmSampler(nvml, handle)
         self._processes = ProcessReader(nvml, handle)
         self._events = XidListener(nvml, handle)
         self._mig = MigInstances(nvml, handle, identity)
 
-    def _ask_for_all(self) -> None:
-        """Also for what was not supported."""
+    def _reset_queries(self) -> None:
+        """Query everything again, also what was not supported."""
         self._fast_queries = QueryTable(queries.FAST_POLL_QUERIES)
         self._fast_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
         self._slow_queries = QueryTable(queries.SLOW_POLL_QUERIES)
         self._slow_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
-        """Read a part once. A GPU that turns out to be lost tells what it told before, and why no more.
-
-        Args:
-            part: which.
-            time_ns: now, ns since the epoch.
-
-        Raises:
-            DriverUnusableError: no GPU can be asked any more.
-        """
+        """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
         into = GpuReadings(self._labels, time_ns)
         try:
             instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
@@ -75,7 +62,7 @@ class Gpu:
         return Collection.joined((into.collection(), instances))
 
     def _read_fast(self, into: GpuReadings) -> Collection:
-        self._events.read(into)  # first: a GPU that was just lost has an XID to tell
+        self._events.read(into)  # first: a GPU that was just lost has an XID
         self._fast_queries.read(self._nvml, self._handle, into)
         self._fast_fields.read(self._nvml, self._handle, into)
         self._gpm.read(into)
@@ -86,9 +73,9 @@ class Gpu:
 
     def _read_slow(self, into: GpuReadings) -> Collection:
         was_split = self._mig.is_on
-        self._mig.look()
-        if self._mig.is_on != was_split:  # from Hopper on without a reset; the whole GPU's utilisation comes and goes
-            self._ask_for_all()
+        self._mig.update()
+        if self._mig.is_on != was_split:  # without a reset from Hopper on; with MIG the whole GPU has no utilisation
+            self._reset_queries()
         into.add("info", 1, **dict(self.identity.facts))
         self._slow_queries.read(self._nvml, self._handle, into)
         self._slow_fields.read(self._nvml, self._handle, into)
@@ -96,7 +83,7 @@ class Gpu:
         return Collection()
 
     def _unified_memory(self, into: GpuReadings) -> None:
-        """A GPU on the host's memory (GB10) has none to tell: what its processes hold is all that is known."""
+        """A GPU that shares the host's memory (GB10) reports none: only that of its processes is known."""
         used = GPU + "memory_used_bytes"
         unsupported = {missing.metric for missing in into.missing if missing.reason is MissingReason.NOT_SUPPORTED} >= {
             used,
@@ -108,12 +95,12 @@ class Gpu:
             into.add("memory_unified", 1)
 
     def nvlink_ends(self) -> dict[str, int]:
-        """See `nvlinks.nvlink_ends`."""
+        """See the function of this name."""
         return nvlink_ends(self._nvml, self._handle)
 
 
 def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
-    """What is said of a GPU that does not answer."""
+    """Readings of a GPU that does not answer."""
     into = GpuReadings(labelled.labels, labelled.time_ns)
     into.add("up", 0, reason=error.reason)
     into.add("", NoValue(error.reason, error.detail))
@@ -125,8 +112,8 @@ _PROCESS_LISTS = (
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
     ("mps", "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
 )
-_LISTED = 128
-"""Processes told of a GPU, those with the most memory; more are counted only."""
+_MAX_PROCESSES = 128
+"""Processes of a GPU with readings of their own, those with the most memory; others are only counted."""
 _NO_INSTANCE = 2**32 - 1
 _PERCENT = 0.01
 _MEMORY_NOT_REPORTED = NoValue(MissingReason.NOT_SUPPORTED, "the driver does not report it here")
@@ -135,10 +122,10 @@ _NO_SAMPLE_CODES = (0, 6)
 
 
 class ProcessReader:
-    """Processes of one GPU; a process in two lists is told once, as both.
+    """Processes of one GPU; a process in two of NVML's lists is reported once, with both kinds.
 
     Attributes:
-        memory_bytes: what all processes held at the last reading; None before, and where it is not known of each.
+        memory_bytes: of all processes at the last reading; None before, and where one process's is not known.
     """
 
     def __init__(self, nvml: Nvml, handle: Handle) -> None:
@@ -148,11 +135,7 @@ class ProcessReader:
         self.memory_bytes: int | None = None
 
     def read(self, into: GpuReadings) -> None:
-        """Tell all processes.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Read all processes."""
         kinds: dict[int, list[str]] = {}
         found: dict[int, Any] = {}
         for kind, function in _PROCESS_LISTS:
@@ -170,13 +153,16 @@ class ProcessReader:
         held = [process.usedGpuMemory for process in found.values()]
         self.memory_bytes = None if None in held else sum(held)
         by_memory = sorted(found.values(), key=lambda process: (-(process.usedGpuMemory or 0), process.pid))
-        for process in by_memory[:_LISTED]:
-            self._tell(process, "+".join(kinds[process.pid]), into)
-        if len(by_memory) > _LISTED:
-            into.note("processes_left_out", f"{len(by_memory)} processes hold the GPU; the {_LISTED} largest are told")
-        self._utilization(into, {process.pid for process in by_memory[:_LISTED]})
+        for process in by_memory[:_MAX_PROCESSES]:
+            self._add_process(process, "+".join(kinds[process.pid]), into)
+        if len(by_memory) > _MAX_PROCESSES:
+            into.note(
+                "processes_left_out",
+                f"{len(by_memory)} processes hold the GPU; the {_MAX_PROCESSES} largest are reported",
+            )
+        self._utilization(into, {process.pid for process in by_memory[:_MAX_PROCESSES]})
 
-    def _tell(self, process: Any, kind: str, into: GpuReadings) -> None:
+    def _add_process(self, process: Any, kind: str, into: GpuReadings) -> None:
         further = {"kind": kind, "pid": process.pid}
         if process.gpuInstanceId != _NO_INSTANCE:
             further["gpu_instance"] = process.gpuInstanceId
@@ -186,7 +172,7 @@ class ProcessReader:
             into.add_raw("process_memory_bytes", process.usedGpuMemory, **further)
 
     def _utilization(self, into: GpuReadings, pids: set[int]) -> None:
-        """Each process's newest sample since the last reading; there is none of a process that did not run."""
+        """Newest sample of each process since the last reading; a process that did not run has none."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
         except Exception as error:
@@ -205,18 +191,14 @@ class ProcessReader:
 
 _XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
-_MOST_EVENTS = 64
-"""Events told in one look, so that a storm (17,657 a second in NVIDIA/NVSentinel#1748) ends."""
+_MAX_EVENTS = 64
+"""Events of one reading, so that a storm (17,657 a second in NVIDIA/NVSentinel#1748) ends."""
 
 
 class XidListener:
     """XIDs of one GPU. Each becomes a finding "xid"."""
 
     def __init__(self, nvml: Nvml, handle: Handle) -> None:
-        """
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
         self._nvml = nvml
         self._handle = handle
         self._why_not: NoValue | None = None
@@ -228,15 +210,11 @@ class XidListener:
             self._why_not = reason_of_error(nvml, error)
 
     def read(self, into: GpuReadings) -> None:
-        """Tell what came.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Add the events that came since the last reading."""
         if self._why_not is not None:
             into.add("xid_errors_total", self._why_not)
             return
-        for _ in range(_MOST_EVENTS):
+        for _ in range(_MAX_EVENTS):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except Exception as error:
@@ -244,14 +222,14 @@ class XidListener:
                     into.add("xid_errors_total", reason_of_error(self._nvml, error))
                 return
             if event.eventType == _XID_EVENT:
-                labels = with_labels(self._whose(event, into), xid=event.eventData)
+                labels = with_labels(self._gpu_labels(event, into), xid=event.eventData)
                 if event.gpuInstanceId != _NO_INSTANCE:
                     labels = with_labels(labels, gpu_instance=event.gpuInstanceId)
                 into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
-        into.note("xid_storm", f"more than {_MOST_EVENTS} XIDs came at once; the rest is told next time")
+        into.note("xid_storm", f"more than {_MAX_EVENTS} XIDs came at once; the rest follows at the next reading")
 
-    def _whose(self, event: Any, into: GpuReadings) -> Labels:
-        """Labels of the GPU that the event is of, whichever set it came to."""
+    def _gpu_labels(self, event: Any, into: GpuReadings) -> Labels:
+        """Labels of the GPU that an event is about: a set may also get events of other GPUs."""
         if ctypes.cast(event.device, ctypes.c_void_p).value == ctypes.cast(self._handle, ctypes.c_void_p).value:
             return into.labels
         try:
@@ -269,15 +247,11 @@ _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 
 
 def nvlink_ends(nvml: Nvml, handle: Handle) -> dict[str, int]:
-    """How many active links there are by where they end: at a GPU's PCI address, or at an NVSwitch (`SWITCH`).
+    """Number of active links by where they end: the PCI address of a GPU, or an NVSwitch (`NVSWITCH`).
 
-    Links to other things, and those of which the driver does not tell, are left out.
-
-    Raises:
-        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-    """
+    Links to other devices, and those whose end the driver does not report, are left out."""
     ends: dict[str, int] = {}
-    for link in range(MOST_NVLINKS):
+    for link in range(MAX_NVLINKS):
         try:
             if not nvml.nvmlDeviceGetNvLinkState(handle, link):
                 continue

@@ -27,9 +27,9 @@ class GpuIdentity:
 
     Attributes:
         index: NVML's.
-        uuid: for ever its own.
-        pci_bus_id: where it sits: "00000000:0F:00.0".
-        facts: what else is told of it once, as labels: name, architecture, serial, ...
+        uuid: "GPU-...", never changes.
+        pci_bus_id: "00000000:0F:00.0".
+        facts: labels of its info metric: name, architecture, serial, ...
     """
 
     index: int
@@ -39,7 +39,7 @@ class GpuIdentity:
 
     @property
     def labels(self) -> Labels:
-        """What every reading of it carries."""
+        """Labels of all its readings."""
         return labels_of(gpu=self.index, uuid=self.uuid)
 
 
@@ -47,7 +47,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
     """Ask a GPU for its names.
 
     Raises:
-        DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or place.
+        DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or PCI bus id.
     """
     try:
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
@@ -62,7 +62,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         ("serial", "nvmlDeviceGetSerial"),
         ("vbios", "nvmlDeviceGetVbiosVersion"),
     ):
-        facts[name] = ""  # a label that is empty is none
+        facts[name] = ""  # an empty label counts as absent
         try:
             answer = getattr(nvml, function)(handle)
         except Exception as error:
@@ -74,7 +74,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
 
 
 def system_versions(nvml: Nvml) -> tuple[str, str]:
-    """Version of the driver, and the newest CUDA that it can run; empty where it does not tell."""
+    """Version of the driver, and the newest CUDA version that it can run; empty where they are not reported."""
     texts = []
     for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
         try:

@@ -19,7 +19,7 @@ from stepscope.core.metrics.readings import Collection, labels_of
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """What CUDA calls a MIG device.
+    """One MIG device, as CUDA calls a compute instance.
 
     Attributes:
         handle: NVML's.
@@ -57,10 +57,10 @@ class _GpuInstance:
 
 
 class MigInstances:
-    """The instances of one GPU, looked up anew each time they may have changed.
+    """GPU instances of one GPU.
 
     Attributes:
-        is_on: whether the GPU was split at the last look, though it may have no instance.
+        is_on: whether MIG was on at the last `update`, though the GPU may have no instance.
     """
 
     def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
@@ -70,12 +70,8 @@ class MigInstances:
         self._instances: list[_GpuInstance] = []
         self.is_on = False
 
-    def look(self) -> None:
-        """Find the instances; those that were known keep their samples.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+    def update(self) -> None:
+        """Find the instances again; known ones keep their GPM samples."""
         groups: dict[int, list[ComputeInstance]] = {}
         self.is_on, found = compute_instances(self._nvml, self._handle, was_on=self.is_on)
         for member in found:
@@ -89,11 +85,7 @@ class MigInstances:
             gone.gpm.close()
 
     def read(self, time_ns: int) -> Collection:
-        """Read all instances.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Memory and GPM counters of all instances."""
         parts = []
         for instance in self._instances:
             into = GpuReadings(instance.labels, time_ns)
@@ -104,25 +96,20 @@ class MigInstances:
 
 
 def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tuple[bool, list[ComputeInstance]]:
-    """Whether a GPU is split, though it may have no instance, and its instances.
+    """Whether MIG is on, though the GPU may have no instance, and its MIG devices.
 
     Args:
-        nvml: the library.
-        parent: the GPU.
-        was_on: whether it was split before, which counts where it does not tell.
-
-    Raises:
-        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        was_on: result where the GPU does not report it.
     """
     is_on, members = was_on, []
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(parent)
         is_on = bool(current)
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
+        max_devices = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
     except Exception as error:
         reason_of_error(nvml, error)
         return is_on, []
-    for index in range(most):
+    for index in range(max_devices):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
             name = text(nvml.nvmlDeviceGetName(handle))

@@ -1,7 +1,6 @@
-"""NVML calls that are made for each GPU: the table of the fast poll (what it does now) and that of the slow poll.
+"""NVML calls for each GPU: the table of the fast poll (activity) and of the slow poll (limits, links, errors, energy).
 
-A `Query` is one call; where the GPU does not support it, its `otherwise` is asked instead, or it is not asked again.
-The slow poll reads limits, links, memory errors and energy.
+A `Query` is one call; where the GPU does not support it, its `fallback` is made instead, or the call is not repeated.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ class Query:
     """One call.
 
     Attributes:
-        names: metrics that it tells, without the prefix of GPUs' metrics.
-        ask: makes the call and adds what it tells.
-        otherwise: what to ask where the GPU does not support it.
+        names: metrics that it gives, without the prefix of GPU metrics.
+        ask: makes the call and adds its values.
+        fallback: query to make where the GPU does not support this one.
     """
 
     names: tuple[str, ...]
     ask: Callable[[Nvml, Handle, GpuReadings], None]
-    otherwise: Query | None = None
+    fallback: Query | None = None
 
 
 def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) -> Query:
-    """A call that answers with one number.
+    """A call that returns one number.
 
     Args:
         name: of the metric.
         function: of the binding.
         arguments: after the handle.
-        scale: what makes the answer a value in base units.
+        scale: factor to base units.
     """
 
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
@@ -49,18 +48,14 @@ def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) 
 
 
 class QueryTable:
-    """Queries of one GPU. One that is not supported is replaced by its other way or asked no more."""
+    """Queries of one GPU; one that is not supported is replaced by its fallback, or not made again."""
 
     def __init__(self, queries: tuple[Query, ...]) -> None:
         self._queries = list(queries)
         self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        """Ask everything once.
-
-        Raises:
-            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
-        """
+        """Make all queries once."""
         dropped = []
         for index, query in enumerate(self._queries):
             current: Query | None = query
@@ -73,12 +68,12 @@ class QueryTable:
                     if why.reason is not MissingReason.NOT_SUPPORTED:
                         into.miss(current.names, why)
                         break
-                    if current.otherwise is None:
+                    if current.fallback is None:
                         dropped.append(index)
                         self._unsupported += [(name, why) for name in current.names]
                     else:
-                        self._queries[index] = current.otherwise
-                    current = current.otherwise
+                        self._queries[index] = current.fallback
+                    current = current.fallback
         for index in reversed(dropped):
             del self._queries[index]
         for name, why in self._unsupported:
@@ -98,7 +93,7 @@ def _utilization(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
 
 
 def ask_memory(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    """Memory by the second version of the call: the first counts what the driver keeps as used (912 MB of an idle
+    """Memory by version 2 of the call: version 1 counts memory reserved by the driver as used (912 MB of an idle
     A100)."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, _MEMORY_V2)
     into.add_raw("memory_total_bytes", memory.total)
@@ -114,7 +109,7 @@ def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     into.add_raw("memory_total_bytes", memory.total)
     into.add_raw("memory_free_bytes", memory.free)
-    detail = "this driver counts what it keeps for itself as used: R510 or newer tells them apart"
+    detail = "this driver counts its own reserved memory as used: R510 or newer separates them"
     into.miss(("memory_used_bytes", "memory_reserved_bytes"), NoValue(MissingReason.NOT_SUPPORTED, detail))
 
 
@@ -132,7 +127,7 @@ def _throttle_query(function: str) -> Query:
 
 def _throttle_query_with_fallback() -> Query:
     new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
-    return Query(("throttle_reason",), _throttle_query(new).ask, otherwise=_throttle_query(old))
+    return Query(("throttle_reason",), _throttle_query(new).ask, fallback=_throttle_query(old))
 
 
 FAST_POLL_QUERIES: tuple[Query, ...] = (
@@ -142,7 +137,7 @@ FAST_POLL_QUERIES: tuple[Query, ...] = (
     single_value("performance_state", "nvmlDeviceGetPerformanceState"),
     single_value("temperature_celsius", "nvmlDeviceGetTemperature", 0),
     Query(("utilization_ratio", "memory_bandwidth_busy_ratio"), _utilization),
-    Query(MEMORY_NAMES, ask_memory, otherwise=Query(MEMORY_NAMES, _memory_v1)),
+    Query(MEMORY_NAMES, ask_memory, fallback=Query(MEMORY_NAMES, _memory_v1)),
     _throttle_query_with_fallback(),
 )
 
@@ -155,8 +150,8 @@ _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 _BANKS = ("max", "high", "partial", "low", "none")
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("access_timeout_recovery", 6))
-"""Two bits each of the health mask: 1 = it is so (unhealthy), 2 = it is not so, 0 = not supported."""
-MOST_NVLINKS = 18
+"""Two bits each of the health mask: 1 = true (unhealthy), 2 = false, 0 = not supported."""
+MAX_NVLINKS = 18
 
 
 def _percentage(name: str, function: str) -> Query:
@@ -200,9 +195,9 @@ def _retired(name: str, cause: int) -> Query:
 
 
 def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    """State of each link. A GPU has as many as answer; that it has none is told by the first."""
+    """State of each link. A GPU has as many links as answer; the first one's error says that it has none."""
     states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
-    for link in range(1, MOST_NVLINKS):
+    for link in range(1, MAX_NVLINKS):
         try:
             states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
@@ -218,7 +213,7 @@ def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     """State of the registration with the fabric (NVSwitch systems from Hopper on)."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))  # the binding passes it on as it is
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))  # passed on unchanged by the binding
     state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else f"state_{info.state}"
     if state == "completed" and info.status:
         state = "failed"
@@ -240,7 +235,7 @@ def _ecc(name: str, kind: int, period: int) -> Query:
 
 
 SLOW_POLL_QUERIES: tuple[Query, ...] = (
-    # half of all that a reading costs (5.4 ms on an H200), and nothing is lost: it counts up
+    # half of the cost of a reading (5.4 ms on an H200); a counter, so that nothing is lost between polls
     single_value("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
     single_value("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=_MILLI),
     single_value("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=_MILLI),

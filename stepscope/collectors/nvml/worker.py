@@ -1,14 +1,14 @@
 """Worker process that reads GPUs for the agent: answers requests, one a line, until its input ends.
 
-    {"do": "look", "skip": [3]}      which GPUs are there, but for these indices
+    {"do": "look", "skip": [3]}      list the GPUs without these indices
         {"count": 8}, then for each {"index": 0, "target": {"key": ..., "labels": [...]}}
         or {"index": 0, "missing": [reason, detail]}
     {"do": "sweep", "keys": [...]}   read these GPUs
         for each {"key": ..., "parts": {part: message}, "usable": true, "seconds": 0.01}; each part of a GPU is a stream
-        of `core.readings_wire`
-    each ends with {"end": true}; {"unusable": [reason, detail]} in its place: no GPU can be asked, the process ends
+        of `core.metrics.readings`
+    each ends with {"end": true}; {"unusable": [reason, detail]} instead: no GPU can be asked, the process ends
 
-Answers are sent as they come: where they stop is where the driver hangs.
+Answers are sent one by one: the GPU after the last answer is the one at which the driver hangs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ Streams = defaultdict[tuple[str, str], StreamWriter]
 
 
 def answers_to(collector: NvmlCollector, request: dict[str, Any], streams: Streams) -> Iterator[dict[str, Any]]:
-    """What is answered to a request.
-
-    Args:
-        collector: what reads.
-        request: see above.
-        streams: what was told before.
+    """Answers to a request, see the module's docstring.
 
     Raises:
         DriverUnusableError: no GPU can be asked.
@@ -72,10 +67,9 @@ def answers_to(collector: NvmlCollector, request: dict[str, Any], streams: Strea
 
 
 def serve_requests(collector: NvmlCollector, requests: int, replies: int) -> int:
-    """Answer until the input ends or nobody listens; the process's exit code.
+    """Answer until the input ends or nobody reads the replies; returns the process's exit code.
 
     Args:
-        collector: what reads.
         requests: file descriptor to read from.
         replies: file descriptor to write to.
     """
@@ -102,22 +96,22 @@ def _answer(collector: NvmlCollector, request: dict[str, Any], streams: Streams,
 
 
 def end_on_signal(grace_seconds: float) -> None:
-    """Let SIGTERM, and the death of the agent, end this process between two calls; in a call that hangs, after a while.
+    """Let SIGTERM or the agent's death end this process between two calls, or in a hanging call after the grace time.
 
     A process that is killed in a call of the driver can freeze a GPU (NVIDIA/dcgm-exporter#84).
     """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)  # written to at once, also while a call hangs
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)  # written to at once, also while a call hangs
 
     def wait() -> None:
-        os.read(told, 1)
+        os.read(wakeup_read, 1)
         time.sleep(grace_seconds)
         os._exit(1)
 
-    threading.Thread(target=wait, name="end-when-told", daemon=True).start()
+    threading.Thread(target=wait, name="end-on-signal", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent is interrupted too, and ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent gets it too, and ends this process
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -126,7 +120,7 @@ def main() -> int:
     slow_poll_seconds, grace_seconds = (float(argument) for argument in sys.argv[1:])
     end_on_signal(grace_seconds)
     replies = os.dup(1)
-    os.dup2(2, 1)  # what the driver's library prints is no reply
+    os.dup2(2, 1)  # prints of the driver's library are not replies
     collector = NvmlCollector(slow_poll_seconds=slow_poll_seconds)
     gc.collect()
     gc.freeze()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.evidence import Evidence, Notice
+from stepscope.core.documents.what_if import PredictedStep
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause, Reason
 
@@ -344,25 +345,22 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
-    """Predicted step with one cause removed."""
+class WhatIf(PredictedStep):
+    """A prediction in an analysis.
 
-    fix: Cause
-    step_ms: float
-    speedup: float
-    calibrated_step_ms: float | None
-    binds_next: Cause | None
-    replay_error: float
-    change: str = ""
-    """what exactly is changed, in words"""
+    Attributes:
+        replay_error: replayed / measured step - 1, with nothing changed.
+        measured_step_ms: of the replayed steps: not the job's step where some are left out.
+        skipped_steps: whole steps that are left out, as what they waited for began before the traces.
+    """
+
+    replay_error: float = field(kw_only=True)
     measured_step_ms: float | None = None
-    """of the steps that were replayed: not the job's step where some are left out"""
     skipped_steps: list[int] = field(default_factory=list)
-    """whole steps that are left out: what they waited for began before the traces"""
 
     @property
     def gain(self) -> float:
-        """Share of the replayed step that the fix takes away."""
+        """Share of the replayed step that the fix saves."""
         return 1.0 - 1.0 / self.speedup if self.speedup > 0 else 0.0
 
 

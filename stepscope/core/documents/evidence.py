@@ -1,4 +1,4 @@
-"""Evidence and notices: the parts that several documents have."""
+"""Evidence and notices: parts of several documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.core.errors import printable
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the reader must know about the input or the numbers."""
+    """A note on the input or the numbers, for programs (`code`) and people (`message`)."""
 
     code: str
     message: str
@@ -20,7 +20,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number behind a statement. `span` is (start ns, end ns) on the job's clock."""
+    """One number that supports a statement. `span` is (start ns, end ns) on the job's clock."""
 
     metric: str
     value: float

@@ -12,6 +12,7 @@ from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.jobs import Assignment, FleetClass, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent
+from stepscope.core.protocol.messages import Heartbeat, Hello
 
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"
@@ -123,52 +124,41 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRank:
-    """One process under `profile()`, at one moment. None is unknown; ages end at that moment.
+    """One process under `profile()`, at one moment; ages end at that moment.
 
     Attributes:
-        key: names the process, also to an agent that has restarted.
-        run, run_directory: the run's name, and where it lies.
-        pid: in the agent's namespace; None when the kernel does not tell.
+        key: id of the process, the same after a restart of the agent.
+        hello: who it is.
+        heartbeat: the newest; None before the first.
+        pid: in the agent's namespace, unlike that of `hello`; None when the kernel does not tell.
         uid: of the process's user.
-        host: what the process calls its machine.
-        start_ns: when measuring began, ns since the epoch.
-        mesh: sizes by dimension.
-        heartbeat_age_ms: since it was heard last.
-        state: of the open step: wait, warmup, active (being captured).
-        doing: the named phase that the open step is in.
-        step: newest finished step, counted from 0; None before the first.
-        step_age_ms: since that ended, or since the start.
-        phases_ms: parts of it by name.
-        figures: loss, tokens, ... of the newest step that has them all.
+        heartbeat_age_ms: since its newest message.
+        step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
     """
 
     key: str
-    run: str
-    run_directory: str
-    rank: int
-    local_rank: int
-    world_size: int
+    hello: Hello
+    heartbeat: Heartbeat | None
     pid: int | None
     uid: int | None
-    host: str
-    start_ns: int
     heartbeat_age_ms: float
-    mesh: dict[str, int] = field(default_factory=dict)
-    gpu_uuid: str | None = None
-    state: str | None = None
-    doing: str | None = None
-    step: int | None = None
-    step_ms: float | None = None
     step_age_ms: float | None = None
-    data_wait_ms: float | None = None
-    phases_ms: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, int | float] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the job."""
+        return self.hello.rank
+
+    @property
+    def doing(self) -> str | None:
+        """The named phase that the open step is in."""
+        return self.heartbeat.doing if self.heartbeat else None
 
 
 def node_document(node: Node) -> dict[str, Any]:
     """The JSON document of a node: devices by their labels, jobs flat, known shares of time rounded to 4 digits."""
     return {
-        **asdict(replace(node, devices=(), events=(), job_classes=())),
+        **asdict(replace(node, devices=(), events=(), job_classes=(), ranks=())),
         "devices": [_device_document(one) for one in node.devices],
         "events": [{**asdict(one), "labels": dict(one.labels), "action_line": one.action.line} for one in node.events],
         "job_classes": [
@@ -180,6 +170,28 @@ def node_document(node: Node) -> dict[str, Any]:
             }
             for one in node.job_classes
         ],
+        "ranks": [_rank_document(one) for one in node.ranks],
+    }
+
+
+def _rank_document(one: TrainingRank) -> dict[str, Any]:
+    hello = asdict(one.hello)
+    del hello["version"]
+    heartbeat = asdict(one.heartbeat) if one.heartbeat else {}
+    return {
+        **hello,
+        "key": one.key,
+        "pid": one.pid,
+        "uid": one.uid,
+        "heartbeat_age_ms": one.heartbeat_age_ms,
+        "state": heartbeat.get("state"),
+        "doing": heartbeat.get("doing"),
+        "step": heartbeat.get("index"),
+        "step_ms": heartbeat.get("ms"),
+        "step_age_ms": one.step_age_ms,
+        "data_wait_ms": heartbeat.get("data_wait_ms"),
+        "phases_ms": heartbeat.get("phases_ms", {}),
+        "figures": heartbeat.get("figures", {}),
     }
 
 

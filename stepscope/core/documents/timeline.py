@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """One rank's window, cut into segments.
+    """One rank's window, cut into segments of one category each.
 
     Attributes:
-        rank: the rank.
-        start_ns: one start per segment, ascending, ns since the epoch on the job's clock.
+        start_ns: start of each segment, ascending, ns since the epoch on the job's clock.
         end_ns: end of the last segment; segment i ends where segment i + 1 starts.
-        headings: for each segment, the index of its heading in HEADING_ORDER.
-        step_starts_ns: device boundaries of the steps inside the window.
-        step_indices: the step number that begins at each boundary.
+        headings: category of each segment, as its index in CATEGORY_ORDER.
+        step_starts_ns: device boundaries of the steps in the window.
+        step_indices: number of the step that begins at each boundary.
     """
 
     rank: int

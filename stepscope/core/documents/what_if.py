@@ -19,57 +19,67 @@ class WhatIfInput(StrEnum):
 
     TRACES = "traces"
     SCHEDULE = "schedule"
-    """a pipeline's schedule alone (CPU): what `--fix pipeline_bubble` asks for"""
+    """the pipeline's schedule alone (on a CPU run), for `--fix pipeline_bubble`"""
     OPERATION_TABLE = "operation_table"
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """The step with one cause removed.
+class PredictedStep:
+    """Predicted step of a job with one cause removed.
 
     Attributes:
-        fix: the cause.
-        change: what exactly is changed, in words.
-        step_ms: as captured.
+        fix: the cause that is removed.
+        step_ms: with the profiler's overhead, as the traces have it.
         speedup: replayed step / this step.
-        ranks: the ranks whose own work or host the change touches, largest share first; empty where that is unknown.
-        calibrated_step_ms: the same for the job that runs without the profiler; None where its step is not known or
-            cannot be reached by scaling host time.
-        calibrated_speedup: calibrated replay / calibrated step.
-        binds_next: what a second fix would have to be about; None when nothing else would gain much.
+        change: what exactly is changed, in words.
+        calibrated_step_ms: the same without the profiler; None where the job's step without it is not known or cannot
+            be reached by scaling host time.
+        binds_next: the next bottleneck; None where removing another cause would not gain much.
     """
 
     fix: Cause
-    change: str
     step_ms: float
     speedup: float
-    ranks: list[int] = field(default_factory=list)
+    change: str = ""
     calibrated_step_ms: float | None = None
-    calibrated_speedup: float | None = None
     binds_next: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfReport:
-    """The whole answer.
+class Fix(PredictedStep):
+    """A prediction of `whatif`.
 
     Attributes:
-        measured_step_ms: whole steps, boundary to boundary, median over ranks.
-        replayed_step_ms: the same of the replay with nothing changed.
+        ranks: whose own work or host the change affects, largest share first; empty where that is unknown.
+        calibrated_speedup: calibrated replay / calibrated step.
+    """
+
+    ranks: list[int] = field(default_factory=list)
+    calibrated_speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfReport:
+    """Predictions for a job, and what its ranks and stages cost against an ideal step.
+
+    Attributes:
+        measured_step_ms: duration of a whole step, boundary to boundary, median over ranks.
+        replayed_step_ms: the same in the replay with nothing changed.
         replay_error: replayed / measured - 1.
         unprofiled_step_ms: the step without the profiler, where known.
-        host_scale: what host time was multiplied by so that the replay meets the unprofiled step; None without one.
-        calibrated_replay_ms: the replay then.
-        ideal_step_ms: every rank computes the mean, every transfer takes its median, the host is never late.
-        slowdown: measured / ideal (S); of an operation table replayed / ideal, as the paper that defines S has it.
-        steps: numbers of the steps it stands on.
-        skipped_steps: whole steps that are left out: what they waited for began before the traces.
+        host_scale: factor of host time with which the replay takes the unprofiled step; None without one.
+        calibrated_replay_ms: the replay with that factor.
+        ideal_step_ms: the step if every rank computed the mean, every transfer took its median and the CPU launched
+            without delay.
+        slowdown: measured / ideal (S); of an operation table replayed / ideal, as in the paper that defines S.
+        steps: numbers of the replayed steps.
+        skipped_steps: whole steps that are left out, as what they waited for began before the traces.
         fixes: largest gain first.
-        by_rank: how many times the ideal the step would take if only this rank were as it is (S_w).
-        by_stage: the same for a pipeline's stages.
+        by_rank: step / ideal step if only this rank were as measured (S_w).
+        by_stage: the same for the stages of a pipeline.
         by_replica, by_operation: the same for data-parallel replicas and kinds of operations (operation tables).
-        worst_workers_share: what of the slowdown goes when the slowest 3 % of the workers alone are evened out (M_W).
-        last_stage_share: the same for the last stage (M_S); operation tables have both, None elsewhere.
+        worst_workers_share: share of the slowdown that evening out the slowest 3 % of the workers removes (M_W).
+        last_stage_share: the same for the last stage (M_S). Operation tables have both; else None.
     """
 
     measured_step_ms: float

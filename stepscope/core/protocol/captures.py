@@ -1,90 +1,152 @@
-"""Capture orders and reports: documents of the agents' HTTP API.
+"""Captures: the request, the processes it selects, their progress, and the documents of the agents' HTTP API.
 
-Steps are optimizer steps counted from 0, `*_ns` are ns since the epoch, None is unknown or not asked for.
+The same request and progress go between the agent and training (`messages`). Steps are optimizer steps of the run
+counted from 0, `*_ns` are ns since the epoch, None is unknown or not requested.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from stepscope.core.protocol.fields import ByteLimit, FieldError, Figure, Rank, RankList, Word, read_object, whole
-from stepscope.core.protocol.messages import MAX_CAPTURED_STEPS, Alignment, EarlyStop
+from stepscope.core.protocol.fields import (
+    EMBEDDED,
+    ByteLimit,
+    FieldError,
+    Figure,
+    Rank,
+    RankList,
+    Word,
+    flat_fields,
+    read_object,
+    whole,
+)
 
 NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
 CAPTURE_SCHEMA = "stepscope.capture/1"
 CAPTURES_PATH = "/api/v1/captures"
-_ID = re.compile(r"(?!rule-)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_CAPTURED_STEPS = 1000
+RULE_PREFIX = "rule-"
+"""Begins the ids of captures that training requests itself, by a rule; no other id may begin so."""
+_ID = re.compile(rf"(?!{RULE_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 
 
 class CaptureState(StrEnum):
-    """How far is a capture, of one rank or as a whole?"""
+    """State of a capture, of one process or as a whole."""
 
     ASKED = "asked"
+    """requested, not answered yet"""
     ACCEPTED = "accepted"
+    """it will start at `start_step`"""
     STARTED = "started"
     DONE = "done"
+    """the trace is whole at `path`"""
     PARTIAL = "partial"
-    """as a whole alone: some ranks have left a trace, others none"""
+    """of a capture as a whole: some ranks have a trace, others none"""
     REFUSED = "refused"
+    """it will not take place; `reason` says why"""
     CANCELLED = "cancelled"
+    """cancelled on request, or its deadline passed; no trace is kept"""
     FAILED = "failed"
+    """it was accepted and left no trace; `reason` says why"""
 
     @property
     def is_final(self) -> bool:
-        """Whether it stays so."""
+        """Whether no other state follows."""
         return self not in (CaptureState.ASKED, CaptureState.ACCEPTED, CaptureState.STARTED)
 
 
-def _capture_id(value: Any) -> str:
-    if not isinstance(value, str) or _ID.fullmatch(value) is None:
-        raise ValueError("must be 1 to 64 letters, digits, dots, - or _, and not begin with rule-")
-    return value
+class Alignment(StrEnum):
+    """How the ranks agreed on the first step of a capture."""
+
+    STEP = "step"
+    """it was given, or the job has one rank"""
+    STORE = "store"
+    """the first rank to propose one fixed it for all, in the job's own store"""
+    MULTIPLE = "multiple"
+    """each rank began after a multiple of some number of its own steps, and the traces were found to begin together"""
+    TIME = "time"
+    """each rank by its own clock, so that ranks may differ by some steps: the job's ranks share no store"""
+
+
+class EarlyStop(StrEnum):
+    """Why a capture holds fewer steps than requested."""
+
+    MAX_BYTES = "max_bytes"
+    MAX_OVERHEAD = "max_overhead"
+    DEADLINE = "deadline"
+    TRAINING_ENDED = "training_ended"
+    OTHER_PROFILER = "other_profiler"
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureOrder:
-    """What is to be captured. Where the traces go is nobody's to ask: each run knows its directory.
+class CaptureRequest:
+    """Request to trace `steps` steps; a message from the agent to training.
+
+    Where the traces go is not part of it: each run knows its directory. With neither start it begins as soon as all
+    ranks can.
 
     Attributes:
-        id: the same at all agents that are to capture together.
-        run: name of the run, or its directory to tell it from others of that name.
-        job: of the scheduler, or the process group; at least one of both is given.
+        id: the same for all ranks and agents that are to capture together.
+        start_step, start_unix_ns: not before; where both are given, `start_step` counts.
         ranks: None is all.
-        start_step, start_unix_ns: not before; with neither as soon as all ranks can.
         max_bytes: of one rank's compressed trace.
-        max_overhead: share by which captured steps may be longer than those before.
-        deadline_unix_ns: given up when it has not ended by then.
+        max_overhead: share by which profiled steps may be longer than those before (0.5: half as long again).
+        deadline_unix_ns: not started after it, and over by the end of the step in which it passes.
     """
 
-    id: Annotated[str, _capture_id]
+    type: ClassVar[str] = "capture"
+    id: Word
     steps: Annotated[int, whole(1, MAX_CAPTURED_STEPS)]
-    run: str | None = None
-    job: Word | None = None
-    ranks: RankList | None = None
     start_step: int | None = None
     start_unix_ns: int | None = None
+    ranks: RankList | None = None
     max_bytes: ByteLimit | None = None
     max_overhead: float | None = None
     deadline_unix_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RankCapture:
-    """One process of a capture.
+class CaptureSelector:
+    """The training that a capture is of; at least one of both is given.
 
     Attributes:
-        key: names the process at its agent.
-        backend: who captures it.
-        newest_step: that it had finished when it was asked; step_ms: how long that took.
-        reason: why it is so, for people.
-        start_step, steps: asked for; whole in the trace when done.
-        joined: another capture holds these steps and is kept for both.
-        path, bytes: of the trace, as the process's own machine names it.
-        overhead: captured steps longer than those before, as a share.
+        run: name of the run, or its directory to distinguish it from others of that name.
+        job: id of the scheduler's job, or of the process group.
+    """
+
+    run: str | None = None
+    job: Word | None = None
+
+    def __str__(self) -> str:
+        return f"job {self.job}" if self.run is None else f"run {self.run}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOrder:
+    """A capture request with the training it is for: what a POST of the HTTP API holds."""
+
+    request: Annotated[CaptureRequest, EMBEDDED]
+    selector: Annotated[CaptureSelector, EMBEDDED]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureTarget:
+    """A process on this node that can be captured.
+
+    Attributes:
+        key: id of the process, unique across backends, the same after a restart of the agent.
+        backend: name of the backend that captures it.
+        world_size: processes of its training, on all nodes.
+        run: name of the run; None where the process has none.
+        run_directory: where its traces go. Never taken from who requests a capture.
+        pid: in the agent's namespace; None when the kernel does not tell.
+        uid: of its user.
+        newest_step: the newest finished step; step_ms: its duration.
+        job: id of the scheduler's job, as the process itself knows it. Not part of the document.
     """
 
     key: Word
@@ -97,7 +159,23 @@ class RankCapture:
     uid: int | None = None
     newest_step: int | None = None
     step_ms: float | None = None
-    state: CaptureState = CaptureState.ASKED
+    job: Word | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureProgress:
+    """Progress of a capture in one process.
+
+    Attributes:
+        reason: why it is in this state, for people.
+        start_step: its first step.
+        steps: requested, or whole in the trace once it is done.
+        joined: another capture holds these steps and is kept for both; `start_step` and `steps` are that one's.
+        path, bytes: of the trace, as the process's own machine names it.
+        overhead: measured share by which profiled steps are longer than those before.
+    """
+
+    state: CaptureState
     reason: str | None = None
     start_step: int | None = None
     steps: Annotated[int, whole(0, MAX_CAPTURED_STEPS)] | None = None
@@ -110,14 +188,31 @@ class RankCapture:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureUpdate:
+    """New progress of one capture in one process."""
+
+    capture_id: str
+    key: str
+    progress: CaptureProgress
+
+
+@dataclass(frozen=True, slots=True)
+class RankCapture:
+    """A capture in one process."""
+
+    target: Annotated[CaptureTarget, EMBEDDED]
+    progress: Annotated[CaptureProgress, EMBEDDED]
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureReport:
     """A capture at one agent.
 
     Attributes:
         host: the agent's machine.
-        created_ns: when it was asked for.
+        created_ns: when it was requested.
         ranks: those of this node.
-        is_cancelled: somebody wants it no more; ranks that have been told so say the rest.
+        is_cancelled: a cancellation was requested; ranks that were told so report their own state.
     """
 
     host: Word
@@ -127,14 +222,19 @@ class CaptureReport:
     is_cancelled: bool = False
 
     @property
+    def id(self) -> str:
+        """Of the request."""
+        return self.order.request.id
+
+    @property
     def state(self) -> CaptureState:
         """As a whole."""
         return whole_state(self.ranks)
 
 
-def whole_state(of_ranks: tuple[RankCapture, ...]) -> CaptureState:
-    """The state of all of them together: open while any is, and then the best that all have reached."""
-    states = {one.state for one in of_ranks}
+def whole_state(ranks: Sequence[RankCapture]) -> CaptureState:
+    """State of all ranks together: open while any is, afterwards the best that all have reached."""
+    states = {one.progress.state for one in ranks}
     for state in (CaptureState.STARTED, CaptureState.ASKED, CaptureState.ACCEPTED):
         if state in states:
             return state
@@ -146,32 +246,48 @@ def whole_state(of_ranks: tuple[RankCapture, ...]) -> CaptureState:
     return CaptureState.REFUSED
 
 
+def order_document(order: CaptureOrder) -> dict[str, Any]:
+    """JSON object of an order."""
+    return dict(flat_fields(order))
+
+
 def report_document(report: CaptureReport) -> dict[str, Any]:
-    """The report as JSON has it."""
-    return {"schema": NODE_CAPTURE_SCHEMA, "state": report.state, **asdict(report)}
+    """JSON object of a report, `stepscope.node-capture/1`."""
+    return {
+        "schema": NODE_CAPTURE_SCHEMA,
+        "state": report.state,
+        "host": report.host,
+        "created_ns": report.created_ns,
+        "order": order_document(report.order),
+        "ranks": [{name: value for name, value in flat_fields(one) if name != "job"} for one in report.ranks],
+        "is_cancelled": report.is_cancelled,
+    }
 
 
 def order_of(document: object) -> CaptureOrder:
-    """The order in a document.
+    """The order in a JSON object.
 
     Raises:
-        FieldError: it is none; a field is wrong, or unknown: what is misspelled must not be passed over.
+        FieldError: not an object; a field is wrong, or unknown: a misspelled one must not be ignored.
     """
     if not isinstance(document, Mapping):
         raise FieldError("an order is a JSON object")
-    unknown = sorted(set(document) - {each.name for each in fields(CaptureOrder)})
+    known = {each.name for kind in (CaptureRequest, CaptureSelector) for each in fields(kind)}
+    unknown = sorted(set(document) - known)
     if unknown:
         raise FieldError(f'unknown field "{unknown[0][:80]}"')
     order = read_object(CaptureOrder, document)
-    if order.run is None and order.job is None:
+    if _ID.fullmatch(order.request.id) is None:
+        raise FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
+    if order.selector == CaptureSelector():
         raise FieldError('"run" or "job" must say what to capture')
     return order
 
 
 def report_of(document: object) -> CaptureReport:
-    """The report in a document; unknown fields are passed over.
+    """The report in a JSON object; unknown fields are ignored.
 
     Raises:
-        FieldError: it is none.
+        FieldError: not a report.
     """
     return read_object(CaptureReport, document)

@@ -8,12 +8,13 @@ from the field's name: "must be ...". The reader follows from the annotation:
     dict[str, X], list[X]    an object, a list (also into tuple[X, ...]) of what X says
     X | None                 as X; null and absent fields get the default
     Annotated[X, reader]     what `reader` checks: `Rank`, `Word`, `Figure`, `RankList`
+    Annotated[X, EMBEDDED]   of a dataclass X: its fields, which stand in the same object
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import partial
@@ -25,6 +26,8 @@ _MAX_TEXT = 4096  # a path's
 _MAX_ENTRIES = 64
 MAX_RANK = 1 << 24
 MAX_NUMBER = (1 << 63) - 1
+
+EMBEDDED = "embedded"
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
@@ -42,8 +45,9 @@ def read_object(kind: type[T], document: Any) -> T:
     """
     if not isinstance(document, Mapping):
         raise FieldError("must be an object")
-    values: dict[str, Any] = {}
-    for name, reader, is_required in _field_readers(kind):
+    embedded, own = _readers(kind)
+    values: dict[str, Any] = {name: read_object(inner, document) for name, inner in embedded.items()}
+    for name, (reader, is_required) in own.items():
         value = document.get(name)
         if value is not None:
             try:
@@ -55,18 +59,33 @@ def read_object(kind: type[T], document: Any) -> T:
     return kind(**values)
 
 
-def _field_readers(kind: Any) -> tuple[tuple[str, Reader, bool], ...]:
-    """Each field's name, its reader, and whether it has no default."""
+def flat_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of a dataclass's fields, those of embedded ones in their place: the reverse of `read_object`."""
+    embedded, _ = _readers(type(value))
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        if each.name in embedded:
+            yield from flat_fields(inner)
+        else:
+            yield each.name, inner
+
+
+def _readers(kind: Any) -> tuple[dict[str, Any], dict[str, tuple[Reader, bool]]]:
+    """The types of the embedded fields, and of each other field its reader and whether it has no default."""
     if kind not in _known_readers:
+        embedded, own = {}, {}
         hints = get_type_hints(kind, include_extras=True)
-        _known_readers[kind] = tuple(
-            (each.name, _reader(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
-            for each in fields(kind)
-        )
+        for each in fields(kind):
+            hint = hints[each.name]
+            if get_args(hint)[1:] == (EMBEDDED,):
+                embedded[each.name] = get_args(hint)[0]
+            else:
+                own[each.name] = _reader(hint), each.default is MISSING and each.default_factory is MISSING
+        _known_readers[kind] = embedded, own
     return _known_readers[kind]
 
 
-_known_readers: dict[Any, tuple[tuple[str, Reader, bool], ...]] = {}
+_known_readers: dict[Any, tuple[dict[str, Any], dict[str, tuple[Reader, bool]]]] = {}
 
 
 def _reader(annotation: Any) -> Reader:

@@ -6,13 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_LIKE_ENOUGH = 0.6
-
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like this one; None where none is near."""
-    near = difflib.get_close_matches(name, list(known), 1, _LIKE_ENOUGH)
-    return near[0] if near else None
+    """The known name most similar to this one; None where none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 
 _NAMESPACES = re.compile(r"\b(at|native|c10|cutlass|cutlass_cudnn|cub|thrust|internal|std)::|\(anonymous namespace\)::")
@@ -24,19 +21,17 @@ def short_kernel_name(name: str, *, most: int = 56) -> str:
     return bare if len(bare) <= most else bare[: most - 3] + "..."
 
 
-LONGEST_LABEL = 100
-LONGEST_ID = 320
-"""A pod's namespace has 63 letters, its name 253."""
+MAX_LABEL_LENGTH = 100
+MAX_ID_LENGTH = 320
+"""A pod's namespace has up to 63 characters, its name 253."""
 
 
-def label_text(text: str, longest: int = LONGEST_LABEL) -> str:
-    """The text with spaces for what cannot be seen (control characters, overrides of direction), and cut.
+def label_text(text: str, max_length: int = MAX_LABEL_LENGTH) -> str:
+    """A user's text (the name of a job, a pod, a process) as a label value.
 
-    Args:
-        text: of a user: the name of a job, a pod, a process.
-        longest: characters.
+    Characters that are not printable (control characters, direction overrides) become spaces; long texts are cut.
     """
-    if len(text) <= longest and text.isprintable():
+    if len(text) <= max_length and text.isprintable():
         return text
-    plain = "".join(letter if letter.isprintable() else " " for letter in text[: longest + 1])
-    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[: max_length + 1])
+    return plain if len(plain) <= max_length else plain[: max_length - 1] + "…"

@@ -1,4 +1,4 @@
-"""Numbers as text: units, significant digits, plurals, and short lists."""
+"""Numbers as text: units, significant digits, plurals and short lists. Unknown numbers are an en dash."""
 
 from __future__ import annotations
 
@@ -9,58 +9,50 @@ from typing import TypeGuard
 
 
 def counted(number: float, singular: str, plural: str | None = None) -> str:
-    """The number with its noun: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded to whole things."""
+    """The number with its noun: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded."""
     return f"{number:,.0f} {form(round(number), singular, plural)}"
 
 
 def form(number: float, singular: str, plural: str | None = None) -> str:
-    """The word that agrees with the number: of 1 'rank' or 'has', of all others, 0 too, 'ranks' or 'have'."""
+    """The singular for 1, else (also for 0) the plural: 'rank' or 'ranks', 'has' or 'have'."""
     return singular if number == 1 else plural or _plural(singular)
 
 
 def _plural(singular: str) -> str:
-    """As English makes it: 'steps', 'boundaries', 'processes', 'micro-batches'."""
     if singular.endswith("y") and singular[-2:-1] not in "aeiou":
         return f"{singular[:-1]}ies"
     return f"{singular}es" if singular.endswith(("s", "x", "ch", "sh")) else f"{singular}s"
 
 
-_LARGEST = 1e15
+MAX_NUMBER = 1e15
+"""Larger numbers come from damaged files: 30,000 years in milliseconds, a petabyte in bytes. They count as unknown."""
+
+UNKNOWN = "–"
+_NARROW_SPACE = "\u202f"
+_MAX_NS = 2**63 - 1
+"""Largest time in ns that a signed integer of 64 bits holds, in the year 2262."""
 
 
 def significant(value: float, digits: int = 3, *, sign: str = "") -> str:
-    """Significant digits, all of those before the point, and no exponent for what is large: '0.123', '1,489'.
+    """The number to `digits` significant digits, with all digits before the point: '0.123', '1,489'.
 
-    Beyond 1e15, which no time, size or count reaches, digits tell nothing: '3e+30'.
+    Numbers beyond MAX_NUMBER have an exponent: '3e+30'.
 
     Args:
-        value: the number.
-        digits: least number of them, as far as they are not zeros at the end.
-        sign: '+' where a plus is to stand before what is not negative.
+        sign: '+' to put a plus before numbers that are not negative.
     """
-    is_whole = 10**digits - 0.5 <= abs(value) <= _LARGEST
+    is_whole = 10**digits - 0.5 <= abs(value) <= MAX_NUMBER
     return f"{value:{sign},.0f}" if is_whole else f"{value:{sign}.{digits}g}"
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:
-    """[0, 1, 2] -> '0, 1, 2'; of more than `most` the first: '0, 1, ...'."""
+    """The items with commas between them: '0, 1, 2'; of more than `most` the first ones: '0, 1, ...'."""
     shown = [str(item) for item in islice(items, most + 1)]
     return ", ".join(shown if len(shown) <= most else [*shown[:most], "..."])
 
 
-UNKNOWN = "–"
-_NARROW_SPACE = "\u202f"
-
-MAX_NUMBER = 1e15
-"""Whatever is larger is a damaged file's: milliseconds are 30 000 years then, bytes a petabyte, shares absurd."""
-
-
-_LATEST_NS = 2**63 - 1
-"""The year 2262: the last one that ns in a signed integer of 64 bits reach."""
-
-
 def percent(fraction: float | None, *, decimals: int = 1) -> str:
-    """0.314 -> '31.4 %'; what is there but rounds to nothing is '<0.1 %'."""
+    """A fraction in percent: 0.314 -> '31.4 %'; shares that round to 0 are '<0.1 %'."""
     if not is_readable(fraction):
         return UNKNOWN
     if decimals and 0 < fraction < 0.0005:
@@ -69,7 +61,7 @@ def percent(fraction: float | None, *, decimals: int = 1) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Three significant digits with the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
+    """A duration in ms to three significant digits, in the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
     if not is_readable(value):
         return UNKNOWN
     size = abs(value)
@@ -95,17 +87,17 @@ def size(num_bytes: int | None) -> str:
 
 
 def bandwidth(value_gbs: float | None) -> str:
-    """GB/s with three significant digits."""
+    """A bandwidth in GB/s to three significant digits."""
     return f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s" if is_readable(value_gbs) and value_gbs >= 0 else UNKNOWN
 
 
 def count(number: int | None) -> str:
-    """A whole number with thousands apart: '12 345'."""
+    """A whole number with its thousands separated: '12 345'."""
     return f"{number:,}".replace(",", _NARROW_SPACE) if is_readable(number) and number >= 0 else UNKNOWN
 
 
 def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
-    """[0, 1, 2, 5] -> 'ranks 0–2, 5'; all of several -> 'all 8 ranks', 'both ranks'."""
+    """The ranks as text: [0, 1, 2, 5] -> 'ranks 0–2, 5'; all of several are 'all 8 ranks' or 'both ranks'."""
     if not ranks:
         return "no rank in particular"
     ordered = sorted(set(ranks))
@@ -115,7 +107,7 @@ def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
 
 
 def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
-    """Ascending numbers: [0, 1, 2, 5] -> '0–2, 5'."""
+    """Ascending numbers with their runs joined: [0, 1, 2, 5] -> '0–2, 5'."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -126,14 +118,14 @@ def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
 
 
 def moment(time_ns: int | None) -> str:
-    """ns since the epoch as '2026-08-05 14:03 UTC'."""
-    if time_ns is None or not 0 <= time_ns <= _LATEST_NS:
+    """A time in ns since the epoch as '2026-08-05 14:03 UTC'."""
+    if time_ns is None or not 0 <= time_ns <= _MAX_NS:
         return UNKNOWN
     return datetime.fromtimestamp(time_ns // 1_000_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def evidence_value(value: float | None, unit: str) -> str:
-    """An evidence's number with its unit in words."""
+    """The value of an evidence with its unit."""
     if not is_readable(value):
         return UNKNOWN
     if unit in ("fraction", "ratio", "share"):
@@ -148,8 +140,8 @@ def evidence_value(value: float | None, unit: str) -> str:
 
 
 def is_readable(value: float | None) -> TypeGuard[float]:
-    """Whether a person can make something of the number: nan, inf and 1e300 are unknown, as None is."""
-    return value is not None and abs(value) <= MAX_NUMBER  # nan is below nothing
+    """Whether the number is worth showing: not None, NaN, infinite or beyond MAX_NUMBER."""
+    return value is not None and abs(value) <= MAX_NUMBER  # NaN compares false
 
 
 def _digits(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Text of a verdict and of the trace quality beside it: the same lines wherever they are shown."""
+"""Lines of text of a verdict and of the trace quality, shared by terminal, report and pages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stepscope.core.text.numbers import (
 from stepscope.core.text.wording import cause_phrase, device_words, mesh_words, metric_words
 
 _ONE = {"calls": "call", "batches": "batch", "times": "time"}
-"""What a unit that counts things is called when it is one."""
+"""Singular of units that count things."""
 _SMALLEST = 0.001
-"""What is smaller but there is said to be."""
+"""Smaller values than this are shown as '<0.001'."""
 
 
 def headline(job: Job) -> str:
-    """What was analysed, in a line: ranks, layout, GPU, steps, step time, MFU."""
+    """The analysed job in one line: ranks, layout, GPU, steps, step time, MFU."""
     parts = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"]
     layout = mesh_words(job.mesh)
     parts += [layout] if layout else []
@@ -41,7 +41,7 @@ def headline(job: Job) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Cause and confidence; then what happened, its evidence, what to do, and what else was found."""
+    """The lines of a verdict: cause and confidence, summary, evidence, actions, and secondary causes."""
     lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
         where = f"{form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
@@ -53,7 +53,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def _value(evidence: Evidence) -> str:
-    """The value in its unit, shares as percent, with the threshold it is judged by."""
+    """The value in its unit, shares in percent, with its threshold."""
     if evidence.unit == "ratio":
         threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
         return f"{evidence.value:.1%}{threshold}"
@@ -64,11 +64,11 @@ def _value(evidence: Evidence) -> str:
 
 
 _TENTHS_FROM = 1.0
-"""Milliseconds below show digits that a tenth does not have."""
+"""Milliseconds from which one decimal is shown."""
 
 
 def _number(value: float, unit: str) -> str:
-    """Milliseconds as in all other lines, to a tenth; else three significant digits, and never an exponent."""
+    """Milliseconds with one decimal, as in all other lines; else three significant digits without an exponent."""
     if not abs(value) <= MAX_NUMBER:
         return UNKNOWN
     if unit == "ms" and abs(value) >= _TENTHS_FROM:
@@ -77,12 +77,12 @@ def _number(value: float, unit: str) -> str:
 
 
 SHOWN_FROM = 0.0005
-"""Shares below this are left out of the report (they round to 0.0 %)."""
-_MOST_STEPS_SHOWN = 8
+"""Smaller shares are not shown, as they would round to 0.0 %."""
+_MAX_STEPS_SHOWN = 8
 
 
 def quality_lines(quality: TraceQuality) -> dict[str, str]:
-    """One line a question: what was mended, what could be linked, which steps are booked, what the clocks allow."""
+    """Trace quality by topic (read, linked, steps, clocks); only topics with something to say."""
     lines = {
         "read": _reading(quality),
         "linked": _linking(quality),
@@ -144,27 +144,27 @@ def _clocks(quality: TraceQuality) -> list[str]:
 def _listed(steps: list[int]) -> str:
     if not steps:
         return "none"
-    shown = ", ".join(map(str, steps[:_MOST_STEPS_SHOWN]))
-    return f"{shown}, ... {steps[-1]}" if len(steps) > _MOST_STEPS_SHOWN else shown
+    shown = ", ".join(map(str, steps[:_MAX_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]}" if len(steps) > _MAX_STEPS_SHOWN else shown
 
 
 NOTABLE_SHARE = 0.01
-"""Unlinked activities or unmatched collectives beyond this are named: they move a share by as much."""
+"""Share of unlinked activities or unmatched collectives from which they are reported: results change by as much."""
 
 NOTABLE_ACTIVITY = 0.5
-"""Share of a window of several steps that no single kernel or copy can take: what repeats takes at most its step."""
+"""Share of a window of several steps that no single kernel or copy can plausibly take, as each belongs to one step."""
 
 NOTABLE_DISTORTION = 0.10
-"""Beyond this the profiler itself slows the step; host-side shares are then upper bounds."""
+"""Slowdown by the profiler from which host-side shares are only upper bounds."""
 
 
 def find_problems(job: Job, quality: TraceQuality) -> list[str]:
-    """What is notable, each as a sentence."""
+    """The problems of the input data that a reader should know, one sentence each."""
     return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
 
 
 def clean_words(quality: TraceQuality) -> str:
-    """What a clean trace offers."""
+    """One sentence on the quality of a trace without problems."""
     parts = [f"{count(quality.steps_complete)} whole steps on every rank"]
     if quality.clock_residual_us is not None:
         parts.append(f"clocks agree within {milliseconds(quality.clock_residual_us / 1000)}")

@@ -10,7 +10,7 @@ from stepscope.core.text.numbers import is_readable, milliseconds
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause, Reason
 
-_METRIC_WORDS = {
+_METRIC_TITLES = {
     "fraction_of_step": "Share of the captured time",
     "share_caused_by_these_ranks": "Caused by these ranks",
     "pipeline_structural": "Bubble by the schedule alone",
@@ -45,15 +45,12 @@ _METRIC_WORDS = {
     "tiny_share_of_kernels": "Kernels that are tiny",
     "pageable_share_of_host_copies": "Host copies from or to pageable memory",
 }
-"""Of what the analysis of traces puts into evidence; what a figure is about stands behind a colon in its name."""
-
+"""Titles of the evidence metrics of an analysis; a metric's name may have a subject behind a colon."""
 
 _FORMULA_MINUS = re.compile(r"(?<=\b[A-Z])-(?=[A-Z0-9]\b)")
 
-_CAUSE_WORDS = {
-    Cause.COMPUTE_BOUND: "Compute bound",
+_CAUSE_TITLES = {
     Cause.LATENCY_BOUND: "Small kernels",
-    Cause.HOST_BOUND: "Host bound",
     Cause.PROFILER: "Profiler overhead",
     Cause.BEFORE_WINDOW: "Began before the trace",
     Cause.INSUFFICIENT_EVIDENCE: "Not enough evidence",
@@ -62,20 +59,13 @@ _CAUSE_WORDS = {
     Cause.DEVICE_GAP: "Gaps between kernels",
 }
 
-_CATEGORY_WORDS = {
-    TimeCategory.COMPUTE_BOUND: "Compute bound",
-    TimeCategory.MEMORY_BOUND: "Memory bound",
+_CATEGORY_TITLES = {
     TimeCategory.LATENCY_BOUND: "Small kernels",
     TimeCategory.COMPUTE_OTHER: "Other compute",
-    TimeCategory.COMMUNICATION: "Communication",
     TimeCategory.WAIT: "Waiting for a rank",
     TimeCategory.BUBBLE: "Pipeline bubble",
     TimeCategory.COMMUNICATION_UNSPLIT: "Communication or waiting",
     TimeCategory.COPY: "Memory copies",
-    TimeCategory.DATA_LOADING: "Data loading",
-    TimeCategory.CHECKPOINT: "Checkpoint",
-    TimeCategory.SYNCHRONIZATION: "Synchronization",
-    TimeCategory.HOST_BOUND: "Host bound",
     TimeCategory.DEVICE_GAP: "Gaps between kernels",
     TimeCategory.PROFILER: "Profiler overhead",
     TimeCategory.IDLE_OTHER: "Idle, unexplained",
@@ -99,31 +89,31 @@ CATEGORY_MEANINGS = {
     TimeCategory.PROFILER: "nothing runs: the profiler is at work",
     TimeCategory.IDLE_OTHER: "nothing runs and the trace does not say why",
 }
-"""What each heading books, after 'at this instant'."""
+"""When time counts to each category, as the end of a sentence that begins 'At this instant'."""
 
 
 def cause_words(cause: Cause) -> str:
     """A cause as a title: 'Pipeline bubble'."""
-    return _CAUSE_WORDS.get(cause) or _sentence(cause.value)
+    return _CAUSE_TITLES.get(cause) or _sentence(cause.value)
 
 
 def cause_phrase(cause: Cause) -> str:
-    """A cause inside a sentence or in a table of plain text: 'pipeline bubble', 'gaps between kernels'."""
+    """A cause within a sentence: 'pipeline bubble', 'gaps between kernels'."""
     return _inside(cause_words(cause))
 
 
-def category_phrase(heading: TimeCategory) -> str:
-    """A heading inside a sentence or in a table of plain text: 'waiting for a rank'."""
-    return _inside(category_words(heading))
+def category_phrase(category: TimeCategory) -> str:
+    """A category within a sentence: 'waiting for a rank'."""
+    return _inside(category_words(category))
 
 
-def category_words(heading: TimeCategory) -> str:
-    """A heading as a title: 'Waiting for a rank'."""
-    return _CATEGORY_WORDS.get(heading) or _sentence(heading.value)
+def category_words(category: TimeCategory) -> str:
+    """A category as a title: 'Waiting for a rank'."""
+    return _CATEGORY_TITLES.get(category) or _sentence(category.value)
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
-    """A pipeline's bubble and what it is made of: name, share, the heading whose colour it has, meaning."""
+    """A pipeline's bubble and its parts, each as (name, share, category whose colour it has, meaning)."""
     return [
         (
             "Measured",
@@ -144,26 +134,26 @@ def reason_words(reason: Reason) -> str:
 
 
 _IN_A_PHASE = "share_of_late_host_time_in_phase"
-"""Phases are called as the training script calls them: to be found there."""
+"""The metric whose subject is a phase, which keeps the name it has in the training script."""
 
 
 def metric_words(metric: str) -> str:
-    """A metric's name as words: 'Bubble by uneven stages', of one of several 'Late host time (dispatch)'."""
-    name, _, of_what = metric.partition(": ")
-    words = _METRIC_WORDS.get(name) or _sentence(name.replace(".", " "))
-    shown = of_what if name == _IN_A_PHASE else of_what.replace("_", " ")
-    return f"{words} ({shown})" if of_what else words
+    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'Late host time (dispatch)'."""
+    name, _, subject = metric.partition(": ")
+    words = _METRIC_TITLES.get(name) or _sentence(name.replace(".", " "))
+    shown = subject if name == _IN_A_PHASE else subject.replace("_", " ")
+    return f"{words} ({shown})" if subject else words
 
 
 def action_words(action: str) -> str:
-    """An action as it is, its formulas with a true minus: a line breaks after a hyphen and would tear 'P-1' apart."""
+    """An action with true minus signs in its formulas: lines break after a hyphen, which would split 'P-1'."""
     return _FORMULA_MINUS.sub("−", action)
 
 
 def mesh_words(mesh: MeshSizes) -> str:
-    """The parallel layout: 'TP 2 × PP 2 × DP 2, EP 4 inside'; dimensions that are not known are left out.
+    """The parallel layout: 'TP 2 × PP 2 × DP 2, EP 4 inside'; unknown dimensions are left out.
 
-    Experts are spread over ranks that the other dimensions already count.
+    Experts are spread over ranks that the other dimensions count already.
     """
     sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "cp")}
     product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if is_readable(number))
@@ -172,13 +162,13 @@ def mesh_words(mesh: MeshSizes) -> str:
 
 
 def device_words(job: Job) -> str:
-    """What the job ran on: the driver's name for it, else what kind of device was seen at work."""
+    """The device of the job: the driver's name, else the kind of device."""
     kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
     return (job.gpu or kind) + (", simulated compute" if job.simulated_compute else "")
 
 
 def evidence_span(evidence: Evidence) -> str:
-    """How long the evidence's span is, or nothing."""
+    """Duration of the evidence's span; empty without one."""
     return milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class TimeCategory(StrEnum):
-    """The ledger's headings; mutually exclusive, they add up to the window."""
+    """What a rank's GPU time is spent on; mutually exclusive, and together the whole window."""
 
     COMPUTE_BOUND = "compute_bound"
     MEMORY_BOUND = "memory_bound"
@@ -32,7 +32,7 @@ COMPUTE_CATEGORIES = (
     TimeCategory.LATENCY_BOUND,
     TimeCategory.COMPUTE_OTHER,
 )
-"""A non-communication kernel runs."""
+"""Time in which a compute kernel runs."""
 
 EXPOSED_COMMUNICATION_CATEGORIES = (
     TimeCategory.COMMUNICATION,
@@ -40,7 +40,7 @@ EXPOSED_COMMUNICATION_CATEGORIES = (
     TimeCategory.BUBBLE,
     TimeCategory.COMMUNICATION_UNSPLIT,
 )
-"""Only communication runs."""
+"""Time in which only communication runs."""
 
 IDLE_CATEGORIES = (
     TimeCategory.DATA_LOADING,
@@ -51,10 +51,9 @@ IDLE_CATEGORIES = (
     TimeCategory.PROFILER,
     TimeCategory.IDLE_OTHER,
 )
-"""Nothing runs on the device."""
-
+"""Time in which nothing runs on the device."""
 
 CATEGORY_ORDER: tuple[TimeCategory, ...] = tuple(TimeCategory)
-"""A segment's code is its heading's place in this tuple."""
+"""The code of a segment is the index of its category in this tuple."""
 
-CATEGORY_CODE = {heading: code for code, heading in enumerate(CATEGORY_ORDER)}
+CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORY_ORDER)}

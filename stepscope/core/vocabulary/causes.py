@@ -148,4 +148,4 @@ class Reason(StrEnum):
 
 
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})
-"""Time under these is the job's own work: they are named only when no loss is large."""
+"""Causes that are the job's own work: a verdict names them only where no loss is large."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.core.hardware.gpu_catalogue import memory_gib
 from stepscope.reference_workloads.estimate.estimate import Assumptions, Estimate, TrainingCost
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
@@ -74,9 +73,9 @@ def plan_document(
 
 
 def _does_not_fit(assumptions: Assumptions, estimate: Estimate) -> list[dict[str, str]]:
-    capacity = memory_gib(assumptions.gpu.name)
+    capacity = assumptions.gpu.memory_gib
     needed = estimate.most_bytes / 2**30
-    if capacity is None or needed <= capacity:
+    if needed <= capacity:
         return []
     message = f"does not fit: a rank needs {needed:,.1f} GiB, and {assumptions.gpu.name} has {capacity:g}"
     return [{"code": "does_not_fit", "message": message}]

@@ -32,32 +32,34 @@ _SHOWN_CATEGORIES = 3
 
 
 def describe_other_file(text: bytes, opening: bytes) -> str:
-    """A clause on a file without a list of events, such as "is a memory snapshot, not a profiler trace".
+    """Predicate for a file without a list of events, such as "is a memory snapshot, not a profiler trace".
 
     Args:
         text: its beginning, inflated.
-        opening: its first byte that is no blank.
+        opening: its first byte that is not a blank.
     """
     if opening != b"{":
         kind = next((kind for magic, kind in _BY_FIRST_BYTES if text.startswith(magic)), None)
         return "is not JSON" if kind is None else f"is {kind}, not a profiler trace"
     kind = kind_of_object(text)
-    return "is no profiler trace (it has no list traceEvents)" if kind is None else f"is {kind}, not a profiler trace"
+    return (
+        "is not a profiler trace (it has no list traceEvents)" if kind is None else f"is {kind}, not a profiler trace"
+    )
 
 
 def kind_of_object(text: bytes) -> str | None:
-    """What a JSON object is that is no trace, by its keys; None where they do not tell."""
+    """Kind of a JSON object that is not a trace, by its keys; None for unknown keys."""
     beginning = text[:_LOOKED_AT_BYTES]
     return next((kind for key, kind in _BY_KEY if re.search(rb'"%s"\s*:' % key, beginning)), None)
 
 
 def is_memory_timeline(text: bytes) -> bool:
-    """Whether a bare list is what export_memory_timeline writes: lists of numbers, not events."""
+    """Whether a bare list was written by export_memory_timeline: lists of numbers, not events."""
     return _MEMORY_TIMELINE.match(text) is not None
 
 
 def describe_foreign_events(categories: list[str | None]) -> str:
-    """A clause on a Chrome trace none of whose events is of a kind that PyTorch writes."""
+    """Predicate for a Chrome trace without any event category that PyTorch writes."""
     named = [name for name in categories if name is not None]
     shown = listed((f'"{name}"' for name in named), _SHOWN_CATEGORIES)
     found = f"its events are of the kinds {shown}" if named else "its events have no kind"

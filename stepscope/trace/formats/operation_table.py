@@ -1,7 +1,7 @@
 """Reader of operation tables: the Parquet tables of ByteDance's StragglerAnalysis.
 
-Such a table has one row an operation of one rank in one step: its kind (`forward-compute`, `backward-send`, ...), its
-number among its kind in the step, start and duration. Tensor-parallel peers share one row.
+A table has one row per operation of a rank in a step: its kind (`forward-compute`, `backward-send`, ...), its number
+among its kind in the step, start and duration. Tensor-parallel peers share one row.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from stepscope.core.errors import DataError
 from stepscope.trace.operations import OperationTable
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
-"""What the table must hold; `mb_id` is not needed."""
+"""Columns that are read; `mb_id` is not needed."""
 
-_NO_CLOCK_REACHES = 2.0**63
-"""In whatever unit: sums of larger times, as damaged files have them, overflow."""
+_MAX_TIME = 2.0**63
+"""Sums of larger times, which only damaged files hold, overflow."""
 _WHOLE_NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 
 
 def meta_path(path: Path) -> Path:
-    """Where the description of a table lies: `meta-X.yaml` beside `trace-X.parquet`."""
+    """Path of a table's description: `meta-X.yaml` beside `trace-X.parquet`."""
     return path.with_name(path.name.replace("trace-", "meta-", 1)).with_suffix(".yaml")
 
 
 def read_operation_table(path: Path) -> OperationTable:
-    """Read `trace-*.parquet` and, where it is, the `meta-*.yaml` beside it.
+    """Read `trace-*.parquet` and, if present, the `meta-*.yaml` beside it.
 
     Raises:
         DataError: not such a table, or the packages that read it are missing.
@@ -55,9 +55,9 @@ def read_operation_table(path: Path) -> OperationTable:
         raise DataError(
             f"has a row that lacks a value or holds a wrong one: {error}", where=str(path), what_next="mend that row"
         ) from error
-    is_time = (np.abs(start) < _NO_CLOCK_REACHES) & (duration >= 0) & (duration < _NO_CLOCK_REACHES)
+    is_time = (np.abs(start) < _MAX_TIME) & (duration >= 0) & (duration < _MAX_TIME)
     if not is_time.all():
-        raise DataError("has a row whose start or duration is no time", where=str(path), what_next="mend that row")
+        raise DataError("has a row whose start or duration is not a time", where=str(path), what_next="mend that row")
     kinds, codes = np.unique(kind, return_inverse=True)
     about = _read_meta(meta_path(path))
     return OperationTable(
@@ -79,11 +79,11 @@ def read_operation_table(path: Path) -> OperationTable:
 
 
 def _read_meta(path: Path) -> dict[str, int]:
-    """The whole numbers of the description; empty where there is none."""
+    """The whole numbers of the description; empty without one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    # flat `name: number` lines: YAML needs no library for that
+    # flat `name: number` lines, so no YAML library is needed
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): int(value) for name, _, value in pairs if value.strip().isdecimal()}

@@ -27,7 +27,7 @@ Span interned(const Interned *table, size_t number) {
     return (Span){table->bytes + start, table->ends[number] - start};
 }
 
-/* Slots and ends for twice as many runs. */
+/* Double the number of slots and ends. */
 static int grow(Interned *table) {
     size_t num_slots = table->num_slots ? table->num_slots * 2 : FIRST_SLOTS;
     if (num_slots > UINT32_MAX)
@@ -51,7 +51,7 @@ static int grow(Interned *table) {
     return 0;
 }
 
-/* Where the run stands, or would. */
+/* The run's slot, or the free one for it. */
 static size_t slot_of(const Interned *table, Span run) {
     size_t slot = hash_of(run) & (table->num_slots - 1);
     for (; table->slots[slot]; slot = (slot + 1) & (table->num_slots - 1)) {
@@ -89,7 +89,7 @@ int64_t intern(Interned *table, Span run) {
 }
 
 void intern_forget(Interned *table, size_t count) {
-    for (; table->count > count; table->count--) /* the last ones stand behind all others that want their slots */
+    for (; table->count > count; table->count--) /* newest first: no older run was probed past its slot */
         table->slots[slot_of(table, interned(table, table->count - 1))] = 0;
     table->used = count ? table->ends[count - 1] : 0;
 }

@@ -1,4 +1,5 @@
-/* Which small number stands for a run of bytes? Runs get numbers in order of first sight; each is kept once. */
+/* Interning of byte strings (runs): numbers in order of first appearance, each run is stored once. A hash table with
+ * open addressing and linear probing, at most half full. */
 #ifndef STEPSCOPE_INTERN_H
 #define STEPSCOPE_INTERN_H
 
@@ -11,14 +12,14 @@ typedef struct {
 } Span;
 
 typedef struct {
-    uint8_t *bytes;    /* all runs, one behind the other */
+    uint8_t *bytes;    /* all runs, concatenated */
     size_t used, room; /* of bytes */
     size_t *ends;      /* where each run ends in bytes */
     uint32_t *slots;   /* open addressing: number + 1, or 0 where free */
     size_t count, num_slots;
 } Interned;
 
-/* The run's number, new or known; -1 when memory is out (the table stays as it was). */
+/* The run's number, new or known; -1 without memory (the table is unchanged). */
 int64_t intern(Interned *table, Span run);
 
 /* The number of a known run; -1 for others. */

@@ -1,5 +1,5 @@
-/* Where does a JSON value end, and what number is it? Strict; every function takes the place where its value begins and
- * returns the place behind it, or NULL: refused. */
+/* Strict JSON scanning (RFC 8259): every function takes the place where its value begins and returns the place behind
+ * it, or NULL to refuse. Strings and blanks are skipped 16 bytes at a time (SSE2). */
 #ifndef STEPSCOPE_JSON_H
 #define STEPSCOPE_JSON_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __SSE2__ /* every x86-64; elsewhere the same goes byte by byte */
+#ifdef __SSE2__ /* every x86-64; other machines go byte by byte */
 #include <emmintrin.h>
 #endif
 
@@ -77,11 +77,11 @@ static Place skip_escape(Place p, Place end) {
         if (!((p[i] >= '0' && p[i] <= '9') || ((p[i] | 32) >= 'a' && (p[i] | 32) <= 'f')))
             return NULL;
     if ((p[2] | 32) == 'd' && p[3] >= '8')
-        return NULL; /* half of a surrogate pair: rare, and not always right */
+        return NULL; /* a surrogate: rare, and not always one of a valid pair */
     return p + 6;
 }
 
-/* To the next byte of a string that needs a look: quote, backslash, control or part of a wide character. */
+/* Skip to the next special byte of a string: quote, backslash, control or part of a wide character. */
 static inline Place skip_plain(Place p, Place end) {
 #ifdef __SSE2__
     for (; end - p >= 16; p += 16) {
@@ -216,7 +216,8 @@ static Place skip_value(Place p, Place end, int depth) {
 }
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-/* Eight digits at once, which pairs of lanes of one word add up: by tens, hundreds, ten thousands. */
+/* Eight digits at once in one 64-bit word: neighbouring lanes are combined by tens, hundreds, ten thousands (SWAR;
+ * D. Lemire, "Quickly parsing eight digits", 2018). */
 static inline bool read_eight_digits(Place p, int64_t *value) {
     uint64_t text;
     memcpy(&text, p, 8);
@@ -235,7 +236,7 @@ static inline bool read_eight_digits(Place p, int64_t *value) {
 }
 #endif
 
-/* Digits without sign; at most 18 and no needless zero before them. */
+/* Digits without sign; at most 18, without leading zeros. */
 static inline Place read_digits(Place p, Place end, int64_t *value) {
     Place first = p;
     int64_t number = 0;

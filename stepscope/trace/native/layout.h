@@ -1,6 +1,6 @@
-/* Which member of an object comes next? A profiler writes the members of its events in few orders and always with the
- * same text between two values (`,\n    "ts": `). So what followed the same text the last times is compared first, as
- * a whole; only what is new is read as JSON, and remembered. */
+/* Prediction of the next member of an object. A profiler writes the members of its events in few orders and always with
+ * the same text between two values (`,\n    "ts": `). So the texts that followed the same text before are compared
+ * first, as a whole; only new text is parsed as JSON, and remembered. */
 #ifndef STEPSCOPE_LAYOUT_H
 #define STEPSCOPE_LAYOUT_H
 
@@ -9,13 +9,13 @@
 
 enum { RUN_BYTES = 32, MOST_RUNS = 200, NUM_FOLLOWERS = 4 };
 
-enum { OBJECT_END = 255 }; /* the field of the brace that closes the object; 0 stands for a member that is not read */
+enum { OBJECT_END = 255 }; /* field of the brace that closes the object; 0 is a member that is not read */
 
-/* From behind one value, or from behind the opening brace, to the next value or behind the closing brace. */
+/* Text from the end of a value, or of the opening brace, to the next value or the end of the closing brace. */
 typedef struct {
     uint8_t text[RUN_BYTES];
     uint8_t size, field;
-    uint8_t followers[NUM_FOLLOWERS]; /* what came behind the next value, in about the order of how often */
+    uint8_t followers[NUM_FOLLOWERS]; /* runs that came behind the next value, roughly the most frequent first */
 } Run;
 
 typedef uint8_t FieldOf(Span key);
@@ -26,13 +26,13 @@ typedef struct {
     size_t count;
 } Layout;
 
-/* Runs that have no text of their own: nothing begins with them. */
+/* Runs without text: no text begins with them. */
 enum { OPENING_BRACE, ANY_VALUE, NUM_SPECIAL_RUNS, NO_TEXT = 63 };
 
 void layout_init(Layout *layout, FieldOf *field_of);
 
-/* Read the run at p as JSON. Keys that hold escapes are refused: known ones might be written so.
- * `run` is the number of the run before it, and becomes its own. */
+/* Parse the run at p as JSON. Keys with escapes are refused: they may spell known keys.
+ * `run` is the number of the previous run, and becomes this one's. */
 Place layout_read(Layout *layout, Place p, Place end, uint8_t *run, uint8_t *field);
 
 static inline bool begins_with(Place p, const Run *run) {
@@ -49,7 +49,7 @@ static inline bool begins_with(Place p, const Run *run) {
 
 typedef Place Take(Place value, Place end, uint8_t field, void *target);
 
-/* An object from its brace: `take` gets each member's value. */
+/* Read an object from its brace; `take` reads each member's value. */
 static inline Place members(Layout *layout, Place p, Place end, Take *take, void *target) {
     uint8_t run = OPENING_BRACE, field;
     if (p >= end || *p++ != '{')

@@ -1,4 +1,4 @@
-/* How does Python call the scanner? One type, Scanner(categories, module_prefix), with one method, scan(text). */
+/* Python module of the scanner: one type, Scanner(categories, module_prefix), with one method, scan(text). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -10,8 +10,8 @@ typedef struct {
     PyObject_HEAD
     Scanner scanner;
     PyObject *module_prefix;
-    size_t num_told[NUM_TABLES]; /* how many texts of each table Python has seen */
-    bool is_busy;                /* Python's lock is released while scanning */
+    size_t num_returned[NUM_TABLES]; /* texts of each table that Python has got */
+    bool is_busy;                /* the GIL is released while scanning */
 } ScannerObject;
 
 static int span_of(PyObject *bytes, Span *span) {
@@ -63,11 +63,11 @@ static void scanner_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* The texts numbered since the last call. */
-static PyObject *new_texts(const Interned *table, size_t *num_told) {
-    PyObject *texts = PyList_New((Py_ssize_t)(table->count - *num_told));
-    for (Py_ssize_t i = 0; texts && *num_told < table->count; i++, ++*num_told) {
-        Span span = interned(table, *num_told);
+/* The texts interned since the last call. */
+static PyObject *new_texts(const Interned *table, size_t *num_returned) {
+    PyObject *texts = PyList_New((Py_ssize_t)(table->count - *num_returned));
+    for (Py_ssize_t i = 0; texts && *num_returned < table->count; i++, ++*num_returned) {
+        Span span = interned(table, *num_returned);
         PyObject *text = PyBytes_FromStringAndSize((const char *)span.at, (Py_ssize_t)span.size);
         if (!text || PyList_SetItem(texts, i, text) < 0)
             Py_CLEAR(texts);
@@ -75,7 +75,7 @@ static PyObject *new_texts(const Interned *table, size_t *num_told) {
     return texts;
 }
 
-/* One column as bytes, in the smallest integers that hold it. */
+/* A column as bytes, in the smallest integers that hold it. */
 static PyObject *column_bytes(const Scanner *scanner, int column) {
     int width = scanner_width(scanner, column);
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_rows * (size_t)width));
@@ -95,7 +95,7 @@ static PyObject *describe(ScannerObject *self) {
             Py_CLEAR(columns);
     }
     for (int i = 0; texts && i < NUM_TABLES; i++) {
-        PyObject *of_table = new_texts(tables[i], &self->num_told[i]);
+        PyObject *of_table = new_texts(tables[i], &self->num_returned[i]);
         if (!of_table || PyTuple_SetItem(texts, i, of_table) < 0)
             Py_CLEAR(texts);
     }
@@ -141,12 +141,12 @@ static PyObject *scanner_scan(PyObject *object, PyObject *text) {
 }
 
 static PyMethodDef scanner_methods[] = {
-    {"scan", scanner_scan, METH_O, "Rows of comma-separated events, or None when the text is not plainly right."},
+    {"scan", scanner_scan, METH_O, "Rows of comma-separated events, or None when the text is not certainly clean."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot scanner_slots[] = {
-    {Py_tp_doc, "Scans the event text of one trace, run by run."},
+    {Py_tp_doc, "Scans the event text of one trace, block by block."},
     {Py_tp_init, scanner_init},
     {Py_tp_dealloc, scanner_dealloc},
     {Py_tp_methods, scanner_methods},
@@ -173,7 +173,7 @@ static int module_exec(PyObject *module) {
         {"IGNORED", IGNORED},
         {"IGNORED_BUT_MODULES", IGNORED_BUT_MODULES},
         {"UNSUPPORTED", UNSUPPORTED},
-        {"VERSION", 3}, /* raised when what scan() takes or returns changes; the reader does not use another */
+        {"VERSION", 3}, /* of scan()'s arguments and result; the reader refuses other versions */
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
@@ -198,7 +198,7 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_scan",
-    .m_doc = "Kineto's events from clean JSON text, at memory speed. The reader works the same without it.",
+    .m_doc = "Scanner of Kineto's events in clean JSON text. Optional: the reader gives the same result without it.",
     .m_slots = module_slots,
 };
 

@@ -3,17 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The reader in Python keeps whole nanoseconds of float64 below this; longer durations are impossible. */
+/* Below this float64 keeps whole nanoseconds in the Python reader; longer durations are impossible. */
 static const int64_t LONGEST_US = (int64_t)1 << 43;
-/* Start, duration and base time add up within int64. */
+/* Start + duration + base time stays within int64. */
 static const int64_t LATEST_US = (((int64_t)1 << 62) - ((int64_t)1 << 54)) / 1000;
 
 enum { EVENT_DEPTH = 1, ARGUMENTS_DEPTH = 2 };
 
-/* What is read of an event and of its arguments; 0 is what is not. */
+/* Fields of an event and of its arguments; 0 is a field that is not read. */
 enum { PHASE = 1, START, DURATION, CATEGORY, EVENT_NAME, PROCESS, THREAD, ARGUMENTS };
 enum {
-    DIMS = 1, /* as the texts of a row's shapes, and of its launch */
+    DIMS = 1, /* in the order of a row's shape texts and launch texts */
     TYPES,
     CONCRETE_INPUTS,
     GRID,
@@ -22,11 +22,11 @@ enum {
     SHARED_MEMORY,
     ARGUMENT_CORRELATION,
     ARGUMENT_EXTERNAL_ID,
-    LEGACY_EXTERNAL_ID, /* as traces of 2021 wrote it, whose categories are not supported */
+    LEGACY_EXTERNAL_ID, /* key in traces of 2021, whose categories are not supported */
     COPIED_BYTES,
     COLLECTIVE,
     WAITED_EVENT,
-    MERGED_RANK /* in a file of several ranks, which Python tells apart */
+    MERGED_RANK /* in a file of several ranks, which Python splits */
 };
 
 typedef struct {
@@ -157,7 +157,7 @@ static void forget_arguments(Event *event) {
 
 static Place take_arguments(Place p, Place end, Event *event) {
     if (event->has_arguments)
-        forget_arguments(event); /* the second one counts */
+        forget_arguments(event); /* the last of repeated keys wins */
     event->has_arguments = true;
     Place behind = members(&event->scanner->argument_layout, p, end, take_argument, event);
     if (behind)
@@ -199,7 +199,7 @@ static uint8_t reads_of(Scanner *scanner, Span category) {
     return scanner->last_reads;
 }
 
-/* What a frame of Python is read for: only modules are. */
+/* Bits of a Python frame: only frames of modules are read. */
 static uint8_t reads_of_frame(const Scanner *scanner, Span name) {
     Span prefix = scanner->module_prefix;
     size_t compared = name.size < prefix.size ? name.size : prefix.size;
@@ -208,7 +208,7 @@ static uint8_t reads_of_frame(const Scanner *scanner, Span name) {
     return compared == prefix.size && memcmp(name.at, prefix.at, compared) == 0 ? 0 : IGNORED;
 }
 
-/* Number some texts as one; zeros, which JSON never holds, stand between them. */
+/* Intern several texts as one, joined by zeros, which JSON never holds. */
 static int64_t intern_joined(Scanner *scanner, Interned *table, const Span *parts, int num_parts) {
     size_t size = (size_t)num_parts, used = 0;
     for (int i = 0; i < num_parts; i++)
@@ -230,7 +230,7 @@ static int64_t intern_joined(Scanner *scanner, Interned *table, const Span *part
     return intern(table, (Span){scanner->joined, used});
 }
 
-/* The same for texts that may not be recorded: -1 when none is. */
+/* Intern texts that may be missing; -1 when all are. */
 static int number_recorded(Scanner *scanner, Interned *table, const Span *parts, int num_parts, int64_t *number) {
     *number = -1;
     for (int i = 0; i < num_parts; i++)
@@ -295,7 +295,7 @@ static int write_row(Scanner *scanner, const Event *event, uint8_t reads, Place 
     return SCANNED;
 }
 
-/* Keep the event as a row if it is a complete one that is read; REFUSED when Python should see it. */
+/* Write a row if the event is a complete one that is read; REFUSED when Python has to read it. */
 static int judge(Scanner *scanner, const Event *event, Place text) {
     if (!event->phase.at)
         return REFUSED;

@@ -1,5 +1,8 @@
-/* Which events does a run of clean JSON text hold? Strict: text that is not plainly right is refused as a whole, and
- * the reader in Python, which knows how to mend, decides. What is accepted must read exactly as it would there. */
+/* Scanner of event text into rows of integers. Strict: text that is not certainly clean is refused as a whole and read
+ * by the Python reader, which can repair it. Accepted text must give exactly the rows that the Python reader gives.
+ *
+ * One pass without building objects: members of an event are found by predicting the text between values (layout.h),
+ * strings are interned as the bytes they are written in (intern.h), and Python decodes each distinct one once. */
 #ifndef STEPSCOPE_SCAN_H
 #define STEPSCOPE_SCAN_H
 
@@ -20,7 +23,7 @@ enum {
     NUM_COLUMNS
 };
 
-/* What the rows of a category are read for; bits. */
+/* Bits of what is read of a category's rows. */
 enum {
     READS_SHAPES = 1,
     READS_LAUNCH = 2,
@@ -28,8 +31,8 @@ enum {
     READS_NAMED = 8,
     ON_DEVICE = 16,  /* a row at time 0 without duration is impossible */
     IGNORED = 32,
-    IGNORED_BUT_MODULES = 64, /* unless the name begins as a module's does */
-    UNSUPPORTED = 128         /* its text is refused */
+    IGNORED_BUT_MODULES = 64, /* unless the name begins with module_prefix */
+    UNSUPPORTED = 128         /* refuse the text */
 };
 
 enum { NUM_TRACK_TEXTS = 3, NUM_SHAPE_TEXTS = 3, NUM_LAUNCH_TEXTS = 4 };
@@ -42,17 +45,17 @@ typedef struct {
 typedef struct {
     Interned categories; /* as written, with their quotes */
     uint8_t *reads;      /* of each category */
-    Span module_prefix;  /* how the names of modules begin, with the quote; the caller keeps it */
+    Span module_prefix;  /* prefix of module names, with the quote; owned by the caller */
     Layout event_layout, argument_layout;
     Interned tracks, names, shapes, launches;
-    Integers rows;       /* of the text scanned last: NUM_COLUMNS of each */
-    Integers calls;      /* for each row that names a collective or an event: its index, begin and end of its arguments */
+    Integers rows;       /* of the text scanned last: NUM_COLUMNS cells each */
+    Integers calls;      /* of each row that names a collective or event: index, begin and end of its arguments */
     size_t num_rows;
     size_t num_events;   /* entries of all phases in it */
-    Span last_track[NUM_TRACK_TEXTS]; /* of the row before, in the text being scanned: most rows have the same */
-    int64_t last_track_number;        /* -1 without such a row */
+    Span last_track[NUM_TRACK_TEXTS]; /* of the previous row: most rows repeat it */
+    int64_t last_track_number;        /* -1 without a previous row */
     Span last_category;
-    uint8_t last_reads;               /* what rows of that category are read for */
+    uint8_t last_reads;               /* bits of that category */
     uint8_t *joined;     /* scratch */
     size_t joined_room;
 } Scanner;
@@ -61,13 +64,13 @@ enum { SCANNED = 0, REFUSED = 1, NO_MEMORY = -1 };
 
 void scanner_set_up(Scanner *scanner);
 
-/* Say what the rows of a category are read for. */
+/* Set what is read of a category's rows. */
 int scanner_add_category(Scanner *scanner, Span name, uint8_t reads);
 
-/* Find the rows of comma-separated events, and number their texts. Refused text leaves nothing behind. */
+/* Scan comma-separated events into rows, and intern their texts. Refused text leaves no trace. */
 int scan(Scanner *scanner, const uint8_t *text, size_t size);
 
-/* Bytes of the smallest integers that hold a column of the text scanned last; times stay wide. */
+/* Width in bytes of the smallest integers that hold a column of the text scanned last; start times always have 8. */
 int scanner_width(const Scanner *scanner, int column);
 
 /* Write a column in integers of that width. */

@@ -8,16 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from stepscope.core.protocol.messages import (
-    Answer,
-    Cancel,
-    CaptureRequest,
-    Heartbeat,
-    Hello,
-    Message,
-    ProtocolError,
-    encode,
-)
+from stepscope.core.protocol.captures import CaptureRequest
+from stepscope.core.protocol.messages import Answer, Cancel, Heartbeat, Hello, Message, ProtocolError, encode
 from stepscope.training.agent_link.connection import AgentConnection, socket_path
 from stepscope.training.captures.coordinator import CaptureCoordinator
 from stepscope.training.captures.plan import CapturePlan
@@ -31,21 +23,20 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_NS = 10_000_000_000
 _MAX_REASON = 500
-_STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without
+_STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without one
 
 
 class AgentClient:
-    """Begins a thread only once there is an agent's socket, or a rule that ranks have to agree on.
+    """Client of the agent. Starts a thread only once there is an agent's socket, or a rule that ranks must agree on.
 
     Args:
         schedule: the run's own captures.
         takes_scheduled: whether this rank takes them.
-        rule: when the run asks for a capture of itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
+        rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
 
     Attributes:
-        plan: which capture each step belongs to.
-        pace: how long steps take at present.
-        tick_seconds: for the link.
+        step_time: recent time of a step.
+        tick_seconds: time from one `tick` to the next.
     """
 
     def __init__(
@@ -54,112 +45,115 @@ class AgentClient:
         rule = rule_from_environment() if rule is None else rule
         if rule is not None and not isinstance(rule, SlowStep):
             raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
-        self.pace = RecentStepTime()
+        self.step_time = RecentStepTime()
         self._identity = context.identity
         self._slow_steps = None if rule is None else SlowSteps(rule)
         self._link = AgentConnection(socket_path(), self)
-        self._desk = CaptureCoordinator(
+        self._captures = CaptureCoordinator(
             context.run_directory.name,
             context.identity,
             schedule,
             takes_scheduled=takes_scheduled,
-            pace=self.pace,
+            step_time=self.step_time,
             slow_steps=self._slow_steps,
             send=self._send,
         )
-        self.tick_seconds = self._desk.tick_seconds
+        self.tick_seconds = self._captures.tick_seconds
         self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
-        self._begin_if_needed(0)
+        self._start_if_needed(0)
 
     @property
     def plan(self) -> CapturePlan:
-        return self._desk.plan
+        """The capture that each step belongs to."""
+        return self._captures.plan
 
     def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
-        """A step is over. Takes about a microsecond.
+        """Take in a finished step, in about a microsecond.
 
         Args:
             is_writing: a trace is being written, which may have slowed the step.
         """
         self._heartbeat.newest = record
-        self.pace.add(record)
+        self.step_time.add(record)
         if self._slow_steps is not None and self._slow_steps.is_due(record, is_writing=is_writing):
-            self._desk.ask_by_rule()
+            self._captures.request_by_rule()
             if self._link.is_running:
                 self._link.wake()
             else:
-                self._desk.tick()
+                self._captures.tick()
         if record.index <= self._last_step_to_find_gpu and self._heartbeat.gpu_uuid is None:
             self._find_gpu()
-        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # a clock set back is no reason to stop
-            self._begin_if_needed(record.end_ns)
+        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # also after a clock was set back
+            self._start_if_needed(record.end_ns)
 
     def step_settled(self, record: StepRecord) -> None:
-        """The step has all its figures, also those that came late from the GPU."""
+        """Take in a step that has all its figures, also deferred ones from the GPU."""
         self._heartbeat.newest_settled = record
 
     def close(self, patience_seconds: float = 2.0) -> None:
-        """No step comes any more, and all is written: say so, and end the thread, waiting so long for it."""
-        self._desk.close()
+        """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""
+        self._captures.close()
         self._link.close(patience_seconds)
 
     def hello(self) -> bytes:
-        """Called by the link."""
+        """The first line on a connection; called by the link."""
         return self._heartbeat.hello()
 
     def heartbeat(self) -> bytes:
-        """Called by the link."""
+        """The line of each second; called by the link."""
         return self._heartbeat.line()
 
-    def heard(self, message: Message) -> None:
-        """Called by the link."""
+    def receive(self, message: Message) -> None:
+        """Pass a message on to the coordinator; called by the link."""
         if isinstance(message, CaptureRequest):
-            self._desk.ask(message)
+            self._captures.request(message)
         elif isinstance(message, Cancel):
-            self._desk.cancel(message)
+            self._captures.cancel(message)
 
-    def misheard(self, error: ProtocolError) -> None:
-        """Called by the link."""
+    def receive_unreadable(self, error: ProtocolError) -> None:
+        """Refuse a request that cannot be read; called by the link."""
         if error.capture_id is not None:
-            self._desk.refuse(error.capture_id, str(error))
+            self._captures.refuse_unreadable(error.capture_id, str(error))
 
     def tick(self) -> None:
-        """Called by the link."""
-        self._desk.tick()
+        """Settle requests; called by the link."""
+        self._captures.tick()
 
     def _send(self, answer: Answer) -> None:
-        short = answer if answer.reason is None else replace(answer, reason=answer.reason[:_MAX_REASON])
-        self._link.answer(encode(short))
+        progress = answer.progress
+        if progress.reason is not None:
+            progress = replace(progress, reason=progress.reason[:_MAX_REASON])
+        self._link.send(encode(Answer(answer.id, progress)))
 
     def _find_gpu(self) -> None:
         self._heartbeat.gpu_uuid = gpu_uuid(self._identity)
         if self._heartbeat.gpu_uuid is not None:
-            self._link.answer(self._heartbeat.hello())
+            self._link.send(self._heartbeat.hello())
 
-    def _begin_if_needed(self, now_ns: int) -> None:
+    def _start_if_needed(self, now_ns: int) -> None:
         self._looked_ns = now_ns
         must_agree = self._slow_steps is not None and self._identity.world_size > 1
         if not self._link.is_running and (must_agree or self._link.has_agent):
             try:
                 self._link.start()
-            except (OSError, RuntimeError):  # no thread or descriptor can be had: training has other worries
-                logger.debug("the agent's link cannot begin", exc_info=True)
+            except (OSError, RuntimeError):  # no thread or descriptor available: training goes on without
+                logger.debug("the connection to the agent cannot be started", exc_info=True)
 
 
 _MAX_NAMES = 32
 _MAX_NAME = 80
-_MOST = 1e300  # a whole number may be larger than any float
+_MAX_FIGURE = 1e300  # a whole number may be larger than any float
 
 
 class HeartbeatSource:
-    """Makes the lines. The newest steps are set by the training thread, all else may be called from any.
+    """Hello and heartbeat lines of this process. The training thread sets the newest steps, any thread takes lines.
 
     Attributes:
         newest: the newest finished step.
-        newest_settled: the newest that has all its figures.
+        newest_settled: the newest finished step that has all its figures.
         gpu_uuid: None while unknown.
     """
 
@@ -173,7 +167,7 @@ class HeartbeatSource:
         self._start_ns = time.time_ns()
 
     def hello(self) -> bytes:
-        """Who this is."""
+        """The line that introduces this process."""
         identity = self._context.identity
         return encode(
             Hello(
@@ -191,7 +185,7 @@ class HeartbeatSource:
         )
 
     def line(self) -> bytes:
-        """How the steps go."""
+        """The line on the newest step and the open one."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         if record is None:
@@ -216,10 +210,10 @@ class HeartbeatSource:
 
 
 def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
-    """The first few of them; copied whole at first, as the training thread may add one meanwhile."""
+    """The first few of them; copied whole first, as the training thread may add one meanwhile."""
     named = {name: value for name, value in dict(numbers).items() if name.isprintable() and 0 < len(name) <= _MAX_NAME}
     return dict(list(named.items())[:_MAX_NAMES])
 
 
 def _sendable(figures: Mapping[str, int | float]) -> dict[str, int | float]:
-    return {name: value for name, value in _first_of(figures).items() if -_MOST < value < _MOST}
+    return {name: value for name, value in _first_of(figures).items() if -_MAX_FIGURE < value < _MAX_FIGURE}

@@ -38,14 +38,14 @@ _READ_PAUSE_SECONDS = 0.05  # 80 kB/s: a flood costs a hundredth of a core, a re
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 60.0
 _OTHER_VERSION_RETRY_SECONDS = 600.0
 _SETTLED_SECONDS = 5.0
-_DEAF_SECONDS = 30.0
-_MAX_KEPT_ANSWERS = 64
+_NOT_READING_SECONDS = 30.0
+_MAX_QUEUED = 64
 _MAX_FAULTS = 3
-_FAREWELL_SECONDS = 0.5
+_BYE_SECONDS = 0.5
 
 
 class ConnectionUser(Protocol):
-    """Who talks over the link. All of it is called on the link's thread.
+    """User of the connection. All methods are called on the connection's thread.
 
     Attributes:
         tick_seconds: time from one `tick` to the next.
@@ -59,18 +59,18 @@ class ConnectionUser(Protocol):
     def heartbeat(self) -> bytes:
         """The line that is sent about once a second."""
 
-    def heard(self, message: Message) -> None:
-        """The agent has said something."""
+    def receive(self, message: Message) -> None:
+        """Take a message of the agent."""
 
-    def misheard(self, error: ProtocolError) -> None:
-        """The agent has said something that cannot be used."""
+    def receive_unreadable(self, error: ProtocolError) -> None:
+        """Take the error of a message that cannot be read."""
 
     def tick(self) -> None:
-        """Now and then, and after `wake`; with or without an agent."""
+        """Called every `tick_seconds`, and after `wake`; with or without an agent."""
 
 
 class AgentConnection:
-    """One connection, made again whenever it ends.
+    """One connection, reconnected whenever it ends.
 
     Args:
         path: of the agent's socket; None for no agent.
@@ -85,8 +85,8 @@ class AgentConnection:
         self._socket: socket.socket | None = None
         self._lines = LineBuffer()
         self._unsent = b""
-        self._answered = b""
-        self._answers: deque[bytes] = deque(maxlen=_MAX_KEPT_ANSWERS)
+        self._sending = b""
+        self._queue: deque[bytes] = deque(maxlen=_MAX_QUEUED)
         self._faults = 0
         self._retry_seconds = _FIRST_RETRY_SECONDS
         self._connected_at = self._sent_at = self._read_at = self._beat_at = self._tick_at = self._connect_at = 0.0
@@ -94,21 +94,21 @@ class AgentConnection:
 
     @property
     def has_agent(self) -> bool:
-        """Whether there is something at the socket's path, so that starting the thread may be of use."""
+        """Whether there is something at the socket's path, so that starting the thread may be useful."""
         if self._address is None or self._address == "":
             return False
         return self._address.startswith("\0") or os.path.exists(self._address)
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has been started and not been told to end."""
+        """Whether the thread has been started and not been closed."""
         return self._thread is not None and not self._closing
 
     def start(self) -> None:
         """Start the thread, once.
 
         Raises:
-            OSError, RuntimeError: no descriptor or no thread can be had.
+            OSError, RuntimeError: no descriptor or no thread is available.
         """
         if self._thread is None:
             self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,13 +122,13 @@ class AgentConnection:
             with suppress(OSError):  # it is awake already
                 os.eventfd_write(self._wake_descriptor, 1)
 
-    def answer(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         """Send this line before the next heartbeat, now or after the next hello; from any thread."""
-        self._answers.append(line)
+        self._queue.append(line)
         self.wake()
 
     def close(self, patience_seconds: float = 2.0) -> None:
-        """Have the thread send what is left and a farewell, and end; wait so long for it at most."""
+        """Have the thread send what is left and a bye, and end; wait at most `patience_seconds` for it."""
         if not self.is_running:
             return
         assert self._thread is not None
@@ -138,7 +138,7 @@ class AgentConnection:
         self._thread.join(patience_seconds)
 
     def _release(self) -> None:
-        """Let go of the descriptors; in a forked child they are the parent's, and the agent must see its end."""
+        """Close the descriptors; in a forked child they are the parent's, and the agent must see the parent's end."""
         self._closing = True
         self._hang_up()
         descriptor, self._wake_descriptor = self._wake_descriptor, -1
@@ -194,7 +194,7 @@ class AgentConnection:
         connection.setblocking(False)
         try:
             connection.connect(self._address or "")
-        except (OSError, ValueError):  # no agent, one that is overrun, or a path that no socket can have
+        except (OSError, ValueError):  # no agent, one that is overloaded, or a path that no socket can have
             connection.close()
             return
         self._socket, self._lines, self._faults = connection, LineBuffer(), 0
@@ -202,13 +202,13 @@ class AgentConnection:
         self._unsent = self._user.hello()
 
     def _send(self, now: float) -> None:
-        while self._socket is not None and (self._unsent or self._answers):
+        while self._socket is not None and (self._unsent or self._queue):
             if not self._unsent:
-                self._unsent = self._answered = self._answers.popleft()
+                self._unsent = self._sending = self._queue.popleft()
             try:
                 sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if now - self._sent_at > _DEAF_SECONDS:
+                if now - self._sent_at > _NOT_READING_SECONDS:
                     self._drop("it does not read")
                 return
             except OSError as error:
@@ -217,7 +217,7 @@ class AgentConnection:
             self._sent_at = now
             self._unsent = self._unsent[sent:]
             if not self._unsent:
-                self._answered = b""
+                self._sending = b""
 
     def _receive(self) -> None:
         now = time.monotonic()
@@ -231,23 +231,23 @@ class AgentConnection:
             self._drop(str(error))
             return
         if not block:
-            self._drop("it has gone")
+            self._drop("it closed the connection")
             return
         self._read_at = now + _READ_PAUSE_SECONDS
         if now - self._connected_at > _SETTLED_SECONDS:
             self._retry_seconds = _FIRST_RETRY_SECONDS
         try:
             for line in self._lines.feed(block):
-                self._hear(line)
+                self._take(line)
         except ProtocolError as error:
-            self._warn(f"it says what nobody understands: {error}")
+            self._warn(f"its messages cannot be read: {error}")
             self._drop(str(error))
 
-    def _hear(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> None:
         try:
             message = decode(line)
         except ProtocolError as error:
-            self._user.misheard(error)
+            self._user.receive_unreadable(error)
             self._faults += error.capture_id is None
             if self._faults >= _MAX_FAULTS:
                 raise
@@ -256,7 +256,7 @@ class AgentConnection:
             self._warn(f"it speaks version {message.version}, this stepscope version {PROTOCOL_VERSION}; update one")
             self._drop("another version", retry_seconds=_OTHER_VERSION_RETRY_SECONDS)
         elif message is not None and self._socket is not None:
-            self._user.heard(message)
+            self._user.receive(message)
 
     def _warn(self, why: str) -> None:
         if not self._has_warned:
@@ -275,9 +275,9 @@ class AgentConnection:
 
     def _hang_up(self) -> None:
         connection, self._socket = self._socket, None
-        if self._answered:  # half sent: once more to whoever comes next
-            self._answers.appendleft(self._answered)
-        self._unsent = self._answered = b""
+        if self._sending:  # partly sent: sent again on the next connection
+            self._queue.appendleft(self._sending)
+        self._unsent = self._sending = b""
         if connection is not None:
             with suppress(OSError):
                 connection.close()
@@ -285,13 +285,13 @@ class AgentConnection:
     def _say_bye(self) -> None:
         if self._socket is None:
             return
-        lines = b"".join([self._unsent, *self._answers, encode(Bye())])
-        self._socket.settimeout(_FAREWELL_SECONDS)
+        lines = b"".join([self._unsent, *self._queue, encode(Bye())])
+        self._socket.settimeout(_BYE_SECONDS)
         self._socket.sendall(lines, socket.MSG_NOSIGNAL)
 
 
 def socket_path() -> str | None:
-    """Where the agent's socket is looked for: STEPSCOPE_AGENT_SOCKET, else the usual place; None when it is empty."""
+    """Path of the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default path; None when it is empty."""
     return os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET) or None
 
 

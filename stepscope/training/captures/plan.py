@@ -1,6 +1,6 @@
-"""Capture plan: which capture each step belongs to, by the schedule and by requests, and where a request has room.
+"""Capture plan: the capture that each step belongs to, by the schedule and by requests, and where a request has room.
 
-`CapturePlan` lives on the training thread. Requests reach it through `post` and are read between two steps, so that a
+`CapturePlan` is used by the training thread. Requests reach it through `post` and are read between two steps, so that a
 step never changes its state. `CaptureCalendar` has no clock and no I/O: ranks that see the same requests in the same
 order give them the same steps.
 """
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from stepscope.core.protocol.messages import Alignment, Answer, AnswerState, EarlyStop
-from stepscope.training.captures.limits import CaptureLimits
+from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState, EarlyStop
+from stepscope.core.protocol.messages import Cancel
 from stepscope.training.captures.schedule import Schedule, State
 
 REQUEST_WARMUP = 1
 """Steps before a requested capture in which the profiler is prepared."""
+
+Report = Callable[[str, CaptureProgress], None]
+"""Takes the id of a capture and its progress."""
 
 
 @dataclass(slots=True)
@@ -27,72 +30,82 @@ class CaptureWindow:
         start: its first step.
         stop: the step after its last.
         warmup: steps before it in which the profiler is prepared.
-        is_requested: asked for while training went on, so that its failure is an answer and concerns nobody else.
-        ids: the requests that wait for it; several when some have joined, none for a scheduled capture of nobody's.
-        is_partial: only some ranks take it.
+        request: its limits and ranks; None for a scheduled capture.
+        ids: the requests that wait for it; several when some have joined, none for a scheduled capture that no request
+            has joined.
         is_cancelled: nothing of it is to be kept.
     """
 
     start: int
     stop: int
     warmup: int
-    limits: CaptureLimits = field(default_factory=CaptureLimits)
-    is_requested: bool = False
+    request: CaptureRequest | None = None
     ids: list[str] = field(default_factory=list)
-    is_partial: bool = False
     is_cancelled: bool = False
     stopped_by: EarlyStop | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether it was requested while training went on; then its failure is an answer and concerns no other."""
+        return self.request is not None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only some ranks take it."""
+        return self.request is not None and self.request.ranks is not None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSlot:
+    """The steps of a capture.
+
+    Attributes:
+        joined: another capture has these steps, which hold those requested.
+        of_schedule: that other one is scheduled.
+    """
+
+    start: int
+    steps: int
+    joined: bool = False
+    of_schedule: bool = False
+
+    @property
+    def stop(self) -> int:
+        """The step after its last."""
+        return self.start + self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class AgreedCapture:
-    """A capture that the ranks have agreed on.
+    """A capture that the ranks have agreed on."""
 
-    Attributes:
-        joined: another capture, of just these steps, holds those asked for.
-        of_schedule: that other one is scheduled.
-        is_partial: only some ranks are asked.
-    """
-
-    id: str
-    start: int
-    steps: int
+    request: CaptureRequest
+    slot: CaptureSlot
     aligned_by: Alignment
-    limits: CaptureLimits
-    joined: bool = False
-    of_schedule: bool = False
-    is_partial: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CancelledCapture:
-    """A capture that is wanted no more."""
-
-    id: str
 
 
 class CapturePlan:
     """The schedule merged with requests.
 
     Args:
-        takes_scheduled: whether this rank takes the scheduled captures; requested ones it takes always.
-        tell: is given what has become of each request; called on the training thread and on that of the writer.
+        takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.
+        report: takes the progress of each request; called on the training thread and on that of the writer.
 
     Attributes:
-        step: the step that runs.
+        step: the running step.
     """
 
-    def __init__(self, schedule: Schedule, *, takes_scheduled: bool, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, schedule: Schedule, *, takes_scheduled: bool, report: Report) -> None:
         self.step = 0
         self._schedule = schedule
         self._takes_scheduled = takes_scheduled
-        self._tell = tell
-        self._inbox: deque[AgreedCapture | CancelledCapture] = deque()
+        self._report = report
+        self._inbox: deque[AgreedCapture | Cancel] = deque()
         self._requested: list[CaptureWindow] = []
         self._scheduled = self._scheduled_from(0)
 
-    def post(self, item: AgreedCapture | CancelledCapture) -> None:
-        """Ask from any thread; looked at before the next step begins."""
+    def post(self, item: AgreedCapture | Cancel) -> None:
+        """Add or cancel a capture before the next step begins; from any thread."""
         self._inbox.append(item)
 
     def advance(self, index: int) -> None:
@@ -107,7 +120,7 @@ class CapturePlan:
             if isinstance(item, AgreedCapture):
                 self._admit(item)
             else:
-                self._drop(item.id)
+                self._cancel(item.id)
 
     def window_for(self, index: int) -> CaptureWindow | None:
         """The capture that this rank takes in step `index`, or prepares in it."""
@@ -128,43 +141,23 @@ class CapturePlan:
         return State.ACTIVE if index >= window.start else State.WARMUP
 
     def cut(self, window: CaptureWindow, index: int) -> None:
-        """A requested capture is over before step `index`, sooner than was asked."""
+        """End a requested capture before step `index`, sooner than requested."""
         window.stop = min(window.stop, index)
 
-    def answer(
-        self,
-        window: CaptureWindow,
-        state: AnswerState,
-        reason: str | None = None,
-        *,
-        steps: int | None = None,
-        path: str | None = None,
-        num_bytes: int | None = None,
-        overhead: float | None = None,
-    ) -> None:
-        """Tell all who wait for the capture what has become of it."""
+    def report(self, window: CaptureWindow, progress: CaptureProgress) -> None:
+        """Report the progress of a capture to all requests that wait for it; its steps are filled in."""
+        steps = window.stop - window.start if progress.steps is None else progress.steps
+        progress = replace(progress, start_step=window.start, steps=steps, stopped_by=window.stopped_by)
         for capture_id in tuple(window.ids):
-            self._tell(
-                Answer(
-                    capture_id,
-                    state,
-                    reason,
-                    start_step=window.start,
-                    steps=window.stop - window.start if steps is None else steps,
-                    path=path,
-                    bytes=num_bytes,
-                    overhead=overhead,
-                    stopped_by=window.stopped_by,
-                )
-            )
-        if state.is_final:
+            self._report(capture_id, progress)
+        if progress.state.is_final:
             window.ids.clear()
 
     def close(self, reason: str) -> None:
-        """No step comes any more: what has not begun fails."""
+        """Fail the captures that have not begun: no step follows."""
         self.advance(self.step)
         for window in self._windows():
-            self.answer(window, AnswerState.FAILED, reason)
+            self.report(window, CaptureProgress(CaptureState.FAILED, reason))
         self._requested = []
 
     def _windows(self) -> list[CaptureWindow]:
@@ -174,41 +167,38 @@ class CapturePlan:
         start = self._schedule.capture_from(index)
         return None if start is None else CaptureWindow(start, start + self._schedule.active, self._schedule.warmup)
 
-    def _admit(self, asked: AgreedCapture) -> None:
-        window = self._window_of(asked)
-        if window is None and asked.start < self.step:
-            reason = f"too late: step {asked.start} has begun, step {self.step} is next"
-            self._tell(Answer(asked.id, AnswerState.REFUSED, reason, asked.start, asked.steps, asked.aligned_by))
+    def _admit(self, agreed: AgreedCapture) -> None:
+        request, slot = agreed.request, agreed.slot
+        progress = CaptureProgress(CaptureState.ACCEPTED, None, slot.start, slot.steps, agreed.aligned_by, slot.joined)
+        window = self._window_of(slot)
+        if window is None and slot.start < self.step:
+            reason = f"too late: step {slot.start} has begun, step {self.step} is next"
+            self._report(request.id, replace(progress, state=CaptureState.REFUSED, reason=reason, joined=False))
             return
         if window is None:
-            stop = asked.start + asked.steps
-            if asked.of_schedule and self._takes_scheduled:  # a later one than the next
-                window = CaptureWindow(asked.start, stop, self._schedule.warmup)
+            if slot.of_schedule and self._takes_scheduled:  # a later one than the next
+                window = CaptureWindow(slot.start, slot.stop, self._schedule.warmup)
             else:
-                window = CaptureWindow(
-                    asked.start, stop, REQUEST_WARMUP, asked.limits, is_requested=True, is_partial=asked.is_partial
-                )
+                window = CaptureWindow(slot.start, slot.stop, REQUEST_WARMUP, request)
             self._requested.append(window)
-        window.ids.append(asked.id)
-        self._tell(
-            Answer(asked.id, AnswerState.ACCEPTED, None, asked.start, asked.steps, asked.aligned_by, asked.joined)
-        )
+        window.ids.append(request.id)
+        self._report(request.id, progress)
 
-    def _window_of(self, asked: AgreedCapture) -> CaptureWindow | None:
+    def _window_of(self, slot: CaptureSlot) -> CaptureWindow | None:
         """The capture of just these steps that this rank takes anyway."""
         for window in self._windows():
-            if (window.start, window.stop) == (asked.start, asked.start + asked.steps):
+            if (window.start, window.stop) == (slot.start, slot.stop):
                 return window if window is not self._scheduled or self._takes_scheduled else None
         return None
 
-    def _drop(self, capture_id: str) -> None:
+    def _cancel(self, capture_id: str) -> None:
         for window in self._windows():
             if capture_id in window.ids:
                 window.ids.remove(capture_id)
                 if not window.ids and window.is_requested:
                     window.is_cancelled = True
                     self.cut(window, self.step)
-                self._tell(Answer(capture_id, AnswerState.CANCELLED, "as asked", window.start))
+                self._report(capture_id, CaptureProgress(CaptureState.CANCELLED, "as asked", window.start))
                 return
 
 
@@ -216,64 +206,48 @@ _SEARCHED_STEPS = 10_000
 _MAX_KEPT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureSlot:
-    """Where a capture takes place.
-
-    Attributes:
-        joined: it is another one's, whose steps these are.
-        of_schedule: that other one is scheduled.
-    """
-
-    start: int
-    steps: int
-    joined: bool = False
-    of_schedule: bool = False
-
-
 class CaptureCalendar:
-    """The captures of the schedule and those that were given a place."""
+    """The slots of the schedule's captures and of those that ranks have agreed on."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._places: list[tuple[str, CaptureSlot]] = []
+        self._slots: list[tuple[str, CaptureSlot]] = []
 
     def place(self, capture_id: str, start: int, steps: int) -> CaptureSlot | str:
-        """The place of a capture of these steps, kept from now on; or why there is none for it."""
-        others = self._others(start, start + steps)
-        for other, place in others:
-            if place.start <= start and start + steps <= place.start + place.steps:
-                return CaptureSlot(place.start, place.steps, joined=True, of_schedule=other is None)
-        for other, place in others:
-            what = "the schedule" if other is None else f"request {other}"
-            last = place.start + place.steps - 1
-            return (
-                f"steps {start} to {start + steps - 1} and the step before, which prepares the profiler, do not go with"
-                f" the capture of steps {place.start} to {last} by {what}"
-            )
+        """The slot of a capture of these steps, kept from now on; or why there is none for it."""
         own = CaptureSlot(start, steps)
-        self._places = [*self._places, (capture_id, own)][-_MAX_KEPT:]
+        others = self._overlapping(own)
+        for other, slot in others:
+            if slot.start <= start and own.stop <= slot.stop:
+                return CaptureSlot(slot.start, slot.steps, joined=True, of_schedule=other is None)
+        for other, slot in others:
+            what = "the schedule" if other is None else f"request {other}"
+            return (
+                f"steps {start} to {own.stop - 1} and the step before, which prepares the profiler, overlap"
+                f" the capture of steps {slot.start} to {slot.stop - 1} by {what}"
+            )
+        self._slots = [*self._slots, (capture_id, own)][-_MAX_KEPT:]
         return own
 
     def free_start(self, earliest: int, steps: int) -> int | None:
         """The first step from `earliest` on at which so many can be captured; None when there is no room soon."""
         start = earliest
         while start < earliest + _SEARCHED_STEPS:
-            others = self._others(start, start + steps)
+            others = self._overlapping(CaptureSlot(start, steps))
             if not others:
                 return start
-            start = max(place.start + place.steps for _, place in others) + REQUEST_WARMUP
+            start = max(slot.stop for _, slot in others) + REQUEST_WARMUP
         return None
 
-    def _others(self, start: int, stop: int) -> list[tuple[str | None, CaptureSlot]]:
-        """Captures that share a step with this one, warm-ups counted; those of the schedule, without id, first."""
+    def _overlapping(self, own: CaptureSlot) -> list[tuple[str | None, CaptureSlot]]:
+        """Captures that share a step with this one, warm-ups included; those of the schedule, without id, first."""
         found: list[tuple[str | None, CaptureSlot]] = []
         schedule = self._schedule
-        next_start = schedule.capture_from(max(start - REQUEST_WARMUP, 0))
-        while next_start is not None and next_start - schedule.warmup < stop:
+        next_start = schedule.capture_from(max(own.start - REQUEST_WARMUP, 0))
+        while next_start is not None and next_start - schedule.warmup < own.stop:
             found.append((None, CaptureSlot(next_start, schedule.active)))
             next_start = schedule.capture_from(next_start + schedule.active)
-        for capture_id, place in self._places:
-            if place.start - REQUEST_WARMUP < stop and start - REQUEST_WARMUP < place.start + place.steps:
-                found.append((capture_id, place))
+        for capture_id, slot in self._slots:
+            if slot.start - REQUEST_WARMUP < own.stop and own.start - REQUEST_WARMUP < slot.stop:
+                found.append((capture_id, slot))
         return found

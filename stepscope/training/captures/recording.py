@@ -25,15 +25,15 @@ from stepscope.training.patching import Patch
 from stepscope.training.run.run_files import partial_path
 
 
-class Capture:
-    """One prepared, then running, then stopped recording.
+class Recording:
+    """One recording: prepared, running, then stopped.
 
     Args:
         target: the trace's final path (.json.gz).
 
     Attributes:
         target: as given.
-        first_step: index of the first captured step; names the folder.
+        first_step: index of the first profiled step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
         is_recording: False again once another profiler has begun.
     """
@@ -56,7 +56,7 @@ class Capture:
         self._thread = 0
 
     def prepare(self) -> None:
-        """Set the profiler up, so that its start-up cost does not fall into a captured step.
+        """Set the profiler up, so that its start-up cost does not fall into a profiled step.
 
         Raises:
             RuntimeError: another torch profiler runs.

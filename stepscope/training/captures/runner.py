@@ -8,57 +8,57 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from stepscope.core.protocol.messages import AnswerState, EarlyStop
+from stepscope.core.protocol.captures import CaptureProgress, CaptureState, EarlyStop
 from stepscope.training.captures.limits import CaptureCosts, SizeForecast
 from stepscope.training.captures.plan import CapturePlan, CaptureWindow
-from stepscope.training.captures.recording import Capture, OtherProfilerWatch
+from stepscope.training.captures.recording import OtherProfilerWatch, Recording
 from stepscope.training.captures.trace_export import TraceWriter
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
 logger = logging.getLogger(__name__)
 
-
 _WAITS_FOR_TRACE_SECONDS = 2.0
-"""In all, between steps, for a trace still being written when the next capture is due; then that one is skipped."""
+"""Total time between steps for a trace still being written when the next capture is due, which is then skipped."""
 
 
 class CaptureRunner:
     """Takes a rank's captures, one after another.
 
     Args:
-        plan: which step belongs to which capture.
-        new_capture: makes the capture whose first step has this index.
-        before_start: called just before one starts.
-        before_stepping_aside: closes every span of ours: one that ends under another profiler than it began under
+        plan: the capture that each step belongs to.
+        new_recording: makes the recording whose first step has this index.
+        before_start: called just before a recording starts.
+        before_stepping_aside: closes every span of stepscope: one that ends under another profiler than it began under
             makes torch write into freed memory.
-        pace: how long steps take without the profiler.
+        step_time: recent time of a step without the profiler.
 
     Attributes:
         latest: first step of the latest capture of all ranks that has whole steps; None without one.
 
     Raises:
-        OSError: from every method, when a scheduled capture cannot be written. A requested one is answered so.
+        OSError: from every method, when a scheduled capture cannot be written. The failure of a requested one is
+            reported instead.
     """
 
     def __init__(
         self,
         plan: CapturePlan,
-        new_capture: Callable[[int], Capture],
+        new_recording: Callable[[int], Recording],
         *,
         before_start: Callable[[], None],
         before_stepping_aside: Callable[[], None],
-        pace: RecentStepTime,
+        step_time: RecentStepTime,
     ) -> None:
         self.latest: int | None = None
         self._plan = plan
-        self._new_capture = new_capture
+        self._new_recording = new_recording
         self._before_start = before_start
         self._before_stepping_aside = before_stepping_aside
-        self._pace = pace
+        self._step_time = step_time
         self._window: CaptureWindow | None = None
         self._skipped: CaptureWindow | None = None
-        self._reasons_said: set[str] = set()
-        self._capture: Capture | None = None
+        self._logged_reasons: set[str] = set()
+        self._recording: Recording | None = None
         self._costs: CaptureCosts | None = None
         self._forecast = SizeForecast()
         self._writer = TraceWriter()
@@ -72,7 +72,7 @@ class CaptureRunner:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the running step is captured."""
+        """Whether the running step is profiled."""
         return self._costs is not None
 
     def move_to(self, index: int, ended: StepRecord | None) -> None:
@@ -80,7 +80,7 @@ class CaptureRunner:
         self._plan.advance(index)
         if not self._writer.is_writing:
             self._writer.finish()
-            if self._capture is None:
+            if self._recording is None:
                 self._watch.stop()
         window = self._window
         if window is not None:
@@ -89,7 +89,7 @@ class CaptureRunner:
             if ended is None or window.is_cancelled or (index >= window.stop and self._costs is None):
                 self._drop()
             elif index >= window.stop:
-                self._leave(ended)
+                self._finish(ended)
         coming = self._plan.window_for(index)
         if coming is None or coming is self._skipped:
             return
@@ -109,7 +109,7 @@ class CaptureRunner:
             if self._window is not None and open_step is not None:
                 if self._costs is not None and self._costs.num_steps:
                     self._window.stopped_by = EarlyStop.TRAINING_ENDED
-                self._leave(open_step)
+                self._finish(open_step)
             self._writer.finish()
         finally:
             self._watch.stop()
@@ -117,13 +117,13 @@ class CaptureRunner:
 
     def discard(self) -> None:
         """Stop what runs and leave no file of it; what is being written is written."""
-        capture, self._capture = self._capture, None
+        recording, self._recording = self._recording, None
         window, self._window, self._costs = self._window, None, None
         try:
             if window is not None:
-                self._plan.answer(window, AnswerState.FAILED, "measuring has stopped")
-            if capture is not None:
-                capture.discard()
+                self._report(window, CaptureState.FAILED, "measuring has stopped")
+            if recording is not None:
+                recording.discard()
             self._writer.finish()
         finally:
             self._watch.stop()
@@ -144,33 +144,33 @@ class CaptureRunner:
 
     def _prepare(self, window: CaptureWindow, ended: StepRecord | None) -> None:
         self._wait_for_writer(ended)
-        self._window, self._capture = window, self._new_capture(window.start)
+        self._window, self._recording = window, self._new_recording(window.start)
         with _added_to_prepare_time(ended):
-            self._capture.prepare()
+            self._recording.prepare()
 
     def _start(self, window: CaptureWindow, index: int, ended: StepRecord | None) -> None:
-        deadline_ns = window.limits.deadline_ns
+        deadline_ns = window.request.deadline_unix_ns if window.request is not None else None
         if deadline_ns is not None and time.time_ns() > deadline_ns:
-            self._plan.answer(window, AnswerState.CANCELLED, "its deadline passed before it began")
+            self._report(window, CaptureState.CANCELLED, "its deadline passed before it began")
             self._plan.cut(window, index)
             self._drop()
             return
         self._wait_for_writer(ended)
-        if self._window is not window or self._capture is None:
-            self._window, self._capture = window, self._new_capture(window.start)
+        if self._window is not window or self._recording is None:
+            self._window, self._recording = window, self._new_recording(window.start)
         self._before_start()
         with _added_to_prepare_time(ended):
-            self._capture.start()
-        self._costs = CaptureCosts(window.limits, self._forecast, self._pace.median_ns)
+            self._recording.start()
+        self._costs = CaptureCosts(window.request, self._forecast, self._step_time.median_ns)
         self._watch.start()
-        self._plan.answer(window, AnswerState.STARTED)
+        self._report(window, CaptureState.STARTED)
 
     def _count(self, window: CaptureWindow, costs: CaptureCosts, ended: StepRecord, index: int) -> None:
-        capture = self._capture
-        assert capture is not None
+        recording = self._recording
+        assert recording is not None
         stop = costs.add(ended)
-        if capture.is_recording:
-            capture.num_whole_steps += 1
+        if recording.is_recording:
+            recording.num_whole_steps += 1
         else:
             stop = window.stopped_by = EarlyStop.OTHER_PROFILER
         if stop is not None and window.is_requested and index < window.stop:
@@ -178,18 +178,18 @@ class CaptureRunner:
             self._plan.cut(window, index)
 
     def _drop(self) -> None:
-        """Leave a capture of which nothing is wanted."""
-        capture, self._window, self._capture, self._costs = self._capture, None, None, None
+        """Discard the present capture."""
+        recording, self._window, self._recording, self._costs = self._recording, None, None, None
         try:
-            if capture is not None:
-                capture.discard()
+            if recording is not None:
+                recording.discard()
         except RuntimeError:
             logger.debug("a cancelled capture had been ended by another profiler", exc_info=True)
 
     def _fail(self, window: CaptureWindow, index: int, error: Exception) -> None:
-        self._plan.answer(window, AnswerState.FAILED, str(error))
+        self._report(window, CaptureState.FAILED, str(error))
         if window.is_requested:
-            logger.warning("the capture of step %d that was asked for is left: %s", window.start, error)
+            logger.warning("the requested capture of step %d has failed: %s", window.start, error)
             self._plan.cut(window, index)
         elif isinstance(error, RuntimeError):  # another profiler's, which may be gone at the next capture
             self._skip(window, error)
@@ -199,73 +199,76 @@ class CaptureRunner:
 
     def _skip(self, window: CaptureWindow, error: RuntimeError) -> None:
         self._skipped = window
-        level = logging.DEBUG if str(error) in self._reasons_said else logging.WARNING
-        self._reasons_said.add(str(error))
+        level = logging.DEBUG if str(error) in self._logged_reasons else logging.WARNING
+        self._logged_reasons.add(str(error))
         logger.log(level, "the capture of step %d is skipped, later ones are tried: %s", window.start, error)
 
-    def _leave(self, last_step: StepRecord) -> None:
-        window, capture, costs = self._window, self._capture, self._costs
-        self._window = self._capture = self._costs = None
+    def _finish(self, last_step: StepRecord) -> None:
+        window, recording, costs = self._window, self._recording, self._costs
+        self._window = self._recording = self._costs = None
         assert window is not None
-        assert capture is not None
+        assert recording is not None
         started_ns = time.monotonic_ns()
         try:
-            if capture.num_whole_steps:
-                self._writer.write(functools.partial(self._write, window, capture, costs, capture.finish()))
+            if recording.num_whole_steps:
+                self._writer.write(functools.partial(self._write, window, recording, costs, recording.finish()))
                 self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
-                self.latest = self.latest if window.is_partial else capture.first_step
+                self.latest = self.latest if window.is_partial else recording.first_step
             else:
-                capture.discard()
-                self._plan.answer(window, AnswerState.FAILED, "not one whole step was recorded")
+                recording.discard()
+                self._report(window, CaptureState.FAILED, "not one whole step was recorded")
         except (RuntimeError, OSError) as error:
             self._fail(window, self._plan.step, error)
         last_step.export_ns = time.monotonic_ns() - started_ns
 
     def _write(
-        self, window: CaptureWindow, capture: Capture, costs: CaptureCosts | None, make_file: Callable[[], None]
+        self, window: CaptureWindow, recording: Recording, costs: CaptureCosts | None, make_file: Callable[[], None]
     ) -> None:
-        """On the writer's thread: make the file, and say what has become of it."""
+        """Make the trace file and report the result; runs on the writer's thread."""
         try:
             make_file()
-            num_bytes, num_steps = capture.target.stat().st_size, capture.num_whole_steps
+            num_bytes, num_steps = recording.target.stat().st_size, recording.num_whole_steps
         except Exception as error:
-            self._plan.answer(window, AnswerState.FAILED, str(error))
+            self._report(window, CaptureState.FAILED, str(error))
             if not window.is_requested:
                 raise
-            logger.warning("the trace of step %d that was asked for cannot be written: %s", window.start, error)
+            logger.warning("the requested trace of step %d cannot be written: %s", window.start, error)
             return
         if costs is not None and costs.num_steps == num_steps:
             self._forecast.learn(num_bytes, costs.num_operators, num_steps)
-        self._plan.answer(
-            window,
-            AnswerState.DONE,
+        done = CaptureProgress(
+            CaptureState.DONE,
             steps=num_steps,
-            path=str(capture.target),
-            num_bytes=num_bytes,
+            path=str(recording.target),
+            bytes=num_bytes,
             overhead=None if costs is None else costs.overhead,
         )
+        self._plan.report(window, done)
+
+    def _report(self, window: CaptureWindow, state: CaptureState, reason: str | None = None) -> None:
+        self._plan.report(window, CaptureProgress(state, reason))
 
     def _make_room(self) -> None:
-        """Another torch profiler is about to begin."""
-        capture = self._capture
-        if capture is not None and capture.records_this_thread:
+        """Step aside for another torch profiler that is about to begin."""
+        recording = self._recording
+        if recording is not None and recording.records_this_thread:
             self._before_stepping_aside()
             try:
-                capture.step_aside()
-            except (RuntimeError, OSError):  # it is lost, which `finish` says
+                recording.step_aside()
+            except (RuntimeError, OSError):  # it is lost, which `finish` raises
                 logger.debug("stepping aside failed", exc_info=True)
             logger.warning(
                 "another torch profiler began while stepscope captured step %d and on; it goes on alone, stepscope"
                 " keeps the %d whole steps it has",
-                capture.first_step,
-                capture.num_whole_steps,
+                recording.first_step,
+                recording.num_whole_steps,
             )
         self._writer.wait()
 
 
 @contextmanager
 def _added_to_prepare_time(ended: StepRecord | None) -> Iterator[None]:
-    """Count the time to the step that ended before; before the first one nobody waits for it."""
+    """Add the time to the step that ended before; None before the first one."""
     began_ns = time.monotonic_ns()
     try:
         yield

@@ -1,4 +1,4 @@
-"""When captures happen: the schedule (`every`, `once`) and the `slow_step` rule, which requests one itself."""
+"""Schedule of captures (`every`, `once`), and the `slow_step` rule, which requests one when steps become slow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stepscope.training.steps.telemetry import StepRecord
 
 
 class State(Enum):
-    """What happens while a step runs."""
+    """State of the profiler while a step runs."""
 
     WAIT = "wait"
     """nothing is recorded"""
     WARMUP = "warmup"
     """the profiler is prepared; its start-up cost falls here"""
     ACTIVE = "active"
-    """the step is captured"""
+    """the step is profiled"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Schedule:
     """Captures of `active` steps, the first of them at step `first`, then one every `period` steps.
 
     Attributes:
-        first: index of the first captured step, counted from 0 at the start of training.
+        first: index of the first profiled step, counted from 0 at the start of training.
         warmup: steps before each capture in which the profiler is prepared.
         active: steps in one capture.
         period: steps from the start of one capture to the start of the next; None for a single one.
@@ -60,15 +60,15 @@ class Schedule:
                 f"{self.warmup} warm-up and {counted(self.active, 'captured step')} do "
                 f"not fit into every {counted(self.period, 'step')}",
                 where="schedule",
-                what_next=f"capture every {self.warmup + self.active} steps or more seldom",
+                what_next=f"capture every {self.warmup + self.active} steps or less often",
             )
 
     def counted_from(self, first_step: int) -> Schedule:
-        """The same captures after the beginning of an attempt whose first step has this number."""
+        """The same captures, counted from the first step of an attempt."""
         return replace(self, first=self.first + first_step)
 
     def state(self, step: int) -> State:
-        """What happens during `step`."""
+        """State of the profiler during `step`."""
         if self.capture_at(step) is not None:
             return State.ACTIVE
         if self.warmup and self.capture_at(self.next_capture(step)) is not None:
@@ -86,7 +86,7 @@ class Schedule:
         return start if step - start < self.active else None
 
     def next_capture(self, step: int) -> int:
-        """Where the first capture after `step` would start; it may not take place."""
+        """First step of the first capture after `step`, which may not take place."""
         if step < self.first:
             return self.first
         if self.period is None:
@@ -94,13 +94,13 @@ class Schedule:
         return self.first + ((step - self.first) // self.period + 1) * self.period
 
     def capture_from(self, step: int) -> int | None:
-        """First step of the capture that `step` belongs to, else of the next one; None when there is none any more."""
+        """First step of the capture that `step` belongs to, else of the next one; None without one."""
         start = self.capture_at(step)
         start = self.next_capture(step) if start is None else start
         return None if self.capture_at(start) is None else start
 
     def missed_by(self, num_steps: int) -> str | None:
-        """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was captured."""
+        """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was profiled."""
         if num_steps > self.first:
             return None
         if num_steps == 0:
@@ -127,7 +127,7 @@ def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None,
         n: steps from the start of one capture to the start of the next.
         warmup: steps before each capture in which the profiler is prepared.
         active: steps in one capture.
-        first: index of the first captured step; by default n, so that a long run has settled.
+        first: index of the first profiled step; by default n, so that a long run has settled.
         repeat: number of captures; by default no end.
 
     Raises:
@@ -149,16 +149,16 @@ RULE_VARIABLE = "STEPSCOPE_CAPTURE_WHEN"
 """Environment: slow_step, or slow_step:factor=2,times=5 with any of the rule's numbers."""
 
 _WINDOW_STEPS = 64
-_SETTLED_STEPS = 10  # before that a median says little, and kernels are still being tuned
+_SETTLED_STEPS = 10  # before that a median is unreliable, and kernels are still being tuned
 _MEDIAN_EVERY = 8
-_QUIET_STEPS = 5  # after a capture: other ranks may still be at work on theirs
+_QUIET_STEPS = 5  # after a capture: other ranks may still be writing theirs
 _PAUSES = frozenset({"checkpoint", "save", "eval", "evaluation", "validation", "test"})
-"""Phases that are no part of a training step; one that has any of them is not judged."""
+"""Phases outside training steps; a step that has any of them is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """The rule: made by `slow_step`."""
+    """Rule to capture when steps become slow; made by `slow_step`."""
 
     factor: float
     times: int
@@ -184,9 +184,9 @@ def slow_step(
     Args:
         factor: above 1.
         times: slow steps in a row; one alone is noise.
-        steps: in the capture, taken on the ranks that the schedule would take.
-        cooldown_seconds: until the rule may ask again.
-        most: captures of a run that the rule may ask for.
+        steps: in the capture, taken on the ranks that take scheduled captures.
+        cooldown_seconds: until the rule may request the next one.
+        most: captures that the rule may request in a run.
 
     Raises:
         UsageError: a number is out of its range.
@@ -205,10 +205,10 @@ def slow_step(
 
 
 def rule_from_environment() -> SlowStep | None:
-    """The rule that STEPSCOPE_CAPTURE_WHEN names; None where it is not set.
+    """The rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
 
     Raises:
-        UsageError: it names none.
+        UsageError: it is not a rule.
     """
     text = os.environ.get(RULE_VARIABLE, "")
     name, _, numbers = text.partition(":")
@@ -218,19 +218,19 @@ def rule_from_environment() -> SlowStep | None:
         if name.strip() != "slow_step":
             raise KeyError(name)
         pairs = (pair.partition("=") for pair in numbers.split(",") if pair.strip())
-        given: dict[str, Any] = {key.strip(): _NUMBERS[key.strip()](value) for key, _, value in pairs}
-        return slow_step(**given)
+        values: dict[str, Any] = {key.strip(): _NUMBERS[key.strip()](value) for key, _, value in pairs}
+        return slow_step(**values)
     except (KeyError, ValueError):
         what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(_NUMBERS)}"
-        raise UsageError(f"{text!r} names no rule", where=RULE_VARIABLE, what_next=what_next) from None
+        raise UsageError(f"{text!r} is not a rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 
 class SlowSteps:
-    """Watches a run's steps by the rule, in a microsecond a step.
+    """Finds slow steps of a run by the rule, in a microsecond a step.
 
     Attributes:
-        num_steps: that a capture of the rule has.
-        num_captures: how many the rule has asked for, on whichever rank.
+        num_steps: steps of a capture of the rule.
+        num_captures: captures that the rule has requested, on any rank.
     """
 
     def __init__(self, rule: SlowStep) -> None:
@@ -240,13 +240,13 @@ class SlowSteps:
         self._durations: deque[int] = deque(maxlen=_WINDOW_STEPS)
         self._threshold_ns = 0.0
         self._num_judged = self._num_slow = self._num_quiet = 0
-        self._asks_again_at = 0.0
+        self._next_request_at = 0.0
 
     def is_due(self, record: StepRecord, *, is_writing: bool) -> bool:
-        """Count a finished step; whether a capture should be asked for now.
+        """Count a finished step; returns whether a capture should be requested now.
 
         Steps in or beside a capture or while its trace is written, and those with a pause such as a checkpoint, are
-        passed over: they neither count nor end a row.
+        ignored: they neither count nor end a row.
         """
         if record.state != "wait" or record.export_ns or is_writing:
             self._num_quiet = _QUIET_STEPS
@@ -266,9 +266,9 @@ class SlowSteps:
         if self._num_slow < self._rule.times:
             return False
         self._num_slow = 0
-        return self.num_captures < self._rule.most and time.monotonic() >= self._asks_again_at
+        return self.num_captures < self._rule.most and time.monotonic() >= self._next_request_at
 
-    def asked(self) -> None:
-        """A capture has been asked for, by this rank or another; from any thread."""
+    def count_capture(self) -> None:
+        """Count a capture that this rank or another has requested; from any thread."""
         self.num_captures += 1
-        self._asks_again_at = time.monotonic() + self._rule.cooldown_seconds
+        self._next_request_at = time.monotonic() + self._rule.cooldown_seconds

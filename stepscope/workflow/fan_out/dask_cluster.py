@@ -6,35 +6,30 @@ import logging
 import os
 import pkgutil
 import queue
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.fan_out.tasks import (
-    LOOK_EVERY_SECONDS,
+    POLL_SECONDS,
     VERSION_OF,
     WORKERS_WITHIN_SECONDS,
+    Cluster,
     FileTask,
     FileViews,
     KilledError,
-    check_versions,
-    killed,
-    lost,
-    no_workers,
+    WorkerWatch,
     on_worker,
 )
-
-_ENGINE = "Dask"
 
 
 def in_dask(
     work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, address: str | None
 ) -> Iterator[FileViews]:
-    """On the workers of a running Dask cluster, in the order in which they finish.
+    """View files on the workers of a running Dask cluster; results in the order in which they finish.
 
     Args:
         work: importable on the workers.
@@ -42,33 +37,33 @@ def in_dask(
         address: of the scheduler, or its scheduler file (*.json); None for Dask's own setting.
 
     Raises:
-        UsageError: no address is known, or the workers' stepscope is another.
+        UsageError: no address is known, or a worker has another version.
         UnreachableError: the cluster does not answer, or goes away.
     """
     address = address or _configured()
     with _quiet(), _connected(address) as client:
-        cluster = _Cluster(client, address, on_file=partial(on_worker, work))
+        connection = _Connection(client, Cluster("Dask", address), on_file=partial(on_worker, work))
         suspects = []
-        for result in cluster.results(tasks, check=True):
+        for result in connection.results(tasks, check=True):
             if isinstance(result.error, KilledError):
                 suspects.append(result.task)
             else:
                 yield result
-        # Dask suspects all that waited on a worker that died: one after another the innocent are read
+        # Dask blames every task that waited on a worker that died: run one by one, the others succeed
         for task in suspects:
-            yield from cluster.results([task])
+            yield from connection.results([task])
 
 
 @dataclass(frozen=True, slots=True)
-class _Cluster:
-    """A connection, and what to do there with each file."""
+class _Connection:
+    """A client, and the work for each file."""
 
     client: Any
-    address: str
+    cluster: Cluster
     on_file: Callable[[FileTask], FileViews]
 
     def results(self, tasks: Sequence[FileTask], *, check: bool = False) -> Iterator[FileViews]:
-        """As they come; `check` looks at the workers first."""
+        """Results as they come; `check` checks the workers first."""
         futures = self.client.map(self.on_file, tasks, pure=False)
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for future in futures:
@@ -82,45 +77,40 @@ class _Cluster:
             future.release()  # the cluster may forget it
 
     def _check_workers(self, num_missing: int) -> None:
-        """Those that are there; clusters that grow on demand need the tasks first."""
+        """Check the versions of the present workers; clusters that grow on demand need the tasks first."""
         try:
             self.client.wait_for_workers(1, timeout=WORKERS_WITHIN_SECONDS)
-            found = self.client.run(pkgutil.resolve_name, VERSION_OF, on_error="return")
+            versions = self.client.run(pkgutil.resolve_name, VERSION_OF, on_error="return")
         except TimeoutError as error:
-            raise no_workers(_ENGINE, self.address, num_missing) from error
+            raise self.cluster.no_workers(num_missing) from error
         except OSError as error:
-            raise lost(_ENGINE, self.address, num_missing) from error
-        check_versions(_ENGINE, found.items())
+            raise self.cluster.lost(num_missing) from error
+        self.cluster.check_versions(versions.items())
 
     def _next(self, arrived: queue.SimpleQueue[Any], num_missing: int) -> Any:
         """The next future that is done."""
-        seen = time.monotonic()
+        watch = WorkerWatch(self.cluster)
         while True:
-            try:
-                return arrived.get(timeout=LOOK_EVERY_SECONDS)
-            except queue.Empty:
-                if self.client.status != "running":
-                    raise lost(_ENGINE, self.address, num_missing) from None
-                if self.client.scheduler_info()["workers"]:
-                    seen = time.monotonic()
-                elif time.monotonic() - seen > WORKERS_WITHIN_SECONDS:
-                    raise no_workers(_ENGINE, self.address, num_missing) from None
+            with suppress(queue.Empty):
+                return arrived.get(timeout=POLL_SECONDS)
+            is_up = self.client.status == "running"
+            watch.check(num_missing, is_up=is_up, has_workers=lambda: bool(self.client.scheduler_info()["workers"]))
 
     def _result(self, future: Any, task: FileTask, num_missing: int) -> FileViews:
         from distributed import CancelledError, KilledWorker
 
         while True:
             try:
-                result: FileViews = future.result(timeout=LOOK_EVERY_SECONDS)
+                result: FileViews = future.result(timeout=POLL_SECONDS)
                 return result
             except KilledWorker as error:
-                return killed(task, _ENGINE, f"last {error.last_worker.address}")
+                return self.cluster.killed(task, f"last {error.last_worker.address}")
             except (CancelledError, OSError) as error:
                 if self.client.status == "running" and isinstance(error, TimeoutError):
-                    continue  # whoever held the result went away; it is made again
-                raise lost(_ENGINE, self.address, num_missing) from error
+                    continue  # the worker that held the result went away; it is computed again
+                raise self.cluster.lost(num_missing) from error
             except ModuleNotFoundError as error:
-                check_versions(_ENGINE, [("that came later", error)])
+                self.cluster.check_versions([("that came later", error)])
                 raise
 
 
@@ -139,7 +129,7 @@ def _configured() -> str:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """A client of its own; what it still waits for when it closes is cancelled."""
+    """A client of its own; pending tasks are cancelled when it closes."""
     from distributed import Client
 
     where = _place(address)
@@ -152,11 +142,11 @@ def _connected(address: str) -> Iterator[Any]:
     try:
         yield client
     finally:
-        client.close(timeout=LOOK_EVERY_SECONDS)
+        client.close(timeout=POLL_SECONDS)
 
 
 def _place(address: str) -> dict[str, str]:
-    """The client's argument. Given an address of no form it knows, a client hangs for a minute before it says so."""
+    """The client's argument, checked here: a client given a malformed address hangs for a minute."""
     from distributed.comm import get_address_host_port
 
     if address.endswith(".json"):
@@ -166,13 +156,15 @@ def _place(address: str) -> dict[str, str]:
     try:
         get_address_host_port(address)
     except ValueError as error:
-        raise UsageError(f"is no scheduler's address ({error})", where=address, what_next="give HOST:PORT") from error
+        raise UsageError(
+            f"is not the address of a scheduler ({error})", where=address, what_next="give HOST:PORT"
+        ) from error
     return {"address": address}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A lost connection is told in our one line, not in a dozen of the client's."""
+    """Silence the client's loggers: a lost connection is one error line of ours, not a dozen of theirs."""
     import distributed  # sets its loggers' levels on import
 
     logs = [logging.getLogger(name) for name in (distributed.__name__, distributed.client.__name__)]

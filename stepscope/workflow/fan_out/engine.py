@@ -1,6 +1,6 @@
-"""Choice of where files are read, and the pool of processes on this machine.
+"""Choice of the engine that reads files, and the process pool on this machine.
 
-As many processes as there are files and cores and as fit into memory. A cluster is only ever joined, never started.
+The pool has as many processes as there are files and cores and as fit into memory. A cluster is joined, never started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews
 
 
 class Engine(StrEnum):
-    """Who runs the per-rank half."""
+    """Where files are read: processes here, or the workers of a cluster."""
 
     LOCAL = "local"
     DASK = "dask"
@@ -29,11 +29,11 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """Where to view files.
+    """Engine of a fan-out and its options.
 
     Attributes:
-        num_workers: processes here; None for as many as pay.
-        address: of the cluster's scheduler or head; None to find it as Dask and Ray themselves do.
+        num_workers: processes here; None to choose by the files.
+        address: of the cluster's scheduler or head; None to find it as Dask and Ray do.
 
     Raises:
         UsageError: an option of one engine was given to another.
@@ -52,22 +52,22 @@ class FanOut:
 
 
 HERE = FanOut()
-"""As many processes on this machine as pay."""
+"""Processes on this machine, chosen by the files."""
 
 
 def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
-    """The paths by which the files are found where they are viewed: a worker elsewhere has its own current folder."""
+    """The paths as a worker finds them: absolute for a cluster, whose workers have another current folder."""
     if fan_out.engine is Engine.LOCAL:
         return list(paths)
     return [path if "://" in path else os.path.abspath(path) for path in paths]
 
 
 def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
-    """How to view these files.
+    """The map of an engine for these files.
 
     Args:
         paths: local files or URLs.
-        fan_out: where.
+        fan_out: the engine.
 
     Raises:
         UsageError: fewer than one process.
@@ -83,23 +83,23 @@ def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
     return file_map(paths, fan_out.num_workers)
 
 
-WORTH_A_PROCESS_BYTES = 64_000_000
-"""Less text than this a process is read sooner than a process has started."""
+MIN_BYTES_PER_PROCESS = 64_000_000
+"""Less text is read sooner than a process has started."""
 
 _TEXT_PER_GZIP_BYTE = 15
 """Kineto's traces deflate to a tenth to a sixteenth."""
 _MEMORY_SHARE_OF_TEXT = 0.4
 _MEMORY_BYTES = 150_000_000
-"""A process takes these, and a share of the text it reads (docs/explanation/speed.md)."""
+"""Memory of a process, beside a share of the text it reads (docs/explanation/speed.md)."""
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
-    """How to view these files: one after another, or in a pool of processes.
+    """The map for these files on this machine: one after another, or in a pool of processes.
 
     Args:
         paths: local files or URLs.
-        num_workers: processes; None for as many as pay.
+        num_workers: processes; None to choose by the files.
 
     Raises:
         UsageError: fewer than one process.
@@ -113,11 +113,10 @@ def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
 
 
 def worker_count(paths: Sequence[str]) -> int:
-    """How many processes pay for these files on this machine."""
+    """Number of processes that read these files fastest on this machine."""
     sizes = sorted((_text_bytes(path) for path in paths), reverse=True)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pays = max(1, int(sum(sizes) / WORTH_A_PROCESS_BYTES))
-    count = min(len(paths), num_cores, pays)
+    count = min(len(paths), num_cores, max(1, int(sum(sizes) / MIN_BYTES_PER_PROCESS)))
     free = free_memory_bytes()
     while free is not None and count > 1 and sum(map(_memory_bytes, sizes[:count])) > free:
         count -= 1
@@ -125,16 +124,16 @@ def worker_count(paths: Sequence[str]) -> int:
 
 
 def in_this_process(work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask]) -> Iterable[FileViews]:
-    """One after another."""
+    """View the files one after another."""
     return map(work, tasks)
 
 
 def in_processes(
     work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, num_workers: int
 ) -> Iterator[FileViews]:
-    """In a pool; an interrupt, or a caller that asks for no more, ends the processes at once.
+    """View the files in a process pool; an interrupt, or a caller that stops, ends the processes at once.
 
-    A process that is killed (out of memory) takes the pool down: what it left is done here, one file at a time.
+    A process that is killed (out of memory) takes the pool down: the remaining files are read here, one at a time.
     """
     import multiprocessing  # one file needs neither
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
@@ -161,12 +160,12 @@ def in_processes(
 
 
 def _die_on_interrupt() -> None:
-    """Workers end without a word; the parent tells of the interrupt."""
+    """Let workers end silently; the parent reports the interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_memory_bytes() -> int | None:
-    """What the machine has left for new work; None where it does not tell."""
+    """Memory that the machine has available; None where unknown."""
     try:
         lines = _MEMORY_INFO.read_text().splitlines()
     except OSError:
@@ -175,11 +174,11 @@ def free_memory_bytes() -> int | None:
 
 
 def _text_bytes(path: str) -> int:
-    """About how much JSON text a file holds; a remote one counts as worth a process."""
+    """Approximate size of a file's JSON text; a remote file counts as worth a process."""
     try:
         size = os.stat(path).st_size
     except OSError:
-        return WORTH_A_PROCESS_BYTES
+        return MIN_BYTES_PER_PROCESS
     return size * _TEXT_PER_GZIP_BYTE if path.endswith(".gz") else size
 
 

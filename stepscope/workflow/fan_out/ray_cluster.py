@@ -15,28 +15,24 @@ from typing import Any
 
 from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.fan_out.tasks import (
-    LOOK_EVERY_SECONDS,
+    POLL_SECONDS,
     VERSION_OF,
-    WORKERS_WITHIN_SECONDS,
+    Cluster,
     FileTask,
     FileViews,
-    check_versions,
-    killed,
-    lost,
-    no_workers,
+    WorkerWatch,
     on_worker,
 )
 
-_ENGINE = "Ray"
 _CONNECT_SECONDS = 10.0
 _CLIENT = "ray://"
-_POLL_SECONDS = 0.25
+_WAIT_SECONDS = 0.25
 
 
 def in_ray(
     work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, address: str | None
 ) -> Iterator[FileViews]:
-    """On the workers of a running Ray cluster, in the order in which they finish.
+    """View files on the workers of a running Ray cluster; results in the order in which they finish.
 
     Args:
         work: importable on the workers.
@@ -45,39 +41,36 @@ def in_ray(
             does, the cluster that this machine is part of.
 
     Raises:
-        UsageError: no address is known, or the workers' stepscope is another.
+        UsageError: no address is known, or a worker has another version.
         UnreachableError: the cluster does not answer, or goes away.
     """
     import ray
 
-    where = _known() if address in (None, "auto") else address
+    where = _configured() if address in (None, "auto") else address
     if where == "local":  # Ray's word for starting one
         raise UsageError(
             "no Ray cluster is named, none runs on this machine, and none is started",
             what_next=f"give --scheduler HOST:6379 or {_CLIENT}HOST:10001, or set RAY_ADDRESS",
         )
+    cluster = Cluster("Ray", where)
     with _connected(ray, where):
         read = ray.remote(on_worker)
         task_of = {read.remote(work, task): task for task in tasks}
-        _check_workers(ray, where, len(tasks))
-        seen = looked = time.monotonic()
+        _check_workers(ray, cluster, len(tasks))
+        watch, checked = WorkerWatch(cluster), time.monotonic()
         while task_of:
-            done, _ = ray.wait(list(task_of), num_returns=len(task_of), timeout=_POLL_SECONDS)
+            done, _ = ray.wait(list(task_of), num_returns=len(task_of), timeout=_WAIT_SECONDS)
             for reference in done:
-                yield _result(ray, reference, task_of.pop(reference), where, len(task_of) + 1)
-            if done or time.monotonic() - looked < LOOK_EVERY_SECONDS:
-                continue
-            looked = time.monotonic()
-            _look(where, len(task_of))
-            if ray.cluster_resources().get("CPU"):
-                seen = looked
-            elif looked - seen > WORKERS_WITHIN_SECONDS:
-                raise no_workers(_ENGINE, where, len(task_of))
+                yield _result(ray, reference, task_of.pop(reference), cluster, len(task_of) + 1)
+            if not done and time.monotonic() - checked >= POLL_SECONDS:
+                checked = time.monotonic()
+                is_up = _answers(where)
+                watch.check(len(task_of), is_up=is_up, has_workers=lambda: bool(ray.cluster_resources().get("CPU")))
 
 
 @contextmanager
 def _connected(ray: Any, address: str) -> Iterator[None]:
-    """A connection that the caller has already is used and left."""
+    """Connect; an existing connection of the caller is used and left open."""
     if ray.is_initialized():
         yield
         return
@@ -96,12 +89,12 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
     finally:
         if _answers(address):
             ray.shutdown()
-        else:  # would wait for the lost cluster for a minute, and then end this process
+        else:  # it would wait for the lost cluster for a minute, and then exit this process
             atexit.unregister(ray.shutdown)
 
 
-def _known() -> str:
-    """RAY_ADDRESS, or the cluster last started on this machine, where Ray too looks before it starts one."""
+def _configured() -> str:
+    """RAY_ADDRESS, or the cluster last started on this machine, in Ray's own order; "local" for none."""
     address = os.environ.get("RAY_ADDRESS", "auto")
     if address in ("auto", ""):
         last = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
@@ -110,7 +103,7 @@ def _known() -> str:
 
 
 def _answers(address: str) -> bool:
-    """Ray itself tries a dead address for two minutes, and ends the process when its head goes away."""
+    """Whether the address accepts connections: Ray itself tries a dead one for two minutes and may exit the process."""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -119,13 +112,8 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _look(address: str, num_missing: int) -> None:
-    if not _answers(address):
-        raise lost(_ENGINE, address, num_missing)
-
-
-def _check_workers(ray: Any, address: str, num_missing: int) -> None:
-    """One task a node that can take tasks."""
+def _check_workers(ray: Any, cluster: Cluster, num_missing: int) -> None:
+    """Check the version on each node that takes tasks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(pkgutil.resolve_name)
@@ -138,11 +126,11 @@ def _check_workers(ray: Any, address: str, num_missing: int) -> None:
     ]
     waiting = asked
     while waiting:
-        _look(address, num_missing)
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_EVERY_SECONDS)
-    check_versions(
-        _ENGINE, [(node["NodeName"], _version(ray, answer)) for node, answer in zip(nodes, asked, strict=True)]
-    )
+        if not _answers(cluster.address):
+            raise cluster.lost(num_missing)
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_SECONDS)
+    versions = [(node["NodeName"], _version(ray, answer)) for node, answer in zip(nodes, asked, strict=True)]
+    cluster.check_versions(versions)
 
 
 def _version(ray: Any, answer: Any) -> str | BaseException:
@@ -154,13 +142,13 @@ def _version(ray: Any, answer: Any) -> str | BaseException:
         return cause
 
 
-def _result(ray: Any, reference: Any, task: FileTask, address: str, num_missing: int) -> FileViews:
+def _result(ray: Any, reference: Any, task: FileTask, cluster: Cluster, num_missing: int) -> FileViews:
     try:
         result: FileViews = ray.get(reference)
         return result
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ModuleNotFoundError):
-            check_versions(_ENGINE, [("that came later", error.cause)])
+            cluster.check_versions([("that came later", error.cause)])
         raise
     except (
         ray.exceptions.WorkerCrashedError,
@@ -168,6 +156,6 @@ def _result(ray: Any, reference: Any, task: FileTask, address: str, num_missing:
         ray.exceptions.NodeDiedError,
         ray.exceptions.ObjectLostError,
     ) as error:
-        return killed(task, _ENGINE, type(error).__name__)
+        return cluster.killed(task, type(error).__name__)
     except (ray.exceptions.RaySystemError, ConnectionError) as error:
-        raise lost(_ENGINE, address, num_missing) from error
+        raise cluster.lost(num_missing) from error

@@ -1,13 +1,13 @@
-"""Tasks of a fan-out: one trace file in, the views of its ranks out.
+"""Tasks of a fan-out: one trace file in, the views of its ranks out; and the errors of a cluster's workers.
 
-Everything here can travel to another process or machine and back. Also what workers of any cluster run, and the errors
-when they cannot.
+Tasks and results can travel to another process or machine and back.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from stepscope.core.text.numbers import counted
 from stepscope.trace.columns import TraceColumns
 from stepscope.workflow.inputs.trace_files import open_ranks
 
-MOST_RANKS_SHOWN = 8
+MAX_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class FileTask:
     """One file to view.
 
     Attributes:
-        rank: what to call its rank where the file does not tell; None leaves such a file for later.
+        rank: of a file that does not name its rank; None leaves such a file for later.
         whole_file: as in view_rank.
-        since_ns: traces that end before belong to another attempt.
+        since_ns: traces that end earlier belong to another attempt.
     """
 
     path: str
@@ -41,13 +41,13 @@ class FileTask:
 
 @dataclass(slots=True)
 class FileViews:
-    """What became of a task.
+    """Result of a task.
 
     Attributes:
-        views: one a rank.
-        notices: what was assumed.
-        tells_rank: False for a file that waits to be given one; it has no views then.
-        error: why it, or the rest of it, cannot be used.
+        views: one per rank.
+        notices: on assumptions that were made.
+        tells_rank: False for a file that does not name its rank and was given none; it has no views.
+        error: why the file, or the rest of it, cannot be used.
     """
 
     task: FileTask
@@ -62,94 +62,117 @@ FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterab
 
 
 def view_file(task: FileTask) -> FileViews:
-    """Read one file and book each of its ranks; expected errors become part of the result."""
-    found = FileViews(task)
+    """Read one file into a view per rank; expected errors become part of the result."""
+    result = FileViews(task)
     try:
         traces = open_ranks(task.path)
-        found.tells_rank = traces[0].header.rank is not None
-        if not found.tells_rank and task.rank is None:
-            return found
+        result.tells_rank = traces[0].header.rank is not None
+        if not result.tells_rank and task.rank is None:
+            return result
         if task.since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < task.since_ns:
             raise DataError("was recorded by an earlier attempt of this run", where=task.path)
-        found.notices += _merged(traces)
+        result.notices += _merged(traces)
         for trace in traces:
             rank = task.rank if trace.header.rank is None else trace.header.rank
-            found.views.append(view_rank(trace, rank or 0, whole_file=task.whole_file))
+            result.views.append(view_rank(trace, rank or 0, whole_file=task.whole_file))
     except StepscopeError as error:
-        found.error = error
-    return found
+        result.error = error
+    return result
 
 
 def _merged(traces: list[TraceColumns]) -> list[Notice]:
-    """Says of a file of several ranks which they are."""
+    """A notice that names the ranks of a file of several."""
     if len(traces) == 1:
         return []
-    shown = ", ".join(f"rank {trace.header.rank} = {trace.header.part}" for trace in traces[:MOST_RANKS_SHOWN])
-    more = ", ..." if len(traces) > MOST_RANKS_SHOWN else ""
+    shown = ", ".join(f"rank {trace.header.rank} = {trace.header.part}" for trace in traces[:MAX_RANKS_SHOWN])
+    more = ", ..." if len(traces) > MAX_RANKS_SHOWN else ""
     return [Notice("merged_file", f"{traces[0].header.path}: holds {len(traces)} ranks: {shown}{more}")]
 
 
-LOOK_EVERY_SECONDS = 2.0
-"""How often a cluster that gives no results is asked whether it is still there."""
+POLL_SECONDS = 2.0
+"""A cluster that gives no results is checked this often."""
 WORKERS_WITHIN_SECONDS = 120.0
 """A cluster that grows on demand has its first worker by then (a machine of a cloud starts in one to two minutes)."""
 
 VERSION_OF = f"{__name__}:__version__"
-"""For `pkgutil.resolve_name`, which every worker has: a function of ours could not even arrive at one without us. This
-module brings all that reading needs."""
+"""For `pkgutil.resolve_name`, which every worker has: a function of ours could not be unpickled without stepscope. This
+module imports all that reading needs."""
 
 
 def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileViews:
-    """The work, on a machine that need not see the files of the one who asks."""
+    """Do the work on a machine that may not see the caller's files."""
     if "://" not in task.path and not os.path.exists(task.path):
-        where_next = "put the traces where all workers find them: a shared file system or an object store"
+        what_next = "put the traces where all workers find them: a shared file system or an object store"
         what = f"does not exist on the worker {socket.gethostname()}"
-        return FileViews(task, error=DataError(what, where=task.path, what_next=where_next))
+        return FileViews(task, error=DataError(what, where=task.path, what_next=what_next))
     return work(task)
-
-
-def check_versions(engine: str, found: Iterable[tuple[str, str | BaseException]]) -> None:
-    """Views travel between equal versions only.
-
-    Args:
-        engine: for the message.
-        found: a worker and its version, or why it could not tell.
-
-    Raises:
-        UsageError: one lacks stepscope or has another version.
-    """
-    for worker, version in found:
-        if version != __version__:
-            has = f"has stepscope {version}" if isinstance(version, str) else f"cannot import stepscope ({version})"
-            raise UsageError(
-                f"the {engine} worker {worker} {has}; this is stepscope {__version__}",
-                what_next=f'install there: pip install "stepscope[analyze]=={__version__}"',
-            )
 
 
 class KilledError(DataError):
     """Reading the file ends its workers."""
 
 
-def killed(task: FileTask, engine: str, why: object) -> FileViews:
-    """A file whose workers died on it; as with local processes the others are analysed all the same."""
-    what = f"the {engine} workers that read it died ({why})"
-    return FileViews(task, error=KilledError(what, where=task.path, what_next="give the workers more memory"))
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Dask or Ray cluster, and the errors of its workers.
+
+    Attributes:
+        engine: "Dask" or "Ray".
+        address: of its scheduler or head.
+    """
+
+    engine: str
+    address: str
+
+    def check_versions(self, versions: Iterable[tuple[str, str | BaseException]]) -> None:
+        """Check that views can travel: between equal versions only.
+
+        Args:
+            versions: a worker and its version, or why it has none.
+
+        Raises:
+            UsageError: one lacks stepscope or has another version.
+        """
+        for worker, version in versions:
+            if version != __version__:
+                has = f"has stepscope {version}" if isinstance(version, str) else f"cannot import stepscope ({version})"
+                raise UsageError(
+                    f"the {self.engine} worker {worker} {has}; this is stepscope {__version__}",
+                    what_next=f'install there: pip install "stepscope[analyze]=={__version__}"',
+                )
+
+    def killed(self, task: FileTask, why: str) -> FileViews:
+        """Result of a file whose workers died; as with local processes the others are analysed all the same."""
+        what = f"the {self.engine} workers that read it died ({why})"
+        return FileViews(task, error=KilledError(what, where=task.path, what_next="give the workers more memory"))
+
+    def lost(self, num_missing: int) -> UnreachableError:
+        """The error of a cluster that went away."""
+        what = f"the {self.engine} cluster was lost with {counted(num_missing, 'file')} to go"
+        return UnreachableError(what, where=self.address, what_next="check that it is up, and run again")
+
+    def no_workers(self, num_missing: int) -> UnreachableError:
+        """The error of a cluster without workers."""
+        what = f"the {self.engine} cluster has no workers, with {counted(num_missing, 'file')} to go"
+        return UnreachableError(what, where=self.address, what_next="start some, and run again")
 
 
-def lost(engine: str, address: str, num_missing: int) -> UnreachableError:
-    """The cluster went away."""
-    return UnreachableError(
-        f"the {engine} cluster was lost with {counted(num_missing, 'file')} to go",
-        where=address,
-        what_next="see whether it is up, and run again",
-    )
+class WorkerWatch:
+    """Waits for a cluster that gives no results, as long as it is up and has workers or may still get some."""
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._seen = time.monotonic()
 
-def no_workers(engine: str, address: str, num_missing: int) -> UnreachableError:
-    """The cluster has nobody to do the work."""
-    return UnreachableError(
-        f"the {engine} cluster has no workers, with {counted(num_missing, 'file')} to go",
-        where=address,
-        what_next="start some, and run again",
-    )
+    def check(self, num_missing: int, *, is_up: bool, has_workers: Callable[[], bool]) -> None:
+        """Check the cluster once.
+
+        Raises:
+            UnreachableError: it was lost, or has had no workers for WORKERS_WITHIN_SECONDS.
+        """
+        if not is_up:
+            raise self._cluster.lost(num_missing)
+        if has_workers():
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > WORKERS_WITHIN_SECONDS:
+            raise self._cluster.no_workers(num_missing)

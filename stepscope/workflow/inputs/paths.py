@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.core.errors import DataError, from_os_error
-from stepscope.core.text.numbers import counted
+from stepscope.core.text.numbers import counted, listed
 from stepscope.store.runs import is_run
+
+MAX_LISTED_RUNS = 50
 
 
 def check_readable(text: str) -> None:
-    """Look whether a local file can be opened, or a folder listed and entered.
+    """Check that a local file can be opened, or a folder listed and entered.
 
     Raises:
-        DataError: it is not there, or is closed to us.
+        DataError: it does not exist or may not be read.
     """
     try:
         if os.path.isdir(text):
@@ -31,11 +33,26 @@ def check_readable(text: str) -> None:
         raise from_os_error(error, "cannot be read", where=text) from error
 
 
+class OnlyRunError(DataError):
+    """A folder that holds one run was given in place of the run.
+
+    Attributes:
+        folder: as it was given.
+        run: path of the run in it.
+    """
+
+    def __init__(self, folder: str, run: str) -> None:
+        self.folder = folder
+        self.run = run
+        super().__init__("holds one run", where=folder, what_next=f"give it: {run}")
+
+
 def refuse_many_runs(paths: Sequence[str]) -> None:
-    """To be called where nothing was found: most often the folder that all runs lie in was given.
+    """Refuse a folder of runs; to be called where nothing else was found.
 
     Raises:
-        DataError: a path is such a folder. It tells how many runs, and names one.
+        OnlyRunError: a path is a folder with one run in it.
+        DataError: a path is a folder with several runs, which are named.
     """
     for text in paths:
         folder = Path(text)
@@ -43,10 +60,10 @@ def refuse_many_runs(paths: Sequence[str]) -> None:
             continue
         runs = sorted(child.name for child in folder.iterdir() if not child.name.startswith(".") and is_run(child))
         if len(runs) == 1:
-            raise DataError("holds a run", where=text, what_next=f"give it: {folder / runs[0]}")
+            raise OnlyRunError(text, str(folder / runs[0]))
         if runs:
-            one = f"give one, such as {folder / runs[0]}"
-            raise DataError(f"holds {counted(len(runs), 'run')}", where=text, what_next=one)
+            what = f"holds {counted(len(runs), 'run')}: {listed(runs, MAX_LISTED_RUNS)}"
+            raise DataError(what, where=text, what_next=f"give one of them, such as {folder / runs[0]}")
 
 
 def part_of_run(text: str, folder: str) -> Path:

@@ -106,6 +106,16 @@ def read_node(document: Mapping[str, Any]) -> Node:
             }
             for raw in document["job_classes"]
         ],
+        "ranks": [
+            {
+                **raw,
+                "hello": {**raw, "pid": raw["pid"] or 0},
+                "heartbeat": {**raw, "index": raw["step"], "ms": raw["step_ms"], "age_ms": raw["step_age_ms"]}
+                if raw["state"]
+                else None,
+            }
+            for raw in document["ranks"]
+        ],
     }
     return msgspec.convert(shaped, Node)
 

@@ -6,51 +6,55 @@ import math
 import os.path
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import Any
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.protocol.captures import (
     CAPTURES_PATH,
+    Alignment,
     CaptureOrder,
+    CaptureProgress,
     CaptureReport,
     CaptureState,
     RankCapture,
+    order_document,
     report_of,
     whole_state,
 )
 from stepscope.core.protocol.fields import FieldError
-from stepscope.core.protocol.messages import Alignment
 from stepscope.core.text.numbers import counted, number_runs, ranks_words
 from stepscope.workflow.nodes.agent_client import AgentClient, AgentReply
 
 _LOOK_SECONDS = 0.5
 _AWAY_SECONDS = 90.0
-"""An agent that is started again is back within."""
+"""Within which an agent that is restarted is back."""
 _WRITING_SECONDS = 330.0
 """After the deadline agents give up within 300 s."""
 _SPREAD_SECONDS = 3.0
-"""Within which all agents have heard of a capture, and their processes too."""
+"""Within which a request has reached all agents and their processes."""
 _AGREED_SECONDS = 4.0
-"""How far ahead a step is that all ranks are told, once they did not agree."""
+"""Time to the step that all ranks are given, once they did not agree on one."""
 _UNKNOWN_SECONDS = 20.0
 """Within which a process that has just been started is known: it imports torch, and libkineto asks every 5 s."""
-_MOST_AT_ONCE = 32
+_MAX_THREADS = 32
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedJob:
-    """What has become of a capture.
+    """A capture at all agents of a job.
 
     Attributes:
-        order: the last that was given.
+        order: the newest one, where it had to be repeated.
         reports: of each agent that has ranks of it, by URL.
-        warnings: what the reader must know.
+        warnings: limits of the result, for people.
     """
 
     order: CaptureOrder
@@ -59,16 +63,21 @@ class CapturedJob:
 
     @property
     def ranks(self) -> tuple[RankCapture, ...]:
-        """Of all agents, by run and rank."""
-        ranks = [one for report in self.reports.values() for one in report.ranks]
-        return tuple(sorted(ranks, key=lambda one: (one.run or "", -1 if one.rank is None else one.rank, one.key)))
+        """Processes of all agents, by run and rank."""
+
+        def place(one: RankCapture) -> tuple[str, int, str]:
+            target = one.target
+            return target.run or "", -1 if target.rank is None else target.rank, target.key
+
+        return tuple(sorted((one for report in self.reports.values() for one in report.ranks), key=place))
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Those asked for that are at none of the agents; of all ranks where none is named."""
-        size = max((one.world_size or 0 for one in self.ranks), default=0)
-        wanted = set(range(size)) if self.order.ranks is None else set(self.order.ranks)
-        return sorted(wanted - {one.rank for one in self.ranks})
+        """Requested ranks, else all ranks of the job, that no agent knows."""
+        size = max((one.target.world_size or 0 for one in self.ranks), default=0)
+        requested = self.order.request.ranks
+        wanted = set(range(size)) if requested is None else set(requested)
+        return sorted(wanted - {one.target.rank for one in self.ranks})
 
     @property
     def state(self) -> CaptureState:
@@ -77,8 +86,8 @@ class CapturedJob:
 
     @property
     def folder(self) -> str | None:
-        """Where all traces lie; None without any."""
-        paths = [one.path for one in self.ranks if one.path]
+        """Common directory of all traces; None without traces."""
+        paths = [one.progress.path for one in self.ranks if one.progress.path]
         return os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else None
 
 
@@ -87,48 +96,53 @@ def capture_job(
     order: CaptureOrder,
     *,
     wait: bool = True,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> CapturedJob:
-    """Have it captured, and wait until it is; whoever interrupts the wait cancels the capture. A job that has just been
-    started is waited for, too.
+    """Capture a job, and wait for the traces; an interrupted wait cancels the capture. Waits for a job that has just
+    been started, too.
 
     Args:
         agents: of the job's nodes, each once.
-        order: what; its id is replaced.
-        wait: False returns once all agents have taken the order.
-        tell: is given lines on how it goes.
+        order: the request, whose id is replaced.
+        wait: False returns once all agents have accepted the order.
+        log: takes lines on the progress.
 
     Raises:
-        UnreachableError: an agent does not answer; the others are told to leave it.
-        UsageError: the token is not theirs.
+        UnreachableError: an agent does not answer; the capture is cancelled at the others.
+        UsageError: the token is wrong.
         DataError: an agent refuses, or no rank is there.
     """
-    order = replace(order, id=f"c-{secrets.token_hex(6)}")
-    is_spread = len(agents) > 1 and order.start_step is None and order.start_unix_ns is None
+    order = _changed(order, id=f"c-{secrets.token_hex(6)}")
+    is_spread = len(agents) > 1 and order.request.start_step is None and order.request.start_unix_ns is None
     with _Agents(agents) as all_agents:
         try:
-            job = _ordered_once_known(all_agents, order, tell, is_spread=is_spread)
+            job = _start_once_known(all_agents, order, log, is_spread=is_spread)
             order = job.order
-            tell(f"capture {order.id}: asked {_ranks_in_words(job)}")
+            log(f"capture {order.request.id}: asked {_num_ranks_text(job)}")
             if wait:
-                job = _awaited(all_agents, job, tell)
-            if wait and _is_torn(job):
+                job = _wait(all_agents, job, log)
+            if wait and _starts_apart(job):
                 all_agents.cancel(order)
-                order = replace(order, id=f"{order.id}-2", start_step=_common_step(job), start_unix_ns=None)
-                tell(f"the ranks go by their own clocks; asked anew to begin at step {order.start_step}")
-                job = _awaited(all_agents, _ordered(all_agents, order), tell)
-        except BaseException:  # ^C too: nobody waits for it any more
+                step = _common_step(job)
+                order = _changed(order, id=f"{order.request.id}-2", start_step=step, start_unix_ns=None)
+                log(f"the ranks go by their own clocks; asked anew to begin at step {step}")
+                job = _wait(all_agents, _start(all_agents, order), log)
+        except BaseException:  # also Ctrl-C
             all_agents.cancel(order)
             raise
     return replace(job, warnings=_warnings(job))
 
 
+def _changed(order: CaptureOrder, **fields: Any) -> CaptureOrder:
+    return replace(order, request=replace(order.request, **fields))
+
+
 class _Agents:
-    """All agents of a job, asked at once. A context manager."""
+    """All agents of a job, asked in parallel. A context manager."""
 
     def __init__(self, agents: Sequence[AgentClient]) -> None:
         self.by_url = {str(agent): agent for agent in agents}
-        self._threads = ThreadPoolExecutor(min(len(agents), _MOST_AT_ONCE))
+        self._threads = ThreadPoolExecutor(min(len(agents), _MAX_THREADS))
 
     def __enter__(self) -> _Agents:
         return self
@@ -139,9 +153,9 @@ class _Agents:
     def ask(
         self, urls: Iterable[str], method: str, path: str, order: CaptureOrder | None = None
     ) -> dict[str, AgentReply | UnreachableError]:
-        """What each answers."""
-        asked = {} if order is None else asdict(order)
-        document = {name: value for name, value in asked.items() if value is not None} or None
+        """Reply of each."""
+        values = {} if order is None else order_document(order)
+        document = {name: value for name, value in values.items() if value is not None} or None
 
         def ask(url: str) -> AgentReply | UnreachableError:
             try:
@@ -153,87 +167,90 @@ class _Agents:
         return dict(zip(urls, self._threads.map(ask, urls), strict=True))
 
     def cancel(self, order: CaptureOrder) -> None:
-        """Tell all to leave it; those that do not know it, or do not answer, have nothing to leave."""
-        self.ask(self.by_url, "DELETE", f"{CAPTURES_PATH}/{order.id}")
+        """Cancel it at all agents; those that do not know it, or do not answer, have nothing to cancel."""
+        self.ask(self.by_url, "DELETE", f"{CAPTURES_PATH}/{order.request.id}")
 
 
-class _NobodyError(DataError):
-    """No agent knows a process that is meant."""
+class _UnknownJobError(DataError):
+    """No agent knows a selected process."""
 
 
-def _ordered_once_known(agents: _Agents, order: CaptureOrder, tell: Tell, *, is_spread: bool) -> CapturedJob:
-    """Order it; again and again for some time where nobody knows the job, or as long as the process it is named by."""
+def _start_once_known(agents: _Agents, order: CaptureOrder, log: Log, *, is_spread: bool) -> CapturedJob:
+    """Start the capture; retry for a while where no agent knows the job, at most as long as the process it is named by
+    exists."""
     end = time.monotonic() + _UNKNOWN_SECONDS
-    process = f"/proc/{order.job}" if order.job and order.job.isdecimal() else ""
+    job = order.selector.job
+    process = f"/proc/{job}" if job and job.isdecimal() else ""
     was_there = bool(process) and os.path.exists(process)
-    is_told = False
+    is_logged = False
     while True:
         if is_spread:
-            order = replace(order, start_unix_ns=time.time_ns() + int(_SPREAD_SECONDS * 1e9))
+            order = _changed(order, start_unix_ns=time.time_ns() + int(_SPREAD_SECONDS * 1e9))
         try:
-            return _ordered(agents, order)
-        except _NobodyError:
+            return _start(agents, order)
+        except _UnknownJobError:
             has_ended = was_there and not os.path.exists(process)
-            if order.job is None or has_ended or time.monotonic() > end:
+            if job is None or has_ended or time.monotonic() > end:
                 raise
-        if not is_told:
-            tell(f"no process of job {order.job} is known yet; waits for one, {_UNKNOWN_SECONDS:.0f} s at most")
-            is_told = True
+        if not is_logged:
+            log(f"no process of job {job} is known yet; waits for one, {_UNKNOWN_SECONDS:.0f} s at most")
+            is_logged = True
         time.sleep(_LOOK_SECONDS)
 
 
-def _ordered(agents: _Agents, order: CaptureOrder) -> CapturedJob:
+def _start(agents: _Agents, order: CaptureOrder) -> CapturedJob:
     job = CapturedJob(order, {})
     failures: list[StepscopeError] = []
-    nowhere: list[StepscopeError] = []
+    unknown: list[StepscopeError] = []
     for url, reply in agents.ask(agents.by_url, "POST", CAPTURES_PATH, order).items():
         if isinstance(reply, UnreachableError):
             failures.append(reply)
         elif reply.status == HTTPStatus.NOT_FOUND and reply.document:
-            nowhere.append(_NobodyError(reply.error, where=url))
+            unknown.append(_UnknownJobError(reply.error, where=url))
         elif reply.error:
             failures.append(_refusal(url, reply))
         else:
             job.reports[url] = _report(url, reply)
     if failures or not job.reports:
-        raise (failures or nowhere)[0]
+        raise (failures or unknown)[0]
     return job
 
 
-def _awaited(agents: _Agents, job: CapturedJob, tell: Tell) -> CapturedJob:
-    """Look again and again, until it has ended, or has no common first step and is to be ordered anew.
+def _wait(agents: _Agents, job: CapturedJob, log: Log) -> CapturedJob:
+    """Poll the agents until the capture has ended, or has no common first step and must be repeated.
 
-    Where ranks are missing, agents that know nobody of it are asked for a while whether they do now: theirs may have
-    been started a little later than the others.
+    Where ranks are missing, agents that know none of it are asked again for a while: their ranks may have been started
+    a little later than the others.
     """
-    order = job.order
-    heard_at = dict.fromkeys(job.reports, time.monotonic())
+    order, capture = job.order, f"capture {job.order.request.id}"
+    answered_at = dict.fromkeys(job.reports, time.monotonic())
     late_until = time.monotonic() + _UNKNOWN_SECONDS
-    told = ""
-    while not job.state.is_final and not _is_torn(job):
+    logged = ""
+    while not job.state.is_final and not _starts_apart(job):
         time.sleep(_LOOK_SECONDS)
         waiting = [url for url, report in job.reports.items() if not report.state.is_final]
-        replies = agents.ask(waiting, "GET", f"{CAPTURES_PATH}/{order.id}")
+        replies = agents.ask(waiting, "GET", f"{CAPTURES_PATH}/{order.request.id}")
         forgotten = [url for url, reply in replies.items() if _is_not_found(reply)]
-        replies |= agents.ask(forgotten, "POST", CAPTURES_PATH, order)  # an agent that was started anew; ranks know
+        replies |= agents.ask(forgotten, "POST", CAPTURES_PATH, order)  # a restarted agent; its ranks know the capture
         if job.missing_ranks and time.monotonic() < late_until:
             late = agents.ask(agents.by_url.keys() - job.reports.keys(), "POST", CAPTURES_PATH, order)
             replies |= {url: reply for url, reply in late.items() if not _is_refused(reply)}
         for url, reply in replies.items():
             if isinstance(reply, UnreachableError) or _is_not_found(reply):
-                if time.monotonic() - heard_at[url] > _AWAY_SECONDS:
+                if time.monotonic() - answered_at[url] > _AWAY_SECONDS:
                     raise reply if isinstance(reply, UnreachableError) else _refusal(url, reply)
                 continue
             if reply.error:
                 raise _refusal(url, reply)
-            heard_at[url] = time.monotonic()
+            answered_at[url] = time.monotonic()
             job.reports[url] = _report(url, reply)
-        line = f"capture {order.id}: {_state_in_words(job)}"
-        if line != told:
-            told = line
-            tell(line)
-        if order.deadline_unix_ns is not None and time.time_ns() > order.deadline_unix_ns + int(_WRITING_SECONDS * 1e9):
-            raise DataError("the agents still wait for ranks", where=f"capture {order.id}")
+        line = f"{capture}: {_state_text(job)}"
+        if line != logged:
+            logged = line
+            log(line)
+        deadline_ns = order.request.deadline_unix_ns
+        if deadline_ns is not None and time.time_ns() > deadline_ns + int(_WRITING_SECONDS * 1e9):
+            raise DataError("the agents still wait for ranks", where=capture)
     return job
 
 
@@ -256,21 +273,20 @@ def _report(url: str, reply: AgentReply) -> CaptureReport:
     try:
         return report_of(reply.document)
     except FieldError as error:
-        raise UnreachableError(f"what answers is no agent of this version ({error})", where=url) from None
+        raise UnreachableError(f"not an agent of this version ({error})", where=url) from None
 
 
-def _is_torn(job: CapturedJob) -> bool:
-    """Whether ranks that share no store have come to different first steps."""
-    waiting = [one for one in job.ranks if not one.state.is_final]
-    is_told = bool(waiting) and all(one.start_step is not None for one in waiting)
-    by_time = any(one.aligned_by is Alignment.TIME for one in waiting)
-    return is_told and by_time and len({one.start_step for one in waiting}) > 1
+def _starts_apart(job: CapturedJob) -> bool:
+    """Whether ranks that share no store have different first steps."""
+    waiting = [one.progress for one in job.ranks if not one.progress.state.is_final]
+    starts = {progress.start_step for progress in waiting}
+    return None not in starts and len(starts) > 1 and any(one.aligned_by is Alignment.TIME for one in waiting)
 
 
 def _common_step(job: CapturedJob) -> int:
-    """One that no rank has begun when it hears of it."""
-    furthest = max(one.start_step or 0 for one in job.ranks)
-    steps_ms = [one.step_ms for one in job.ranks if one.step_ms]
+    """A step that no rank will have begun when the request reaches it."""
+    furthest = max(one.progress.start_step or 0 for one in job.ranks)
+    steps_ms = [one.target.step_ms for one in job.ranks if one.target.step_ms]
     return furthest + math.ceil(_AGREED_SECONDS * 1e3 / min(steps_ms, default=1e3)) + 1
 
 
@@ -279,26 +295,28 @@ def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     if missing := job.missing_ranks:
         line = f"none of these agents has {ranks_words(missing)}; name those of all nodes with --agent"
         notices.append(Notice("ranks_missing", line))
-    if len({one.start_step for one in job.ranks if one.state is CaptureState.DONE}) > 1:
+    if len({one.progress.start_step for one in job.ranks if one.progress.state is CaptureState.DONE}) > 1:
         line = "not all ranks began with the same step; analyse only steps that all traces have"
         notices.append(Notice("starts_differ", line))
     reports = job.reports.values()
-    if sum(any(one.path and one.start_step is None for one in report.ranks) for report in reports) > 1:
-        line = "ranks of one node hold the same steps; nobody tells whether those of other nodes do"
+    if sum(any(_has_unknown_start(one.progress) for one in report.ranks) for report in reports) > 1:
+        line = "ranks of one node hold the same steps; whether those of other nodes do is unknown"
         notices.append(Notice("starts_unknown", line))
     return tuple(notices)
 
 
-def _ranks_in_words(job: CapturedJob) -> str:
-    num, nodes = len(job.ranks), len(job.reports)
-    return f"{counted(num, 'rank')} on {counted(nodes, 'node')}"
+def _has_unknown_start(progress: CaptureProgress) -> bool:
+    return progress.path is not None and progress.start_step is None
 
 
-def _state_in_words(job: CapturedJob) -> str:
-    counts: dict[CaptureState, int] = {}
-    for one in job.ranks:
-        counts[one.state] = counts.get(one.state, 0) + 1
-    starts = sorted({one.start_step for one in job.ranks if one.start_step is not None and not one.state.is_final})
+def _num_ranks_text(job: CapturedJob) -> str:
+    return f"{counted(len(job.ranks), 'rank')} on {counted(len(job.reports), 'node')}"
+
+
+def _state_text(job: CapturedJob) -> str:
+    counts = Counter(one.progress.state for one in job.ranks)
+    waiting = [one.progress for one in job.ranks if not one.progress.state.is_final]
+    starts = sorted({one.start_step for one in waiting if one.start_step is not None})
     step = f", from step {number_runs(starts)}" if starts else ""
-    why = next((f": {one.reason}" for one in job.ranks if one.reason and not one.state.is_final), "")
+    why = next((f": {one.reason}" for one in waiting if one.reason), "")
     return ", ".join(f"{count} {state}" for state, count in counts.items()) + step + why

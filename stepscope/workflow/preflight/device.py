@@ -1,4 +1,4 @@
-"""Interface of a device to measure, and how a run on it is timed."""
+"""Interface of a device to measure, what it answers, and the timing of runs on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 
 class UnsupportedError(Exception):
-    """This device cannot do it, and need not: the check is skipped. The message says why."""
+    """The device cannot do it, and need not: the check is skipped. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Which device is it?
+    """One visible device.
 
     Attributes:
         index: among those visible to the process.
@@ -31,8 +31,16 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Description:
+    """Versions of the software by name, and the devices that the process sees."""
+
+    versions: dict[str, str]
+    devices: list[DeviceFacts]
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
-    """How long is something run before it counts, and then?
+    """Duration of a measurement.
 
     Attributes:
         warm_seconds: until clocks have risen and caches are filled; these runs do not count.
@@ -48,26 +56,28 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long did a run take?
+    """Time of a run, and errors in its result.
 
     Attributes:
-        seconds: the median run.
+        seconds: of the median run.
         spread: interquartile range over the median.
-        num_runs: how many were timed.
+        num_runs: that were timed.
+        num_wrong: bytes or sums that came out wrong.
     """
 
     seconds: float
     spread: float
     num_runs: int
+    num_wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Were matrix products right?
+    """Errors in matrix products.
 
     Attributes:
-        num_repeats: how often the same product was made again.
-        num_differing: of these, how many were not bit for bit the first.
+        num_repeats: of the same product.
+        num_differing: repeats that are not bit for bit the first.
         num_wrong: elements of a product of whole numbers that are not the exact result.
     """
 
@@ -76,62 +86,65 @@ class Products:
     num_wrong: int
 
 
-class Device(Protocol):
-    """One device, or all that a process sees. Every call may raise UnsupportedError; anything else is its failure."""
+class PreflightDevice(Protocol):
+    """One device, or all that a process sees. A call may raise UnsupportedError; anything else is the device's failure.
 
-    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
-        """Versions of the software, and the devices that this process sees.
+    The parent calls these methods by name, with their arguments as JSON (`device_worker`).
+    """
+
+    def describe(self, beside: str = "") -> Description:
+        """The devices that this process sees.
 
         Args:
-            beside: address on PCI of a GPU, next to which this process shall run from now on; empty: anywhere.
+            beside: PCI address of a GPU next to which this process runs from now on; empty: anywhere.
         """
         ...
 
-    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """Copy within the device's memory; time, and bytes that came wrong."""
+    def copy(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy within the device's memory."""
         ...
 
-    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """Copy from pinned host memory to the device; time, and bytes that came wrong."""
+    def upload(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy from pinned host memory to the device."""
         ...
 
-    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """Copy from the device to pinned host memory; time, and bytes that came wrong."""
+    def download(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy from the device to pinned host memory."""
         ...
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
         """Multiply two square matrices of normally distributed numbers.
 
         Args:
-            dtype: a word of `core.preflight.DTYPES`.
+            dtype: one of `DTYPES` of core.documents.machine_checks.
             size: rows and columns.
             pace: how long.
         """
         ...
 
     def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
-        """Make the same product again and again, and one whose exact result is known."""
+        """Repeat one product, and make one whose exact result is known."""
         ...
 
-    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:
-        """Copy from one visible device to another: time, whether they reach each other directly, wrong bytes."""
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:
+        """Copy from one visible device to another."""
         ...
 
     def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
-        """Meet the other processes of a group through a file."""
+        """Join the other processes of a group through a file."""
         ...
 
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:
-        """Sum up over the group: time, and elements that are not the exact sum."""
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
+        """Sum up over the group."""
         ...
 
 
 _TRIAL_RUNS = 3
-"""By whose time it is told how many runs the pace allows."""
+"""Their time gives the number of runs that the pace allows."""
 
 
 class Stopwatch(Protocol):
-    """Times runs one by one."""
+    """Clock for runs on a device."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """Seconds of each run, queued one behind the other."""
@@ -139,7 +152,7 @@ class Stopwatch(Protocol):
 
 
 def time_runs(stopwatch: Stopwatch, work: Callable[[], object], pace: Pace) -> Timing:
-    """Run, and time the runs after the first ones: those load kernels, raise clocks and fill caches."""
+    """Time runs after a warm-up, which loads kernels, raises clocks and fills caches."""
     stopwatch.times(work, 1)
     trial = median(stopwatch.times(work, _TRIAL_RUNS))
     stopwatch.times(work, num_runs_of(trial, pace.warm_seconds, 1, pace.max_runs))
@@ -148,12 +161,12 @@ def time_runs(stopwatch: Stopwatch, work: Callable[[], object], pace: Pace) -> T
 
 
 def num_runs_of(run_seconds: float, seconds: float, least: int, most: int) -> int:
-    """How many runs fill these seconds, within bounds."""
+    """Number of runs that fill these seconds, within bounds."""
     return max(least, min(most, round(seconds / run_seconds) if run_seconds > 0 else most))
 
 
 def timing_of(times: Sequence[float]) -> Timing:
-    """The times as one: median, and the interquartile range over it.
+    """Median of the times, and the interquartile range over it.
 
     Args:
         times: seconds, at least one.

@@ -1,10 +1,12 @@
-"""Worker process that measures a device: answers requests, one a line, until its input ends.
+"""Worker process that measures a device: answers requests, one per line, until its input ends.
 
-    {"do": "describe", "beside": "..."}    {"versions": {...}, "devices": [{...}]}
-    {"do": "multiply", "dtype": ..., ...}  {"seconds": ..., "spread": ..., "runs": ...}
+A request is a method of `PreflightDevice` with its arguments, the answer the fields of what it returns:
+
+    {"do": "describe"}                     {"versions": {...}, "devices": [{...}]}
+    {"do": "multiply", "dtype": ..., ...}  {"seconds": ..., "spread": ..., "num_runs": ..., "num_wrong": 0}
     ...                                    {"unsupported": "why"} or {"error": "what"}: after an error it ends
 
-The parent waits no longer than it wants to; whatever hangs is this process.
+The parent waits with a deadline; whatever hangs is this process.
 """
 
 from __future__ import annotations
@@ -19,50 +21,30 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.workflow.preflight.device import Device, Pace, Timing, UnsupportedError
+from stepscope.workflow.preflight.device import Pace, PreflightDevice, UnsupportedError
 
 _GRACE_SECONDS = 2.0
-"""What a call may go on for once the parent is gone."""
-_LONGEST_ERROR = 400
+"""A call may go on for so long once the parent is gone."""
+MAX_ERROR_CHARS = 400
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
 
-def answer_device(device: Device, request: Request) -> Answer:
-    """What a device answers to a request of the parent."""
-    do = request["do"]
-    if do == "describe":
-        versions, devices = device.describe(request.get("beside", ""))
-        return {"versions": versions, "devices": [asdict(one) for one in devices]}
-    if do == "check_products":
-        return asdict(device.check_products(request["dtype"], request["size"], request["repeats"]))
-    if do == "join":
-        device.join(request["rank"], request["world_size"], request["path"], request["seconds"])
-        return {}
-    if do == "all_reduce":
-        timing, num_wrong = device.all_reduce(request["bytes"], request["warm"], request["runs"])
-        return {**_timing(timing), "num_wrong": num_wrong}
-    pace = Pace(**request["pace"])
-    if do == "multiply":
-        return _timing(device.multiply(request["dtype"], request["size"], pace))
-    if do == "copy_to_peer":
-        source, target = request["source"], request["target"]
-        timing, is_direct, num_wrong = device.copy_to_peer(source, target, request["bytes"], pace)
-        return {**_timing(timing), "is_direct": is_direct, "num_wrong": num_wrong}
-    copy = {"copy": device.copy, "upload": device.upload, "download": device.download}[do]
-    timing, num_wrong = copy(request["bytes"], pace)
-    return {**_timing(timing), "num_wrong": num_wrong}
+def answer_device(device: PreflightDevice, request: Request) -> Answer:
+    """Call the method of the device that the request names."""
+    arguments = dict(request)
+    method = getattr(device, arguments.pop("do"))
+    if "pace" in arguments:
+        arguments["pace"] = Pace(**arguments["pace"])
+    result = method(**arguments)
+    return {} if result is None else asdict(result)
 
 
 def serve(answer: Callable[[Request], Answer]) -> int:
-    """Answer until standard input ends; the process's exit code.
-
-    Args:
-        answer: to one request.
-    """
+    """Answer each request until standard input ends; the process's exit code."""
     replies = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # what libraries print is not a reply
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()
     while line := requests.get():
@@ -72,7 +54,7 @@ def serve(answer: Callable[[Request], Answer]) -> int:
             reply, goes_on = {"unsupported": str(error)}, True
         except Exception as error:  # whatever it is: after an error of CUDA nothing works in this process any more
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            reply, goes_on = {"error": text[:_LONGEST_ERROR]}, False
+            reply, goes_on = {"error": text[:MAX_ERROR_CHARS]}, False
         os.write(replies, json.dumps(reply).encode() + b"\n")
         if not goes_on:
             return 1
@@ -91,7 +73,7 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 
 def main() -> int:
     """Run as a process, on the kind of device that is its argument."""
-    device: list[Device] = []
+    device: list[PreflightDevice] = []
 
     def answer(request: Request) -> Answer:
         if not device:  # with the first request: the parent's deadline covers the import
@@ -106,11 +88,7 @@ def main() -> int:
     return serve(answer)
 
 
-def _timing(timing: Timing) -> Answer:
-    return {"seconds": timing.seconds, "spread": timing.spread, "runs": timing.num_runs}
-
-
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # no farewell to a driver: it can hang
+    os._exit(code)  # no clean-up of the driver: it can hang

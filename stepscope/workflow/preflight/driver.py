@@ -1,4 +1,4 @@
-"""NVML's account of each GPU before, during and after, asked in a process a GPU as any call may hang."""
+"""NVML's readings of each GPU before, during and after, taken in a process per GPU as any call may hang."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
-"""How a process begins to say so."""
+"""Beginning of a process's error of this kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverGpu:
-    """A GPU as NVML knows it.
+    """A GPU that NVML knows.
 
     Attributes:
-        key: its address on PCI, by which it is asked for.
+        key: its PCI address, by which it is asked for.
         index: NVML's.
-        uuid: its own.
         minor: number of its file in /dev; empty where not known.
         is_split: whether MIG is on.
         instances: UUID of each MIG device, and the id of the GPU instance that it is in.
@@ -42,14 +41,14 @@ class DriverGpu:
 
 @dataclass(frozen=True, slots=True)
 class DriverLook:
-    """What NVML knows.
+    """The GPUs that NVML knows.
 
     Attributes:
-        gpus: that answer.
-        lost: index, and why it does not answer.
-        why_not: why nothing is known of any; empty otherwise.
+        gpus: those that answer.
+        lost: index of each other, and why it does not answer.
+        why_not: why no GPU is known; empty otherwise.
         hangs: whether that is because the driver hangs.
-        is_drivers: whether the driver has refused or is not there; else this installation may be broken.
+        is_drivers: whether the driver refused or is missing; else this installation may be broken.
     """
 
     gpus: tuple[DriverGpu, ...] = ()
@@ -60,10 +59,10 @@ class DriverLook:
 
 
 def check_answers(driver: DriverLook) -> None:
-    """Whether any GPU is known.
+    """Check that a GPU is known.
 
     Raises:
-        DataError: NVML cannot be asked, or knows no GPU.
+        DataError: NVML cannot be used, or knows no GPU.
         UnreachableError: the driver hangs.
     """
     if driver.hangs:
@@ -73,7 +72,7 @@ def check_answers(driver: DriverLook) -> None:
 
 
 def look(programs: Programs, seconds: float) -> DriverLook:
-    """Which GPUs there are. Each is asked in a process of its own, all at once: one that hangs hides no other.
+    """Find the GPUs. Each is asked in a process of its own, all at once: one that hangs hides no other.
 
     Args:
         programs: which processes ask.
@@ -91,19 +90,24 @@ def look(programs: Programs, seconds: float) -> DriverLook:
         replies = ask_all({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
     finally:
         close_all(workers)
-    found = [_found(index, replies[worker]) for index, worker in enumerate(workers)]
-    gpus = tuple(one for one in found if isinstance(one, DriverGpu))
-    return DriverLook(gpus, tuple(one for one in found if not isinstance(one, DriverGpu)))
+    gpus, lost = [], []
+    for index, worker in enumerate(workers):
+        gpu = _gpu_of(index, replies[worker])
+        if isinstance(gpu, DriverGpu):
+            gpus.append(gpu)
+        else:
+            lost.append((index, gpu))
+    return DriverLook(tuple(gpus), tuple(lost))
 
 
-def _found(index: int, reply: Reply) -> DriverGpu | tuple[int, str]:
-    """A GPU, or its index and why it does not answer."""
+def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
+    """The GPU, or why it does not answer."""
     if isinstance(reply, Failure):
-        return index, why_failed(reply)
+        return why_failed(reply)
     assert isinstance(reply, dict)
     if "lost" in reply:
         reason, detail = reply["lost"]
-        return index, detail or reason
+        return str(detail or reason)
     names = reply["names"]
     instances = tuple((uuid, gpu_instance) for uuid, gpu_instance in names["instances"])
     uuid = dict(labels_from(reply["labels"]))["uuid"]
@@ -111,13 +115,12 @@ def _found(index: int, reply: Reply) -> DriverGpu | tuple[int, str]:
 
 
 class DriverWatch:
-    """Asks about some GPUs. A context manager."""
+    """Readings of some GPUs before, during and after their measurement. A context manager."""
 
     def __init__(self, keys: Mapping[int, str], programs: Programs, seconds: float) -> None:
-        """Start.
-
+        """
         Args:
-            keys: by index.
+            keys: PCI address of each GPU, by index.
             programs: which processes.
             seconds: after which the driver counts as hanging.
         """
@@ -134,28 +137,28 @@ class DriverWatch:
         close_all(list(self._workers.values()))
 
     def begin(self) -> None:
-        """Read all."""
+        """Read all before."""
         for index, reply in self._ask_all("read").items():
             if isinstance(reply, dict):
                 self._before[index] = read_alone(reply["collection"])
                 self._ends[index] = reply["ends"]
 
     def watch(self) -> None:
-        """From now on, read what changes under load."""
+        """Sample from now on what changes under load."""
         self._ask_all("watch")
 
     def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | Failure]:
-        """Read all again: what was told of each GPU, or how its process failed.
+        """Read all again: the state of each GPU, or how its process failed.
 
         Args:
             logged: what the kernel logged meanwhile, by address on PCI; None where its log cannot be read.
         """
-        samples = self._ask_all("told")
+        samples = self._ask_all("samples")
         states: dict[int, GpuState | Failure] = {}
         for index, reply in self._ask_all("read").items():
             sampled = samples[index]
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
-                states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it told nothing")
+                states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it sent nothing")
                 continue
             after = read_alone(reply["collection"])
             states[index] = GpuState(
@@ -167,18 +170,18 @@ class DriverWatch:
         return states
 
     def facts(self, index: int) -> dict[str, str]:
-        """What is told once: name, driver, ..."""
+        """Constant facts of a GPU: name, driver, ..."""
         before = self._before.get(index, Collection())
         return next((dict(reading.labels) for reading in before.readings if reading.metric == GPU + "info"), {})
 
     def pcie(self, index: int) -> tuple[int, int] | None:
-        """Generation and lanes that GPU and slot can do."""
+        """PCIe generation and lanes that GPU and slot support; None where not known."""
         before = self._before.get(index, Collection())
         generation, width = (value_of(before, f"pcie_link_{what}_max") for what in ("generation", "width"))
         return None if generation is None or width is None else (int(generation), int(width))
 
     def nvlinks(self, index: int) -> Mapping[str, int] | None:
-        """See `collectors.nvml.nvlinks`."""
+        """Active NVLinks by where they end, see `collectors.nvml`; None where not known."""
         return self._ends.get(index)
 
     def _ask_all(self, do: str) -> dict[int, Reply]:

@@ -1,11 +1,10 @@
-"""Worker process that asks the driver about GPUs; it answers as `device_worker` does.
+"""Worker process that asks NVML about GPUs, in the protocol of `device_worker`.
 
-{"do": "count"}                {"count": 8}: GPUs that the driver knows
-{"do": "look", "index": 3}     {"key": ..., "labels": [...], "names": {...}}: which GPU that is, see `GpuNames`;
-                               or {"lost": [reason, detail]}
-{"do": "read", "key": ...}     {"collection": ..., "ends": {...}}: all of one GPU, and where its NVLinks end
-{"do": "watch", "key": ...}    {}; from then on it reads what changes under load
-{"do": "told"}                 {"samples": [...]}: what it read since
+{"do": "count"}                {"count": 8}
+{"do": "look", "index": 3}     {"key": ..., "labels": [...], "names": fields of GpuNames} or {"lost": [reason, detail]}
+{"do": "read", "key": ...}     {"collection": ..., "ends": {...}}
+{"do": "watch", "key": ...}    {}
+{"do": "samples", "key": ...}  {"samples": [...]}
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ SAMPLED = frozenset(
         "pcie_link_generation",
     )
 )
-"""Metrics that are told of each sample."""
+"""Metrics of each sample: those that change under load."""
 
-_SECONDS_APART = 0.5
-_MOST_SAMPLES = 1200
+SAMPLE_SECONDS = 0.5
+MAX_SAMPLES = 1200
 
 
 class StateServer:
-    """Answers for one process."""
+    """Answers the requests of one process."""
 
     def __init__(self, collector: NvmlCollector) -> None:
         self._collector = collector
@@ -47,37 +46,47 @@ class StateServer:
         self._watcher: threading.Thread | None = None
 
     def answer(self, request: Request) -> Answer:
-        """The answer to one request.
+        """Call the method that the request names, with its other fields.
 
         Raises:
             DriverUnusableError: no GPU can be asked.
         """
-        do = request["do"]
-        if do == "count":
-            return {"count": self._collector.count()}
-        if do == "look":
-            return self._look(request["index"])
-        if do == "read":
-            return {"collection": written_alone(self._read(request["key"])), "ends": self._ends(request["key"])}
-        if do == "watch":
-            self._stop.clear()
-            self._watcher = threading.Thread(target=self._watch, args=(request["key"],), daemon=True)
-            self._watcher.start()
-            return {}
+        arguments = dict(request)
+        answer: Answer = getattr(self, arguments.pop("do"))(**arguments)
+        return answer
+
+    def count(self) -> Answer:
+        """Number of GPUs."""
+        return {"count": self._collector.count()}
+
+    def look(self, index: int) -> Answer:
+        """Names of one GPU, or why it does not answer."""
+        target = self._collector.target(index)
+        if not isinstance(target, GpuTarget):
+            return {"lost": [target.reason, target.detail]}
+        try:
+            names = self._collector.names(target.key)
+        except GpuUnusableError as error:
+            return {"lost": [error.reason, error.detail]}
+        return {"key": target.key, "labels": target.labels, "names": asdict(names)}
+
+    def read(self, key: str) -> Answer:
+        """All readings of one GPU, and where its NVLinks end."""
+        return {"collection": written_alone(self._read(key)), "ends": self._ends(key)}
+
+    def watch(self, key: str) -> Answer:
+        """Sample one GPU from now on."""
+        self._stop.clear()
+        self._watcher = threading.Thread(target=self._watch, args=(key,), daemon=True)
+        self._watcher.start()
+        return {}
+
+    def samples(self, key: str) -> Answer:  # noqa: ARG002 - as the other requests
+        """Stop sampling; the samples."""
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
         return {"samples": [written_alone(sample) for sample in self._samples]}
-
-    def _look(self, index: int) -> Answer:
-        found = self._collector.target(index)
-        if not isinstance(found, GpuTarget):
-            return {"lost": [found.reason, found.detail]}
-        try:
-            names = self._collector.names(found.key)
-        except GpuUnusableError as error:
-            return {"lost": [error.reason, error.detail]}
-        return {"key": found.key, "labels": found.labels, "names": asdict(names)}
 
     def _read(self, key: str) -> Collection:
         return Collection.joined(self._collector.sweep(key).values())
@@ -89,11 +98,11 @@ class StateServer:
             return {}
 
     def _watch(self, key: str) -> None:
-        while not self._stop.is_set() and len(self._samples) < _MOST_SAMPLES:
+        while not self._stop.is_set() and len(self._samples) < MAX_SAMPLES:
             whole = self._read(key)
-            told = tuple(reading for reading in whole.readings if reading.metric in SAMPLED)
-            self._samples.append(Collection(readings=told, findings=whole.findings))
-            self._stop.wait(_SECONDS_APART)
+            sampled = tuple(reading for reading in whole.readings if reading.metric in SAMPLED)
+            self._samples.append(Collection(readings=sampled, findings=whole.findings))
+            self._stop.wait(SAMPLE_SECONDS)
 
 
 def main() -> int:
@@ -104,4 +113,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # no farewell to a driver: it can hang
+    os._exit(code)  # no clean-up of the driver: it can hang

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stepscope.collectors.jobs.devices import (
     DeviceUsage,
@@ -24,6 +23,7 @@ from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted, form, listed
+from stepscope.workflow.preflight.device import DeviceFacts
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
 from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
@@ -289,7 +289,7 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
     with Worker((*programs.device, "cuda"), programs.environment) as scout:
         reply = ask(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
-    devices = reply["devices"] if isinstance(reply, dict) else []
+    devices = [DeviceFacts(**one) for one in reply["devices"]] if isinstance(reply, dict) else []
     visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
     warnings: list[Notice] = []
     unseen: list[tuple[int, str]] = []
@@ -320,14 +320,13 @@ def _is_among(gpu: DriverGpu, visible: Sequence[str]) -> bool:
     return any(name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name)) for name in visible)
 
 
-def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
-    """A device of CUDA's under the names that NVML has for it, where it has any."""
-    ordinal, uuid = told["index"], told["uuid"]
-    known = next((gpu for gpu in driver.gpus if uuid and gpu.uuid == f"GPU-{uuid}"), None)
-    name = visible[ordinal] if visible else known.uuid if known else str(ordinal)
+def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
+    """A device of CUDA under NVML's names for it, where it has any."""
+    known = next((gpu for gpu in driver.gpus if device.uuid and gpu.uuid == f"GPU-{device.uuid}"), None)
+    name = visible[device.index] if visible else known.uuid if known else str(device.index)
     if known is None:
-        return MeasuredGpu(ordinal, name, told["name"], uuid)
-    return MeasuredGpu(known.index, name, told["name"], uuid, known.key)
+        return MeasuredGpu(device.index, name, device.name, device.uuid)
+    return MeasuredGpu(known.index, name, device.name, device.uuid, known.key)
 
 
 def _check_hope(reply: Reply, versions: dict[str, str]) -> None:

@@ -74,7 +74,7 @@ class Measuring:
 
     def memory(self) -> None:
         """Copies within the memory."""
-        request = {"do": "copy", "bytes": self._sizes.copy_bytes, "pace": asdict(self._sizes.pace)}
+        request = {"do": "copy", "num_bytes": self._sizes.copy_bytes, "pace": asdict(self._sizes.pace)}
         for index, reply in self._ask("memory_bandwidth", request).items():
             model = self._model(index)
             expected = performance.expect_memory(model) if model else None
@@ -95,14 +95,19 @@ class Measuring:
         sizes = self._sizes
         for dtype in DTYPES:
             check = f"results_{dtype}"
-            request = {"do": "check_products", "dtype": dtype, "size": sizes.checked_size, "repeats": sizes.num_repeats}
+            request = {
+                "do": "check_products",
+                "dtype": dtype,
+                "size": sizes.checked_size,
+                "num_repeats": sizes.num_repeats,
+            }
             for index, reply in self._ask(check, request).items():
                 self._add(judge_products(check, (index,), reply))
 
     def host_copies(self) -> None:
         """Between host and GPU, one GPU after the other: some share a switch."""
         for check, do in (("host_to_device", "upload"), ("device_to_host", "download")):
-            request = {"do": do, "bytes": self._sizes.host_bytes, "pace": asdict(self._sizes.link_pace)}
+            request = {"do": do, "num_bytes": self._sizes.host_bytes, "pace": asdict(self._sizes.link_pace)}
             for index, gpu in self._gpus.items():
                 for reply in self._ask(check, request, only=index).values():
                     expected = performance.expect_host_copy(gpu.name, *(gpu.pcie or (None, None)))
@@ -188,7 +193,7 @@ def measure_peers(
                     "do": "copy_to_peer",
                     "source": from_place,
                     "target": to_place,
-                    "bytes": sizes.peer_bytes,
+                    "num_bytes": sizes.peer_bytes,
                     "pace": asdict(sizes.link_pace),
                 }
                 reply = ask(worker, request, seconds)
@@ -221,9 +226,9 @@ def measure_all_reduce(
         if all(isinstance(reply, dict) for reply in replies.values()):
             request = {
                 "do": "all_reduce",
-                "bytes": sizes.all_reduce_bytes,
-                "warm": sizes.num_warm,
-                "runs": sizes.num_runs,
+                "num_bytes": sizes.all_reduce_bytes,
+                "num_warm": sizes.num_warm,
+                "num_runs": sizes.num_runs,
             }
             replies = ask_all(dict.fromkeys(members, request), seconds)
     expected = _expect_all_reduce(gpus) if is_cuda else None

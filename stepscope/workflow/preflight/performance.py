@@ -24,6 +24,7 @@ from stepscope.core.documents.machine_checks import CheckResult, Outcome
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.core.hardware.links import NVLINK_SHARE, PCIE_BYTES_PER_SECOND, bus_factor, pcie_link, scale_up_link
 from stepscope.core.text.numbers import counted, form
+from stepscope.workflow.preflight.device import Products, Timing
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported
 
 MOST_SPREAD = 0.1
@@ -51,7 +52,7 @@ def judge_rate(
     Args:
         check: its name.
         gpus: measured.
-        reply: with `seconds`, `spread` and `runs`.
+        reply: the fields of a Timing, or why there are none.
         amount: bytes or operations of a run.
         unit: of the rate.
         expectation: None where nothing is known of such a GPU: only its neighbours can judge it.
@@ -59,11 +60,14 @@ def judge_rate(
     """
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
-    seconds, spread = float(reply["seconds"]), float(reply["spread"])
-    if not seconds > 0:
-        return judge_failure(check, gpus, Failure(FailureKind.ERROR, f"a run took {seconds:g} s by the device's clock"))
-    value = amount / seconds
-    result = CheckResult(check, gpus, Outcome.PASS, value=value, unit=unit, spread=spread, num_runs=int(reply["runs"]))
+    timing = Timing(**reply)
+    if not timing.seconds > 0:
+        what = f"a run took {timing.seconds:g} s by the device's clock"
+        return judge_failure(check, gpus, Failure(FailureKind.ERROR, what))
+    value = amount / timing.seconds
+    result = CheckResult(
+        check, gpus, Outcome.PASS, value=value, unit=unit, spread=timing.spread, num_runs=timing.num_runs
+    )
     if expectation is not None:
         result = replace(
             result,
@@ -76,8 +80,10 @@ def judge_rate(
             return replace(result, outcome=Outcome.FAIL, detail=_too_slow(value / expectation.value))
         if value < expectation.warn_below:
             return replace(result, outcome=Outcome.WARN, detail=_too_slow(value / expectation.value))
-    if judges_spread and spread > MOST_SPREAD:
-        detail = f"half of the runs differ by {spread:.0%} and more: are clocks throttled, is somebody else at work?"
+    if judges_spread and timing.spread > MOST_SPREAD:
+        detail = (
+            f"half of the runs differ by {timing.spread:.0%} and more: are clocks throttled, is somebody else at work?"
+        )
         return replace(result, outcome=Outcome.WARN, detail=detail)
     return result
 
@@ -98,21 +104,18 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
     """Whether the same product came out the same each time, and the exact one exact: the value is the wrong ones."""
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
-    differing, wrong, repeats = (int(reply[name]) for name in ("num_differing", "num_wrong", "num_repeats"))
-    said = (
-        [f"{differing} of {counted(repeats, 'repeat')} of one product {form(differing, 'has', 'have')} other bits"]
-        if differing
-        else []
-    )
-    said += (
-        [f"{counted(wrong, 'element of an exact product is', 'elements of an exact product are')} wrong"]
-        if wrong
-        else []
-    )
-    if said:
-        detail = f"{' and '.join(said)}: this GPU corrupts data silently; take it out of service"
+    products = Products(**reply)
+    differing, wrong = products.num_differing, products.num_wrong
+    faults = []
+    if differing:
+        repeats = counted(products.num_repeats, "repeat")
+        faults.append(f"{differing} of {repeats} of one product {form(differing, 'has', 'have')} other bits")
+    if wrong:
+        faults.append(f"{counted(wrong, 'element of an exact product is', 'elements of an exact product are')} wrong")
+    if faults:
+        detail = f"{' and '.join(faults)}: this GPU corrupts data silently; take it out of service"
         return CheckResult(check, gpus, Outcome.FAIL, detail, value=float(differing + wrong), expected=0.0)
-    return CheckResult(check, gpus, Outcome.PASS, value=0.0, expected=0.0, num_runs=repeats + 1)
+    return CheckResult(check, gpus, Outcome.PASS, value=0.0, expected=0.0, num_runs=products.num_repeats + 1)
 
 
 def with_wrong(result: CheckResult, replies: Iterable[Reply], what: str) -> CheckResult:

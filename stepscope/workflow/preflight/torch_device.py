@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from stepscope.collectors.host.machine import parse_cpu_list
 from stepscope.workflow.preflight.device import (
+    Description,
     DeviceFacts,
     Pace,
     Products,
@@ -31,7 +33,7 @@ class CudaStopwatch:
     """CUDA events around each run, all queued before the first is waited for: launching costs the host's time only."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
-        """See `timing.Stopwatch`; on the current stream of the current device."""
+        """See `Stopwatch`; on the current stream of the current device."""
         event: Any = torch.cuda.Event  # it has no types
         edges = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(num_runs)]
         for begin, end in edges:
@@ -46,7 +48,7 @@ class HostStopwatch:
     """The host's clock, for work that is done when its call returns."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
-        """See `timing.Stopwatch`."""
+        """See `Stopwatch`."""
         times = []
         for _ in range(num_runs):
             begin = time.perf_counter()
@@ -56,7 +58,7 @@ class HostStopwatch:
 
 
 class TorchDevice:
-    """See `device.Device`."""
+    """A `PreflightDevice` of torch."""
 
     def __init__(self, device_type: str) -> None:
         """
@@ -71,60 +73,59 @@ class TorchDevice:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
-        """See `device.Device`."""
+    def describe(self, beside: str = "") -> Description:
+        """See `PreflightDevice`."""
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return versions, [DeviceFacts(0, "CPU", "", 0, 0)]
+            return Description(versions, [DeviceFacts(0, "CPU", "", 0, 0)])
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
-            return versions, []
+            return Description(versions, [])
         if beside:
             _run_beside(beside)
-        return versions, [_facts(index) for index in range(torch.cuda.device_count())]
+        return Description(versions, [_facts(index) for index in range(torch.cuda.device_count())])
 
-    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """See `device.Device`."""
+    def copy(self, num_bytes: int, pace: Pace) -> Timing:
+        """See `PreflightDevice`."""
         return self._transfer(self._filled(num_bytes), self._device, pace)
 
-    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """See `device.Device`."""
+    def upload(self, num_bytes: int, pace: Pace) -> Timing:
+        """See `PreflightDevice`."""
         self._check_host()
         return self._transfer(self._filled(num_bytes).cpu().pin_memory(), self._device, pace)
 
-    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
-        """See `device.Device`."""
+    def download(self, num_bytes: int, pace: Pace) -> Timing:
+        """See `PreflightDevice`."""
         self._check_host()
         return self._transfer(self._filled(num_bytes), torch.device("cpu"), pace)
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
-        """See `device.Device`."""
+        """See `PreflightDevice`."""
         return time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
     def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
-        """See `device.Device`."""
+        """See `PreflightDevice`."""
         differing = count_differing(normal_product(dtype, size, self._device), num_repeats)
         return Products(num_repeats, differing, count_wrong(dtype, size, self._device))
 
-    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:
-        """See `device.Device`. torch copies on the source's current stream, and opens direct access where there is."""
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:
+        """See `PreflightDevice`. torch copies on the source's current stream, by direct access where there is any."""
         if not self._is_cuda:
             raise UnsupportedError("the CPU has no peers")
-        is_direct = torch.cuda.can_device_access_peer(source, target)
         with torch.cuda.device(source):
             sent = torch.arange(num_bytes // 4, dtype=torch.int32, device=f"cuda:{source}")
             received = torch.zeros_like(sent, device=f"cuda:{target}")
             timing = time_runs(self._stopwatch, lambda: received.copy_(sent, non_blocking=True), pace)
         expected = torch.arange(num_bytes // 4, dtype=torch.int32, device=f"cuda:{target}")
-        return timing, is_direct, 4 * int((received != expected).sum())
+        return replace(timing, num_wrong=4 * int((received != expected).sum()))
 
     def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
-        """See `device.Device`."""
+        """See `PreflightDevice`."""
         self._group.join(rank, world_size, path, seconds)
 
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:
-        """See `device.Device`."""
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
+        """See `PreflightDevice`."""
         return self._group.all_reduce(num_bytes, num_warm, num_runs)
 
     def _filled(self, num_bytes: int) -> torch.Tensor:
@@ -135,18 +136,18 @@ class TorchDevice:
         if not self._is_cuda:
             raise UnsupportedError("the CPU's memory is the host's")
 
-    def _transfer(self, source: torch.Tensor, to: torch.device, pace: Pace) -> tuple[Timing, int]:
+    def _transfer(self, source: torch.Tensor, to: torch.device, pace: Pace) -> Timing:
         """Copy; memory of the host is pinned where there is a GPU."""
         is_pinned = self._is_cuda and to.type == "cpu"
         target = torch.zeros(source.shape, dtype=source.dtype, device=to, pin_memory=is_pinned)
         timing = time_runs(self._stopwatch, lambda: target.copy_(source, non_blocking=True), pace)
-        return timing, 4 * int((target != source.to(to)).sum())
+        return replace(timing, num_wrong=4 * int((target != source.to(to)).sum()))
 
 
 def _facts(index: int) -> DeviceFacts:
-    told = torch.cuda.get_device_properties(index)
-    uuid = str(getattr(told, "uuid", ""))  # from torch 2.4 on
-    return DeviceFacts(index, told.name, uuid, told.multi_processor_count, told.total_memory)
+    properties = torch.cuda.get_device_properties(index)
+    uuid = str(getattr(properties, "uuid", ""))  # from torch 2.4 on
+    return DeviceFacts(index, properties.name, uuid, properties.multi_processor_count, properties.total_memory)
 
 
 def _run_beside(pci_bus_id: str) -> None:
@@ -197,7 +198,7 @@ class TorchGroup:
             device_id=self._device if is_cuda else None,
         )
 
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
         """Sum up so often, on all members alike; the time is this member's, waiting for the others included."""
         zeros = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self._device)
         self._stopwatch.times(lambda: dist.all_reduce(zeros), num_warm)
@@ -209,7 +210,7 @@ class TorchGroup:
         expected = (pattern * size + size * (size - 1) // 2).float()
         num_wrong = int((summed != expected).sum())
         dist.destroy_process_group()
-        return timing, num_wrong
+        return replace(timing, num_wrong=num_wrong)
 
 
 _TYPES = {

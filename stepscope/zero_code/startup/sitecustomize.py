@@ -18,6 +18,7 @@ WATCHED = frozenset(
         "deepspeed.runtime.engine",
         "safetensors.torch",
         "torch.amp.grad_scaler",
+        "torch.autograd",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.checkpoint.state_dict_saver",
         "torch.optim.optimizer",

@@ -1,4 +1,4 @@
-"""Does the desk take orders, also over HTTP, keep them over a restart, and say who asked?"""
+"""Does the coordinator take orders, also over HTTP, keep them over a restart, and say who asked?"""
 
 from __future__ import annotations
 
@@ -16,20 +16,30 @@ from typing import IO, Any
 import pytest
 
 from stepscope.agent import state_directory
-from stepscope.agent.captures.capture import CaptureLimits, RefusedError
-from stepscope.agent.captures.capture_service import CapturePlaces, CaptureService
+from stepscope.agent.captures.capture import RefusedError
 from stepscope.agent.captures.coordinator import CaptureCoordinator, CaptureStore
-from stepscope.agent.state_directory import StateLock, token_in
+from stepscope.agent.captures.http_routes import capture_routes
+from stepscope.agent.config.settings import CaptureLimits
+from stepscope.agent.state_directory import StateLock, agent_token, read_token
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason
-from stepscope.core.protocol.captures import CaptureOrder, CaptureState
-from stepscope.core.protocol.messages import Answer, AnswerState
+from stepscope.core.protocol.captures import (
+    CaptureOrder,
+    CaptureProgress,
+    CaptureRequest,
+    CaptureSelector,
+    CaptureState,
+)
 from tests.agent.captures.fake_backend import FakeBackend, target
 
-_ACCEPTED = Answer("", AnswerState.ACCEPTED, start_step=8)
-_DONE = Answer("", AnswerState.DONE, path="/runs/r/traces/step8/rank0.json.gz", bytes=9)
+_ACCEPTED = CaptureProgress(CaptureState.ACCEPTED, start_step=8)
+_DONE = CaptureProgress(CaptureState.DONE, path="/runs/r/traces/step8/rank0.json.gz", bytes=9)
+
+
+def _order(capture_id: str, steps: int, **selector: str) -> CaptureOrder:
+    return CaptureOrder(CaptureRequest(capture_id, steps), CaptureSelector(**selector))
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
@@ -41,28 +51,28 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_a_refusal_tells_why_a_way_to_capture_is_closed() -> None:
     closed = FakeBackend([], why_closed=Missing("", (), MissingReason.TAKEN, "the socket: another daemon is there"))
-    with CaptureCoordinator([FakeBackend([]), closed]) as desk:
+    with CaptureCoordinator([FakeBackend([]), closed]) as coordinator:
         with pytest.raises(
-            RefusedError, match=r"nobody is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
+            RefusedError, match=r"none is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
         ):
-            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+            coordinator.request(_order("c", 3, job="9"), client="10.0.0.1")
         closed.known = [target(0)]
         with pytest.raises(RefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
-            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+            coordinator.request(_order("c", 3, job="9"), client="10.0.0.1")
 
 
 def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stepscope.agent.audit")
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED, _DONE]})
-    with CaptureCoordinator([FakeBackend([]), backend]) as desk:
-        order = CaptureOrder("c", 3, "r")
-        desk.order(order, by="10.0.0.1")
-        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
-        assert desk.order(order, by="10.0.0.1").state is CaptureState.DONE  # asked again, told again
+    with CaptureCoordinator([FakeBackend([]), backend]) as coordinator:
+        order = _order("c", 3, run="r")
+        coordinator.request(order, client="10.0.0.1")
+        _wait_until(lambda: coordinator.report("c").state is CaptureState.DONE)
+        assert coordinator.request(order, client="10.0.0.1").state is CaptureState.DONE  # asked again, told again
         with pytest.raises(RefusedError, match="another capture has this id"):
-            desk.order(CaptureOrder("c", 4, "r"), by="10.0.0.1")
+            coordinator.request(_order("c", 4, run="r"), client="10.0.0.1")
         with pytest.raises(RefusedError, match="no process of run q"):
-            desk.order(CaptureOrder("d", 4, "q"), by="10.0.0.2")
+            coordinator.request(_order("d", 4, run="q"), client="10.0.0.2")
     assert len(backend.asked) == 1
     assert backend.asked[0][0].max_bytes == 1 << 30
     assert [record.message for record in caplog.records] == [
@@ -76,33 +86,33 @@ def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFi
 
 def test_a_process_that_has_ended_is_noticed(tmp_path: Path) -> None:
     backend = FakeBackend([target(0, pid=os.getpid()), target(1, pid=1 << 22)])
-    with CaptureCoordinator([backend], directory=tmp_path) as desk:
-        desk.order(CaptureOrder("c", 3, "r"), by="me")
+    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+        coordinator.request(_order("c", 3, run="r"), client="me")
         backend.known.clear()
-        desk.wake()
-        _wait_until(lambda: desk.report("c").ranks[1].reason == "its process has ended")
-        assert desk.report("c").ranks[0].state is CaptureState.ASKED
-        desk.cancel("c", by="me")
+        coordinator.wake()
+        _wait_until(lambda: coordinator.report("c").ranks[1].progress.reason == "its process has ended")
+        assert coordinator.report("c").ranks[0].progress.state is CaptureState.ASKED
+        coordinator.cancel("c", client="me")
         backend.known.append(target(0, pid=os.getpid()))
-        _wait_until(lambda: desk.report("c").state is CaptureState.CANCELLED)
+        _wait_until(lambda: coordinator.report("c").state is CaptureState.CANCELLED)
     assert len(backend.asked) == 1  # who comes back is told that it is cancelled, and not asked
 
 
 def test_captures_outlive_the_agent(tmp_path: Path) -> None:
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
-    with CaptureCoordinator([backend], directory=tmp_path) as desk:
-        desk.order(CaptureOrder("c", 3, "r"), by="me")
-        _wait_until(lambda: desk.report("c").state is CaptureState.ACCEPTED)
+    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+        coordinator.request(_order("c", 3, run="r"), client="me")
+        _wait_until(lambda: coordinator.report("c").state is CaptureState.ACCEPTED)
     assert (tmp_path / "captures.json").stat().st_mode & 0o777 == 0o600
     backend.says["k0"] = [_DONE]
-    with CaptureCoordinator([backend], directory=tmp_path) as desk:
-        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
+    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+        _wait_until(lambda: coordinator.report("c").state is CaptureState.DONE)
     once = CaptureCoordinator([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
     with (
         once,
         pytest.raises(RefusedError, match="captured 1 time within an hour"),
     ):  # a restart makes nobody freer
-        once.order(CaptureOrder("d", 3, "r"), by="me")
+        once.request(_order("d", 3, run="r"), client="me")
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '[{"host": "h"}]', '[{"order": []}]'])
@@ -111,18 +121,19 @@ def test_a_file_that_is_damaged_is_said_and_forgotten(
 ) -> None:
     (tmp_path / "captures.json").write_text(text)
     assert CaptureStore(tmp_path).read() == []
-    assert "captures of before are forgotten" in caplog.text
+    assert "earlier captures are lost" in caplog.text
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, object]]]]:
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
-    service = CaptureService([backend], CapturePlaces(tmp_path))
-    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token)) as server:
+    coordinator, token = CaptureCoordinator([backend], directory=tmp_path), agent_token(tmp_path)
+    routes = capture_routes(coordinator)
+    with coordinator, AgentServer(Address("127.0.0.1", 0), routes, Access(token)) as server:
 
         def ask(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, object]]:
             connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
-            told = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"} | headers
+            told = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"} | headers
             connection.request(method, f"/api/v1/captures{path}", body, told)
             answer = connection.getresponse()
             document = json.loads(answer.read())
@@ -152,20 +163,20 @@ def test_orders_over_http(api: Callable[..., tuple[int, dict[str, object]]]) -> 
 
 def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "token"
-    token = token_in(file, is_made=True)
+    token = read_token(file, create=True)
     assert len(token) >= 32
     assert file.stat().st_mode & 0o777 == 0o600
-    assert token_in(file, is_made=True) == token_in(file) == token
+    assert read_token(file, create=True) == read_token(file) == token
     assert not caplog.text
     file.chmod(0o644)
-    assert token_in(file, is_made=True) == token
+    assert read_token(file, create=True) == token
     assert "chmod 600" in caplog.text
     for text in ("", "short", "two words of some length", "x" * 600, "é" * 20):
         file.write_text(text)
-        with pytest.raises(UsageError, match="is no token"):
-            token_in(file)
+        with pytest.raises(UsageError, match="is not a token"):
+            read_token(file)
     with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
-        token_in(tmp_path / "nowhere")
+        read_token(tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +189,11 @@ def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(state_directory, "open", full, raising=False)
         with pytest.raises(
-            UsageError, match=r"token: the token cannot be made \(No space left on device\); free some space"
+            UsageError, match=r"token: the token cannot be created \(No space left on device\); free some space"
         ):
-            token_in(file, is_made=True)
+            read_token(file, create=True)
     assert list(tmp_path.iterdir()) == []
-    assert len(token_in(file, is_made=True)) >= 32
+    assert len(read_token(file, create=True)) >= 32
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -190,16 +201,16 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    with CaptureService([], CapturePlaces(tmp_path / "file" / "state")) as service:
-        assert service.token is None
-    assert "nobody can ask for captures" in caplog.text
-    with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
-        pass
+    with CaptureCoordinator([], directory=tmp_path / "file" / "state"):
+        assert agent_token(tmp_path / "file" / "state") is None
+    assert "captures cannot be requested" in caplog.text
+    with pytest.raises(UsageError):
+        agent_token(tmp_path, tmp_path / "file")
     caplog.clear()
-    with StateLock(tmp_path / "file"), CaptureService([], CapturePlaces(tmp_path / "file")):
-        pass
-    assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
-    assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text
+    with StateLock(tmp_path / "file"), CaptureCoordinator([], directory=tmp_path / "file"):
+        assert agent_token(tmp_path / "file") is None
+    assert f"the agent's state is not kept: {tmp_path}/file: is not a folder" in caplog.text
+    assert f"{tmp_path}/file/token: the token cannot be created (Not a directory)" in caplog.text
 
 
 def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
@@ -208,8 +219,8 @@ def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
     def read_only(**_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    token = token_in(tmp_path / "token", is_made=True)
+    token = read_token(tmp_path / "token", create=True)
     monkeypatch.setattr(tempfile, "mkstemp", read_only)
-    assert token_in(tmp_path / "token", is_made=True) == token
-    with pytest.raises(UsageError, match=r"the token cannot be made \(Read-only file system\)"):
-        token_in(tmp_path / "another", is_made=True)
+    assert read_token(tmp_path / "token", create=True) == token
+    with pytest.raises(UsageError, match=r"the token cannot be created \(Read-only file system\)"):
+        read_token(tmp_path / "another", create=True)

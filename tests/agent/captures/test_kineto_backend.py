@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.captures.backend import TargetAnswer
-from stepscope.agent.captures.kineto_backend import KinetoBackend
-from stepscope.agent.captures.kineto_source import KinetoSource
-from stepscope.collectors.kineto_daemon import coordinator, targets
+from stepscope.collectors.kineto_daemon import backend as backend_module
+from stepscope.collectors.kineto_daemon import targets
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.collectors.kineto_daemon.processes import JobPlace
+from stepscope.collectors.kineto_daemon.source import KinetoSource
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
-from stepscope.core.protocol.messages import Alignment, AnswerState, CaptureRequest
+from stepscope.core.protocol.captures import Alignment, CaptureRequest, CaptureState, CaptureUpdate
 from tests.collectors.kineto_daemon.libkineto import Libkineto
 
 
 @pytest.fixture
 def backend(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KinetoBackend]:
-    monkeypatch.setattr(coordinator, "_GATHERING_SECONDS", 0.0)
+    monkeypatch.setattr(backend_module, "_GATHERING_SECONDS", 0.0)
     with KinetoBackend(tmp_path / "runs", socket_folder=str(place.parent)) as backend:
         yield backend
 
@@ -45,15 +45,15 @@ def wait_for(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def final(backend: KinetoBackend, count: int) -> Sequence[TargetAnswer]:
-    answers: list[TargetAnswer] = []
+def final(backend: KinetoBackend, count: int) -> Sequence[CaptureUpdate]:
+    updates: list[CaptureUpdate] = []
 
     def are_there() -> bool:
-        answers.extend(one for one in backend.answers() if one.answer.state.is_final)
-        return len(answers) == count
+        updates.extend(one for one in backend.updates() if one.progress.state.is_final)
+        return len(updates) == count
 
     wait_for(are_there)
-    return answers
+    return updates
 
 
 def test_a_process_is_captured_and_its_trace_named(backend: KinetoBackend, place: Path, tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_process_is_captured_and_its_trace_named(backend: KinetoBackend, place
         backend.request(CaptureRequest("one", 3), [*keys, "a key of another back end"])
         (said,) = final(backend, 1)
         trace = tmp_path / "runs/slurm-77/traces/step0/rank0.json.gz"
-        assert (said.key, said.answer.state, said.answer.path) == (keys[0], AnswerState.DONE, str(trace))
-        assert (said.answer.steps, said.answer.start_step, said.answer.aligned_by) == (3, None, Alignment.STEP)
-        assert said.answer.bytes == trace.stat().st_size
+        assert (said.key, said.progress.state, said.progress.path) == (keys[0], CaptureState.DONE, str(trace))
+        assert (said.progress.steps, said.progress.start_step, said.progress.aligned_by) == (3, None, Alignment.STEP)
+        assert said.progress.bytes == trace.stat().st_size
         backend.cancel("one", ["a key of another back end"])
         backend.cancel("one", keys)  # too late: it is told again
         assert final(backend, 1) == [said]
@@ -77,11 +77,14 @@ def test_what_libkineto_cannot_do_is_refused(backend: KinetoBackend, place: Path
     with asking(backend, Libkineto(backend.server.address, place.parent)) as keys:
         backend.request(CaptureRequest("one", 3, start_step=100), keys)
         backend.request(CaptureRequest("two", 3, max_overhead=0.5), keys)
-        assert {said.answer.state for said in final(backend, 2)} == {AnswerState.REFUSED}
+        assert {said.progress.state for said in final(backend, 2)} == {CaptureState.REFUSED}
         past = time.time_ns() - 10**9
         backend.request(CaptureRequest("three", 3, deadline_unix_ns=past), keys)
         (said,) = final(backend, 1)
-        assert (said.answer.state, said.answer.reason) == (AnswerState.FAILED, "given up: it has not been asked yet")
+        assert (said.progress.state, said.progress.reason) == (
+            CaptureState.FAILED,
+            "given up: it has not been asked yet",
+        )
 
 
 def test_a_process_id_means_the_processes_below_it(backend: KinetoBackend, place: Path) -> None:
@@ -112,7 +115,7 @@ def test_ranks_that_begin_to_ask_are_there_together(
     late = Libkineto(backend.server.address, place.parent, job_id=78)
     for client in (late, ranks[0]):
         client.ask()
-    wait_for(lambda: len(backend._desk.targets()) == 2)
+    wait_for(lambda: len(backend._targets) == 2)
     assert backend.targets() == []  # each is the first of two
     ranks[1].ask()
     wait_for(lambda: [target.run for target in backend.targets()] == ["slurm-77"] * 2)
@@ -167,7 +170,7 @@ def test_an_agent_that_ends_takes_no_address(tmp_path: Path, place: Path) -> Non
 def test_an_address_that_was_taken_is_tried_again(
     tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_GATHERING_SECONDS", 0.0)
+    monkeypatch.setattr(backend_module, "_GATHERING_SECONDS", 0.0)
     now = [100.0]
     first = ExitStack()
     first.enter_context(KinetoBackend(tmp_path / "first", socket_folder=str(place.parent)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stepscope.agent.config.settings import Jobs
 from stepscope.agent.jobs.job_collector import JobCollector
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.collectors.jobs.kubernetes.pods import PodDirectory
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share, UseState
 from stepscope.core.hardware.devices import Device, device_in
@@ -48,7 +48,7 @@ class Node:
 
     def watch(
         self,
-        settings: JobSettings | None = None,
+        settings: Jobs | None = None,
         pods: PodDirectory | None = None,
         slurm: SlurmNamesCollector | None = None,
     ) -> JobCollector:

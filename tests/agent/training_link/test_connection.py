@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent.training_link.connection import ConnectionEndedError, Peer, TrainingConnection
-from stepscope.core.protocol.messages import Answer, AnswerState, Heartbeat, encode
+from stepscope.core.protocol.captures import CaptureProgress, CaptureState
+from stepscope.core.protocol.messages import Answer, Heartbeat, encode
 from tests.agent.training_link.conftest import hello
 
 _PEER = Peer(1, 0)
@@ -33,13 +34,15 @@ def test_who_floods_is_not_read_for_a_while() -> None:
     client = TrainingConnection(_PEER, 0.0)
     client.hear(encode(hello()), 0.0)
     assert client.pause_seconds(8192.0, 0.0) == 0.0
-    client.hear(encode(Answer("c", AnswerState.DONE, reason="x" * 4000)) * 2, 0.0)
+    client.hear(encode(Answer("c", CaptureProgress(CaptureState.DONE, "x" * 4000))) * 2, 0.0)
     pause = client.pause_seconds(8192.0, 0.0)
     assert 0.5 < pause < 0.6  # 8 kB and the hello, of 4 kB that were there
     assert client.pause_seconds(8192.0, pause / 2) == pytest.approx(pause / 2)
     assert client.pause_seconds(8192.0, pause + 0.01) == 0.0
     client.pause_seconds(8192.0, 1000.0)
-    client.hear(encode(Answer("c", AnswerState.DONE, reason="x" * 4000)) * 8, 1000.0)  # of 32 kB after a while
+    client.hear(
+        encode(Answer("c", CaptureProgress(CaptureState.DONE, "x" * 4000))) * 8, 1000.0
+    )  # of 32 kB after a while
     assert client.pause_seconds(8192.0, 1000.0) < 0.1
 
 
@@ -49,7 +52,7 @@ def test_a_second_hello_tells_what_has_become_known_and_nobody_else() -> None:
     client.hear(encode(hello(gpu_uuid="GPU-1", mesh={"dp": 2})), 0.0)
     rank = client.rank(0.0)
     assert rank is not None
-    assert (rank.gpu_uuid, rank.mesh) == ("GPU-1", {"dp": 2})
+    assert (rank.hello.gpu_uuid, rank.hello.mesh) == ("GPU-1", {"dp": 2})
     with pytest.raises(ConnectionEndedError, match="somebody else"):
         client.hear(encode(hello(run_directory="/runs/of-another")), 0.0)
 
@@ -65,4 +68,4 @@ def test_the_same_words_from_another_user_are_another_process() -> None:
 
 def test_answers_before_the_hello_count_for_nothing() -> None:
     client = TrainingConnection(_PEER, 0.0)
-    assert client.hear(encode(Answer("c", AnswerState.DONE)), 0.0) == []
+    assert client.hear(encode(Answer("c", CaptureProgress(CaptureState.DONE))), 0.0) == []

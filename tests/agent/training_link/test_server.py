@@ -13,10 +13,15 @@ from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import TrainingSource
-from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Heartbeat, Welcome
+from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, CaptureUpdate
+from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until
 
 Connect = Callable[[], Process]
+
+
+def _steps(server: TrainingServer) -> list[int | None]:
+    return [rank.heartbeat.index if rank.heartbeat else None for rank in server.ranks()]
 
 
 def test_it_knows_each_process_as_long_as_it_is_there(server: TrainingServer, connect: Connect) -> None:
@@ -25,9 +30,11 @@ def test_it_knows_each_process_as_long_as_it_is_there(server: TrainingServer, co
         process.say(hello(rank, mesh={"dp": 2}, gpu_uuid="GPU-1"))
         assert process.hear() == Welcome()
     first.say(Heartbeat(5.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}))
-    wait_until(lambda: [rank.step for rank in server.ranks()] == [7, None])
+    wait_until(lambda: _steps(server) == [7, None])
     known = server.ranks()[0]
-    assert (known.pid, known.uid, known.step_ms, known.mesh) == (os.getpid(), os.getuid(), 100.0, {"dp": 2})
+    assert (known.pid, known.uid, known.hello.mesh) == (os.getpid(), os.getuid(), {"dp": 2})
+    assert known.heartbeat is not None
+    assert known.heartbeat.ms == 100.0
     assert known.step_age_ms is not None
     assert known.step_age_ms >= 5.0
     values = {(r.metric, dict(r.labels).get("rank")): r.value for r in TrainingSource(server).collect().readings}
@@ -51,19 +58,19 @@ def test_what_is_said_to_a_process_and_what_it_answers(server: TrainingServer, c
         process.hear()
     keys = [rank.key for rank in server.ranks()]
     request = CaptureRequest("c", 3, ranks=(1,))
-    server.say(request, [keys[1], "nobody"])
-    server.say(Cancel("c"), [keys[1]])
+    server.send(request, [keys[1], "nobody"])
+    server.send(Cancel("c"), [keys[1]])
     assert [second.hear(), second.hear()] == [request, Cancel("c")]
-    answer = Answer("c", AnswerState.CANCELLED)
-    second.say(answer)
-    taken: list[tuple[str, Answer]] = []
+    cancelled = CaptureProgress(CaptureState.CANCELLED)
+    second.say(Answer("c", cancelled))
+    taken: list[CaptureUpdate] = []
 
     def has_come() -> bool:
-        taken.extend(server.take_answers())
+        taken.extend(server.take_updates())
         return bool(taken)
 
     wait_until(has_come)
-    assert taken == [(keys[1], answer)]
+    assert taken == [CaptureUpdate("c", keys[1], cancelled)]
 
 
 def test_a_process_that_connects_again_is_the_same_and_another_is_not(server: TrainingServer, connect: Connect) -> None:
@@ -108,7 +115,7 @@ def test_nonsense_idleness_and_floods_cost_the_others_nothing(
     assert well.hear() == Welcome()
     begin = time.monotonic()
     well.say(Heartbeat(1.0, index=9))
-    wait_until(lambda: 9 in [rank.step for rank in server.ranks()])
+    wait_until(lambda: 9 in _steps(server))
     assert time.monotonic() - begin < 5.0
     assert num_sent < 1 << 20  # what a kernel keeps for it, and its burst
     wait_until(lambda: sum(server.refused().values()) == 5)
@@ -124,9 +131,9 @@ def test_one_that_does_not_read_is_left(server: TrainingServer, connect: Connect
     keys = {rank.rank: rank.key for rank in server.ranks()}
     request = CaptureRequest("c", 1, ranks=tuple(range(9000)))
     for _ in range(20):
-        server.say(request, [keys[0]])
+        server.send(request, [keys[0]])
     wait_until(lambda: server.refused() == {"deaf": 1})
-    server.say(Cancel("c"), [keys[1]])
+    server.send(Cancel("c"), [keys[1]])
     assert well.hear() == Cancel("c")
 
 
@@ -153,7 +160,7 @@ def test_without_the_right_to_listen_it_goes_on_unless_it_must(tmp_path: Path) -
     with TrainingServer(nowhere, is_required=False) as closed:
         collection = TrainingSource(closed).collect()
         assert "no socket for training" in collection.missing[0].detail
-        closed.say(Cancel("c"), ["x"])
+        closed.send(Cancel("c"), ["x"])
         assert closed.ranks() == ()
     with pytest.raises(Exception, match=r"no socket for training at .*--socket"), TrainingServer(nowhere):
         pass
@@ -170,7 +177,7 @@ def test_who_connects_again_and_again_waits_and_the_others_are_heard(
     for _ in range(50):
         Process(place).socket.close()
     well.say(Heartbeat(1.0, index=3))
-    wait_until(lambda: [rank.step for rank in server.ranks()] == [3])
+    wait_until(lambda: _steps(server) == [3])
     later = connect()
     later.say(hello(1))
     assert later.hear() == Welcome()

@@ -159,7 +159,7 @@ def test_plan_beside_a_run_needs_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as stop:
         main(["workload", "run", "gpt", "--device", "cpu", "--against-plan"])
     assert stop.value.code == 2
-    assert "a plan is for GPUs" in capsys.readouterr().err
+    assert "a plan is an estimate for GPUs" in capsys.readouterr().err
 
 
 def test_plan_beside_a_run_is_refused_where_no_gpu_is_found(

@@ -294,7 +294,7 @@ def test_bug_20_an_xid_from_before_is_told_for_as_long_as_it_stands_on_the_page(
     found = [pages.collect() for _ in range(6)]
     assert [codes(page) for page in found] == [["xid_earlier"]] * 3 + [["xid"], ["xid"], []]
     (finding,) = found[2].findings
-    assert finding.message == "XID 79 (GPU lost) stood on the first page: when that one came is not known"
+    assert finding.message == "XID 79 (GPU lost) was on the first page: when it came is not known"
     assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
 
 
@@ -517,7 +517,7 @@ def test_bug_22_a_gpu_that_is_gone_is_forgotten_after_a_day() -> None:
 
 
 def test_bug_22_pages_with_ever_other_gpus_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "_MOST_GPUS", 8)
+    monkeypatch.setattr(page_history, "_MAX_GPUS", 8)
     text = render(busy())
     pages = Pages(*(text.replace(UUIDS[0], f"GPU-{number}") for number in range(40)), seconds=1)
     gone = [len(missing(pages.collect(), "")) for _ in range(40)]

@@ -72,9 +72,9 @@ def at(port: int, scheme: str = "http") -> Endpoint:
     return endpoint_of(f"{scheme}://127.0.0.1:{port}")
 
 
-def failure(answer: Answer, *, timeout: float = 5.0, largest: int = 1 << 20) -> FetchError:
+def failure(answer: Answer, *, timeout: float = 5.0, max_bytes: int = 1 << 20) -> FetchError:
     with server(answer) as port, pytest.raises(FetchError) as caught:
-        fetch_page(at(port), timeout_seconds=timeout, largest=largest)
+        fetch_page(at(port), timeout_seconds=timeout, max_bytes=max_bytes)
     return caught.value
 
 
@@ -99,7 +99,7 @@ def test_addresses(text: str, url: str) -> None:
     "text", ["", "http://", "ftp://node7", "node7:port", "node7:99999", "no de", "node\r\nX: y", "["]
 )
 def test_what_is_no_address_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match="say host:port or a URL"):
+    with pytest.raises(UsageError, match="give host:port or a URL"):
         endpoint_of(text)
 
 
@@ -129,7 +129,7 @@ def test_a_packed_page_and_one_that_is_a_bomb() -> None:
     error = failure(page(gzip.compress(b"A" * 20_000_000), "Content-Encoding: gzip"))
     assert error.reason is MissingReason.UNREADABLE
     cut = failure(page(gzip.compress(b"A 1\n")[:-9], "Content-Encoding: gzip"))
-    assert "cut" in cut.detail
+    assert "incomplete" in cut.detail
 
 
 def test_user_and_password_are_sent() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.host.cgroups import parse_cpu_limit, parse_limit_bytes, parse_membership, parse_mounts
 from stepscope.collectors.host.machine import (
-    cpu_list,
+    format_cpu_list,
     parse_counts,
     parse_cpu_list,
     parse_cpu_stat,
@@ -56,7 +56,7 @@ def test_no_text_is_an_error(text: str) -> None:
 
 @given(st.frozensets(st.integers(0, 2000)))
 def test_lists_of_cpus_come_back(cpus: frozenset[int]) -> None:
-    assert parse_cpu_list(cpu_list(cpus)) == cpus
+    assert parse_cpu_list(format_cpu_list(cpus)) == cpus
 
 
 @pytest.mark.parametrize("text", ["a", "3-1", "1,,2", "0-3:1/2", "-1", "9999999"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.kineto_daemon import coordinator, server
+from stepscope.collectors.kineto_daemon import backend, server
 
 PATIENT_SECONDS = 1.0
 
@@ -20,9 +20,9 @@ def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_desk_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none whose captures go on; nobody is waited for."""
-    monkeypatch.setattr(coordinator, "_GATHERING_SECONDS", 0.0)
+def no_capture_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No capture from before a restart, so that no process is waited for."""
+    monkeypatch.setattr(backend, "_GATHERING_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Processes that behave as libkineto does, on a clock of their own, and the desk's side of their polls."""
+"""Processes that behave as libkineto does, on a clock of their own, and the daemon's side of their polls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, ProcessView, Take, Withdraw
+from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Offer, ProcessView, Take, Withdraw
 from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, Registry
 from stepscope.collectors.kineto_daemon.protocol import Poll
 from stepscope.collectors.kineto_daemon.verification import TraceSummary
+from stepscope.core.protocol.captures import CaptureProgress
 
 LOOK_SECONDS = 0.2
 WRITE_SECONDS = 0.3
@@ -96,13 +97,13 @@ def run(
     until: float | None = None,
     cancel_at: float | None = None,
     most_seconds: float = 3000.0,
-) -> list[tuple[float, Outcome]]:
-    """Capture them; what was told when, in seconds of the processes' clock."""
+) -> list[tuple[float, str, CaptureProgress]]:
+    """Capture them; the changes of progress with their times, in seconds of the processes' clock, and keys."""
     registry = Registry()
-    capture = Capture(list(processes), num_steps=num_steps, begin=begin, until=until)
+    capture = KinetoCapture(list(processes), num_steps=num_steps, begin=begin, until=until)
     laid_out: dict[str, Offer] = {}
     delivered: dict[str, int] = {}
-    told: list[tuple[float, Outcome]] = []
+    told: list[tuple[float, str, CaptureProgress]] = []
     now = begin
     for process in processes.values():  # all have asked before
         process.phase += 5.0 * ceil((begin - 5.0 - process.phase) / 5.0)
@@ -135,13 +136,13 @@ def run(
         if cancel_at is not None and now >= cancel_at:
             follow(capture.cancel())
         known = {str(one.address): one for one in registry.processes(now)}
-        sights = {key: _sight(one, known.get(key), delivered.get(key), capture, now) for key, one in processes.items()}
-        follow(capture.step(sights, now))
-        told += [(now, outcome) for outcome in capture.news()]
+        views = {key: _view(one, known.get(key), delivered.get(key), capture, now) for key, one in processes.items()}
+        follow(capture.step(views, now))
+        told += [(now, key, progress) for key, progress in capture.take_changes()]
     return told
 
 
-def _sight(
-    process: SimulatedProcess, known: KinetoProcess | None, delivered: int | None, capture: Capture, now: float
+def _view(
+    process: SimulatedProcess, known: KinetoProcess | None, delivered: int | None, capture: KinetoCapture, now: float
 ) -> ProcessView:
     return ProcessView(known if now < process.ends_at else None, delivered, capture.attempt in process.written)

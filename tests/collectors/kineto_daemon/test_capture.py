@@ -12,31 +12,34 @@ from stepscope.collectors.kineto_daemon.capture import (
     LOST,
     NO_STEP_YET,
     PROFILING,
-    Outcome,
     is_time_to_offer,
     poll_spread,
     start_multiple,
     steps_apart,
 )
-from stepscope.core.protocol.messages import AnswerState
+from stepscope.core.protocol.captures import CaptureProgress, CaptureState
 from tests.collectors.kineto_daemon.simulated import SimulatedProcess, run
 
 
-def last(told: list[tuple[float, Outcome]], key: str = "a") -> Outcome:
-    return [outcome for _, outcome in told if outcome.key == key][-1]
+def last(told: list[tuple[float, str, CaptureProgress]], key: str = "a") -> CaptureProgress:
+    return [progress for _, of, progress in told if of == key][-1]
 
 
 def test_a_process_that_steps_is_captured_at_its_next_poll() -> None:
     told = run({"a": SimulatedProcess(phase=2.0)})
-    assert [outcome.state for _, outcome in told] == [AnswerState.ACCEPTED, AnswerState.STARTED, AnswerState.DONE]
+    assert [progress.state for _, _, progress in told] == [
+        CaptureState.ACCEPTED,
+        CaptureState.STARTED,
+        CaptureState.DONE,
+    ]
     assert told[-1][0] <= 3.5
 
 
 def test_a_young_process_is_asked_until_its_loop_runs_and_never_twice() -> None:
     process = SimulatedProcess(phase=2.0, loop_from=31.0)
     told = run({"a": process})
-    assert (AnswerState.ACCEPTED, NO_STEP_YET) in [(outcome.state, outcome.reason) for _, outcome in told]
-    assert last(told).state is AnswerState.DONE
+    assert (CaptureState.ACCEPTED, NO_STEP_YET) in [(progress.state, progress.reason) for _, _, progress in told]
+    assert last(told).state is CaptureState.DONE
     assert told[-1][0] <= 33.5  # the first poll after the first step
     assert len(process.started_at) == 1
 
@@ -44,49 +47,49 @@ def test_a_young_process_is_asked_until_its_loop_runs_and_never_twice() -> None:
 def test_steps_that_outlast_many_polls_are_captured_once() -> None:
     process = SimulatedProcess(phase=1.0, step_seconds=24.0, loop_from=-10.0)
     told = run({"a": process})
-    assert last(told).state is AnswerState.DONE
+    assert last(told).state is CaptureState.DONE
     assert len(process.started_at) == 1
 
 
 def test_a_script_that_profiles_is_told_of_and_waited_for() -> None:
     told = run({"a": SimulatedProcess(profiled=((-10.0, 23.0),))})
-    assert (AnswerState.ACCEPTED, PROFILING) in [(outcome.state, outcome.reason) for _, outcome in told]
-    assert last(told).state is AnswerState.DONE
+    assert (CaptureState.ACCEPTED, PROFILING) in [(progress.state, progress.reason) for _, _, progress in told]
+    assert last(told).state is CaptureState.DONE
 
 
 def test_a_trace_that_the_scripts_own_profiler_ends_is_asked_for_again() -> None:
     process = SimulatedProcess(step_seconds=4.0, profiled=((9.0, 12.0),))
-    assert last(run({"a": process})).state is AnswerState.DONE
+    assert last(run({"a": process})).state is CaptureState.DONE
     assert len(process.started_at) == 2
 
 
 def test_a_process_that_traces_and_leaves_no_file_is_left() -> None:
     process = SimulatedProcess(step_seconds=4.0, profiled=tuple((t + 0.5, t + 0.6) for t in range(0, 900, 7)))
-    assert last(run({"a": process})) == Outcome("a", AnswerState.FAILED, LOST)
+    assert last(run({"a": process})) == CaptureProgress(CaptureState.FAILED, LOST)
     assert len(process.started_at) <= 3
 
 
 def test_a_process_that_ends_is_told_of_and_the_others_go_on() -> None:
     told = run({"a": SimulatedProcess(ends_at=1.0), "b": SimulatedProcess(phase=0.1)})
-    assert last(told, "a") == Outcome("a", AnswerState.FAILED, ENDED)
-    assert last(told, "b").state is AnswerState.DONE
+    assert last(told, "a") == CaptureProgress(CaptureState.FAILED, ENDED)
+    assert last(told, "b").state is CaptureState.DONE
 
 
 def test_a_launcher_among_them_holds_nobody_up() -> None:
     told = run({"a": SimulatedProcess(), "launcher": SimulatedProcess(loop_from=None)})
-    assert last(told, "launcher") == Outcome("launcher", AnswerState.REFUSED, IDLE)
-    assert last(told, "a").state is AnswerState.DONE
+    assert last(told, "launcher") == CaptureProgress(CaptureState.REFUSED, IDLE)
+    assert last(told, "a").state is CaptureState.DONE
 
 
 def test_a_job_that_never_steps_is_given_up_after_two_minutes() -> None:
     told = run({"a": SimulatedProcess(loop_from=None)})
-    assert last(told) == Outcome("a", AnswerState.FAILED, f"given up: {NO_STEP_YET}")
+    assert last(told) == CaptureProgress(CaptureState.FAILED, f"given up: {NO_STEP_YET}")
     assert 120.0 < told[-1][0] < 121.0
 
 
 def test_a_deadline_is_kept() -> None:
     told = run({"a": SimulatedProcess(loop_from=100.0)}, until=30.0)
-    assert last(told).state is AnswerState.FAILED
+    assert last(told).state is CaptureState.FAILED
     assert 30.0 < told[-1][0] < 30.5
 
 
@@ -98,7 +101,7 @@ def test_nobody_is_asked_before_the_begin() -> None:
 
 def test_a_capture_that_is_left_asks_nobody_any_more() -> None:
     process = SimulatedProcess(loop_from=20.0)
-    assert last(run({"a": process}, cancel_at=12.0)).state is AnswerState.CANCELLED
+    assert last(run({"a": process}, cancel_at=12.0)).state is CaptureState.CANCELLED
     assert process.started_at == []
 
 
@@ -112,7 +115,7 @@ def test_traces_of_too_few_steps_are_not_passed_off() -> None:
 def test_ranks_that_started_apart_are_asked_again_with_what_is_known_of_their_steps(num_steps: int) -> None:
     ranks = {"a": SimulatedProcess(phase=0.0, step_seconds=0.02), "b": SimulatedProcess(phase=1.0, step_seconds=0.02)}
     told = run(ranks, num_steps=num_steps)
-    assert {last(told, key).state for key in ranks} == {AnswerState.DONE}
+    assert {last(told, key).state for key in ranks} == {CaptureState.DONE}
     firsts = [rank.started_at for rank in ranks.values()]
     assert 2 <= len(firsts[0]) == len(firsts[1]) <= 4
     assert firsts[0][0] != firsts[1][0]
@@ -135,11 +138,11 @@ def test_what_is_done_are_traces_of_the_same_steps(
     }
     told = run(ranks, num_steps=num_steps, until=2000.0)
     states = {last(told, key).state for key in ranks}
-    if states == {AnswerState.DONE}:
+    if states == {CaptureState.DONE}:
         assert len({rank.started_at[-1] for rank in ranks.values()}) == 1
     else:
-        assert states == {AnswerState.FAILED}
-        assert "steps apart, 4 times" in last(told, "0").reason
+        assert states == {CaptureState.FAILED}
+        assert "steps apart, 4 times" in (last(told, "0").reason or "")
 
 
 POLLS = st.lists(st.floats(0, 1000), min_size=1, max_size=16)

@@ -13,8 +13,8 @@ from stepscope.collectors.kineto_daemon.processes import (
     parse_environ,
     place_of_environment,
 )
-from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep
-from stepscope.collectors.kineto_daemon.trace_files import make_capture_folder, run_name
+from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep, run_name
+from stepscope.collectors.kineto_daemon.trace_files import make_capture_folder
 
 
 def process(pid: int, *, ancestors: tuple[int, ...] = (1,), job_id: int | None = None, inner: int = 0) -> KinetoProcess:

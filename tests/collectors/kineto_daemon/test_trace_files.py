@@ -14,9 +14,8 @@ import pytest
 
 from stepscope.collectors.kineto_daemon import trace_files
 from stepscope.collectors.kineto_daemon import trace_files as module
-from stepscope.collectors.kineto_daemon.coordinator import error_line
 from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer
-from stepscope.collectors.kineto_daemon.trace_files import Staging
+from stepscope.collectors.kineto_daemon.trace_files import Staging, error_line
 
 PEER = Peer(os.getpid(), os.getuid(), os.getgid())
 OURS = KinetoProcess("/s/a", PEER, PEER.pid, (), None, 0.0, 1, True)

@@ -12,7 +12,7 @@ from stepscope_reference import PAGES
 from stepscope_reference.fields import field_texts
 from stepscope_reference.markdown import text
 
-_SECTION = PAGES["documents"]().partition("## stepscope.analysis/1\n")[2].partition("\n## ")[0]
+_SECTION = PAGES["documents"]().partition("## `stepscope.analysis/1`\n")[2].partition("\n## ")[0]
 _ROWS: dict[str, str] = dict(re.findall(r"^\| `([^`]+)` \| .+? \| (.*?) ?\|$", _SECTION, re.MULTILINE))
 _TYPES = [kind for kind in vars(analysis).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 

@@ -7,12 +7,9 @@ import pytest
 from stepscope.core.hardware.gpu_catalogue import (
     BOARD_WATTS,
     GPU_MODELS,
-    MEMORY_GIB,
-    ROWS,
     GpuModel,
     board_power_watts,
     find_gpu,
-    memory_gib,
 )
 
 
@@ -136,5 +133,6 @@ def test_no_row_of_board_power_hides_a_later_one() -> None:
 
 
 def test_every_gpu_of_the_catalogue_has_a_memory() -> None:
-    assert [words for words, _ in MEMORY_GIB] == [row.name for row in ROWS]
-    assert [memory_gib(row.name) for row in ROWS] == [size for _, size in MEMORY_GIB]
+    sizes = {model.name: model.memory_gib for model in GPU_MODELS}
+    assert (sizes["H100"], sizes["A100"], sizes["RTX 2080 Ti"], sizes["MI250X"]) == (80, 40, 11, 64)
+    assert all(11 <= size <= 288 for size in sizes.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -12,26 +11,29 @@ from hypothesis import strategies as st
 
 from stepscope.core.protocol.captures import (
     CaptureOrder,
+    CaptureProgress,
     CaptureReport,
+    CaptureRequest,
+    CaptureSelector,
     CaptureState,
+    CaptureTarget,
     RankCapture,
+    order_document,
     order_of,
     report_document,
     report_of,
     whole_state,
 )
 from stepscope.core.protocol.fields import FieldError
-from stepscope.core.protocol.messages import AnswerState
+from stepscope.core.protocol.messages import ANSWER_STATES, Answer, ProtocolError, decode, encode
 
 _WHOLE = st.integers(0, 2**63 - 1)
 _MAYBE = st.none() | _WHOLE
 _WORD = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=20)
-_ORDERS = st.builds(
-    CaptureOrder,
+_REQUESTS = st.builds(
+    CaptureRequest,
     id=_WORD,
     steps=st.integers(1, 1000),
-    run=_WORD,
-    job=st.none() | _WORD,
     ranks=st.none() | st.lists(st.integers(0, 1000), min_size=1).map(tuple),
     start_step=_MAYBE,
     start_unix_ns=_MAYBE,
@@ -39,8 +41,9 @@ _ORDERS = st.builds(
     max_overhead=st.none() | st.floats(0, 10),
     deadline_unix_ns=_MAYBE,
 )
-_RANKS = st.builds(
-    RankCapture,
+_ORDERS = st.builds(CaptureOrder, _REQUESTS, st.builds(CaptureSelector, run=_WORD, job=st.none() | _WORD))
+_TARGETS = st.builds(
+    CaptureTarget,
     key=_WORD,
     backend=_WORD,
     rank=st.none() | st.integers(0, 1000),
@@ -51,6 +54,11 @@ _RANKS = st.builds(
     uid=_MAYBE,
     newest_step=_MAYBE,
     step_ms=st.none() | st.floats(0, 1e9),
+    job=st.none(),
+)
+_PROGRESS = st.builds(
+    CaptureProgress,
+    state=st.sampled_from(CaptureState),
     reason=st.none() | st.text(max_size=30),
     start_step=_MAYBE,
     steps=st.none() | st.integers(0, 1000),
@@ -58,6 +66,7 @@ _RANKS = st.builds(
     bytes=_MAYBE,
     overhead=st.none() | st.floats(-1, 10),
 )
+_RANKS = st.builds(RankCapture, _TARGETS, _PROGRESS)
 
 
 @given(st.builds(CaptureReport, _WORD, _WHOLE, _ORDERS, st.lists(_RANKS, max_size=3).map(tuple), st.booleans()))
@@ -69,7 +78,7 @@ def test_a_report_reads_back_as_it_was_written(report: CaptureReport) -> None:
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3), _ORDERS
 )
 def test_any_other_value_is_read_or_refused(value: object, order: CaptureOrder) -> None:
-    document = json.loads(json.dumps(asdict(order)))
+    document = json.loads(json.dumps(order_document(order)))
     for name in document:
         with suppress(FieldError):
             order_of(document | {name: value})
@@ -99,10 +108,11 @@ def test_what_is_no_report(document: object) -> None:
         report_of(document)
 
 
-def test_every_answer_of_a_process_is_a_state() -> None:
-    assert {CaptureState(state) for state in AnswerState} < set(CaptureState)
-    for state in AnswerState:
-        assert CaptureState(state).is_final == state.is_final
+def test_every_answer_of_a_process_is_a_state_of_one_process() -> None:
+    assert set(CaptureState) - set(ANSWER_STATES) == {CaptureState.ASKED, CaptureState.PARTIAL}
+    for state in (CaptureState.ASKED, CaptureState.PARTIAL):
+        with pytest.raises(ProtocolError, match='answer: "state" must be one of accepted, started'):
+            decode(encode(Answer("a", CaptureProgress(state))))
 
 
 @pytest.mark.parametrize(
@@ -120,5 +130,6 @@ def test_every_answer_of_a_process_is_a_state() -> None:
     ],
 )
 def test_the_state_of_all_together(states: str, whole: str) -> None:
-    ranks = tuple(RankCapture("k", "b", state=CaptureState(state)) for state in states.split())
+    target = CaptureTarget("k", "b")
+    ranks = tuple(RankCapture(target, CaptureProgress(CaptureState(state))) for state in states.split())
     assert whole_state(ranks) is CaptureState(whole)

@@ -11,17 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.protocol.messages import (
-    Bye,
-    Cancel,
-    CaptureRequest,
-    Heartbeat,
-    Hello,
-    Message,
-    ProtocolError,
-    Welcome,
-    encode,
-)
+from stepscope.core.protocol.captures import CaptureRequest
+from stepscope.core.protocol.messages import Bye, Cancel, Heartbeat, Hello, Message, ProtocolError, Welcome, encode
 from stepscope.training.agent_link import connection as subject
 from stepscope.training.agent_link.connection import AgentConnection, socket_path
 from tests.training.processes import fork
@@ -43,10 +34,10 @@ class _User:
     def heartbeat(self) -> bytes:
         return encode(Heartbeat(age_ms=1.0, figures=dict.fromkeys(map(str, range(64)), 1)))
 
-    def heard(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         self.told.append(message)
 
-    def misheard(self, error: ProtocolError) -> None:
+    def receive_unreadable(self, error: ProtocolError) -> None:
         self.faults.append(error)
 
     def tick(self) -> None:
@@ -103,7 +94,7 @@ def test_what_the_agent_says_is_heard_and_the_answer_goes_out_at_once(
         agent.say(CaptureRequest("a", 3))
         agent.say(b'{"type":"later"}\n\n' + encode(Cancel("a")))
         _until(lambda: len(user.told) == 2, 5.0)
-        link.answer(encode(Welcome(7)))  # any line will do
+        link.send(encode(Welcome(7)))  # any line will do
         agent.wait_until(lambda: bool(agent.of(Welcome)), 5.0)
     assert user.told == [CaptureRequest("a", 3), Cancel("a")]
 
@@ -114,7 +105,7 @@ def test_an_agent_that_goes_and_comes_again_is_told_who_speaks_and_gets_the_answ
     with StandInAgent(socket_file) as agent:
         link.start()
         agent.wait_until(lambda: bool(agent.of(Heartbeat)))
-    link.answer(encode(Welcome(8)))
+    link.send(encode(Welcome(8)))
     time.sleep(0.2)
     with StandInAgent(socket_file) as agent:
         agent.wait_until(lambda: bool(agent.of(Welcome)) and bool(agent.of(Heartbeat)))
@@ -150,7 +141,7 @@ def test_garbage_ends_the_connection_with_one_warning(
         agent.wait_until(lambda: agent.num_connections >= 3)
     (warning,) = _warnings(caplog)
     assert "goes on without the agent" in warning
-    assert "nobody understands" in warning
+    assert "its messages cannot be read" in warning
     assert user.told == []
 
 
@@ -181,17 +172,17 @@ def test_an_agent_of_another_version_is_left_alone_with_one_warning(
 def test_an_agent_that_never_reads_is_left_in_the_end_and_answers_are_kept_within_bounds(
     socket_file: Path, link: AgentConnection, user: _User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "_DEAF_SECONDS", 0.3)
+    monkeypatch.setattr(subject, "_NOT_READING_SECONDS", 0.3)
     with StandInAgent(socket_file, reads=False) as agent:
         link.start()
         agent.wait_until(lambda: agent.num_connections == 1)
         seconds = []
         for _ in range(3000):
             started = time.perf_counter()
-            link.answer(b"x" * 1000 + b"\n")
+            link.send(b"x" * 1000 + b"\n")
             seconds.append(time.perf_counter() - started)
         agent.wait_until(lambda: agent.num_connections >= 2)
-        assert len(link._answers) <= 64
+        assert len(link._queue) <= 64
         ticks = user.num_ticks
         _until(lambda: user.num_ticks > ticks + 2)
     assert sorted(seconds)[-10] < 0.1  # the socket is full for a third of a second each time
@@ -250,7 +241,7 @@ def test_a_forked_child_lets_go_of_the_connection_and_the_parent_keeps_it(
 
         def child(_: object) -> None:
             assert not Path(f"/proc/self/fd/{descriptor}").exists()
-            link.answer(b"from the child\n")
+            link.send(b"from the child\n")
             link.close()
             assert not link.is_running
 

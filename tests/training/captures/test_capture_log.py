@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.protocol.messages import CaptureRequest
+from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.training.captures.coordinator import CaptureLog
 
 torch = pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def test_foreign_content_is_an_error_and_so_is_a_list_without_end(monkeypatch: p
     with pytest.raises(ValueError, match="no capture at p/0"):
         CaptureLog(store, "p").read(_learn_nothing)
     store.set("q/0", "x")
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         CaptureLog(store, "q").read(_learn_nothing)
     monkeypatch.setattr("stepscope.training.captures.coordinator._MAX_ENTRIES", 1)
     log = CaptureLog(store, "r")

@@ -19,7 +19,7 @@ def _due(watch: SlowSteps, durations: Iterable[int], **fields: Any) -> list[int]
     due = []
     for place, duration in enumerate(durations):
         if watch.is_due(StepRecord(place, 0, duration, **fields), is_writing=False):
-            watch.asked()
+            watch.count_capture()
             due.append(place)
     return due
 
@@ -94,5 +94,5 @@ def test_a_job_script_names_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["slow", "slow_step:often=3", "slow_step:times=two", "slow_step:times"])
 def test_what_names_no_rule_is_said_with_the_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("STEPSCOPE_CAPTURE_WHEN", text)
-    with pytest.raises(UsageError, match=r"STEPSCOPE_CAPTURE_WHEN: .* names no rule; write slow_step"):
+    with pytest.raises(UsageError, match=r"STEPSCOPE_CAPTURE_WHEN: .* is not a rule; write slow_step"):
         rule_from_environment()

@@ -18,7 +18,7 @@ from stepscope import __version__
 from stepscope.core.errors import UsageError
 from stepscope.workflow.analyze import view_files
 from stepscope.workflow.fan_out.engine import Engine, FanOut, task_paths
-from stepscope.workflow.fan_out.tasks import FileTask, FileViews, check_versions, on_worker, view_file
+from stepscope.workflow.fan_out.tasks import Cluster, FileTask, FileViews, on_worker, view_file
 from tests.workflow.clusters import DASK, running, stepscope
 from tests.workflow.written_traces import write_trace
 
@@ -140,9 +140,10 @@ def test_a_worker_that_does_not_see_a_local_file_says_so(tmp_path: Path) -> None
 
 
 def test_a_worker_without_stepscope_is_told_how_to_get_it() -> None:
-    check_versions("Dask", [("w", __version__)])
+    cluster = Cluster("Dask", "tcp://h:8786")
+    cluster.check_versions([("w", __version__)])
     with pytest.raises(UsageError, match=r"worker w cannot import stepscope \(No module.*pip install"):
-        check_versions("Dask", [("w", ModuleNotFoundError("No module named 'stepscope'"))])
+        cluster.check_versions([("w", ModuleNotFoundError("No module named 'stepscope'"))])
 
 
 def test_results_in_any_order_make_the_same_job_and_count_as_they_come(job: Path) -> None:

@@ -13,20 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.captures.capture_service import CapturePlaces, CaptureService
+from stepscope.agent.captures.coordinator import CaptureCoordinator
+from stepscope.agent.captures.http_routes import capture_routes
+from stepscope.agent.state_directory import agent_token
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import DataError, UnreachableError, UsageError
-from stepscope.core.protocol.captures import CaptureOrder, CaptureState
-from stepscope.core.protocol.messages import Alignment, Answer, AnswerState
+from stepscope.core.protocol.captures import (
+    Alignment,
+    CaptureOrder,
+    CaptureProgress,
+    CaptureRequest,
+    CaptureSelector,
+    CaptureState,
+)
 from stepscope.workflow.nodes import capture as capture_module
 from stepscope.workflow.nodes.agent_client import AgentClient, agent_client
 from stepscope.workflow.nodes.capture import capture_job
 from tests.agent.captures.fake_backend import FakeBackend, target
 from tests.agent.web.certificates import self_signed
 
-_ORDER = CaptureOrder("new", 3, "r", deadline_unix_ns=time.time_ns() + 600 * 10**9)
+_REQUEST = CaptureRequest("new", 3, deadline_unix_ns=time.time_ns() + 600 * 10**9)
+_ORDER = CaptureOrder(_REQUEST, CaptureSelector("r"))
 
 
 class _Node:
@@ -35,22 +44,23 @@ class _Node:
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir()
         self.backend = FakeBackend([target(rank, step_ms=100.0)])
-        self.service = CaptureService([self.backend], CapturePlaces(folder))
+        self.captures = CaptureCoordinator([self.backend], directory=folder)
+        self.routes, self.token = capture_routes(self.captures), agent_token(folder)
         self.key = f"k{rank}"
 
     def listen(self, opened: ExitStack) -> AgentClient:
-        opened.enter_context(self.service)
-        server = AgentServer(Address("127.0.0.1", 0), self.service.routes, Access(self.service.token))
+        opened.enter_context(self.captures)
+        server = AgentServer(Address("127.0.0.1", 0), self.routes, Access(self.token))
         opened.enter_context(server)
-        return agent_client(server.url, token=self.service.token or "")
+        return agent_client(server.url, token=self.token or "")
 
-    def will_say(self, *answers: Answer) -> None:
+    def will_say(self, *answers: CaptureProgress) -> None:
         self.backend.says[self.key] = list(answers)
 
 
-def _done(rank: int, start: int = 8) -> Answer:
+def _done(rank: int, start: int = 8) -> CaptureProgress:
     path = f"/runs/r/traces/step{start}/rank{rank}.json.gz"
-    return Answer("", AnswerState.DONE, start_step=start, steps=3, path=path, bytes=10)
+    return CaptureProgress(CaptureState.DONE, start_step=start, steps=3, path=path, bytes=10)
 
 
 @pytest.fixture
@@ -69,9 +79,9 @@ def test_all_nodes_are_asked_the_same_at_once(nodes: list[_Node], agents: list[A
     for rank, node in enumerate(nodes):
         node.will_say(_done(rank))
     lines: list[str] = []
-    captured = capture_job(agents, _ORDER, tell=lines.append)
+    captured = capture_job(agents, _ORDER, log=lines.append)
     assert captured.state is CaptureState.DONE
-    assert [one.rank for one in captured.ranks] == [0, 1]
+    assert [one.target.rank for one in captured.ranks] == [0, 1]
     assert captured.folder == "/runs/r/traces/step8"
     assert captured.warnings == ()
     asked = [node.backend.asked[0][0] for node in nodes]
@@ -94,7 +104,7 @@ def test_a_job_that_has_just_been_started_is_waited_for(nodes: list[_Node], agen
     timer = threading.Timer(0.5, come_late)
     timer.start()
     begin_ns = time.time_ns()
-    captured = capture_job(agents, replace(_ORDER, run=None, job="77"), tell=lines.append)
+    captured = capture_job(agents, CaptureOrder(_REQUEST, CaptureSelector(job="77")), log=lines.append)
     timer.join()
     assert captured.state is CaptureState.DONE
     assert lines[0] == "no process of job 77 is known yet; waits for one, 20 s at most"
@@ -107,7 +117,7 @@ def test_a_job_that_has_just_been_started_is_waited_for(nodes: list[_Node], agen
 def test_a_node_whose_rank_comes_a_little_later_takes_part(nodes: list[_Node], agents: list[AgentClient]) -> None:
     late = nodes[1].backend.known.copy()
     nodes[1].backend.known.clear()
-    nodes[0].will_say(Answer("", AnswerState.ACCEPTED, start_step=8))
+    nodes[0].will_say(CaptureProgress(CaptureState.ACCEPTED, start_step=8))
     nodes[1].will_say(_done(1))
     lines: list[str] = []
 
@@ -118,15 +128,15 @@ def test_a_node_whose_rank_comes_a_little_later_takes_part(nodes: list[_Node], a
         if "1 done" in line:
             nodes[0].backend.answer("k0", _done(0), nodes[0].backend.asked[0][0].id)
 
-    captured = capture_job(agents, _ORDER, tell=tell)
+    captured = capture_job(agents, _ORDER, log=tell)
     assert captured.state is CaptureState.DONE
-    assert [one.rank for one in captured.ranks] == [0, 1]
+    assert [one.target.rank for one in captured.ranks] == [0, 1]
     assert captured.warnings == ()
     assert nodes[0].backend.asked[0][0] == nodes[1].backend.asked[0][0]
 
 
 def test_a_job_that_nobody_knows_is_said_in_time(agents: list[AgentClient], monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = replace(_ORDER, run=None, job="78")
+    unknown = CaptureOrder(_REQUEST, CaptureSelector(job="78"))
     monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 0.2)
     with pytest.raises(DataError, match="no process of job 78 is known here"):
         capture_job(agents, unknown)
@@ -134,7 +144,7 @@ def test_a_job_that_nobody_knows_is_said_in_time(agents: list[AgentClient], monk
     with subprocess.Popen(["sleep", "0.5"]) as process:
         threading.Thread(target=process.wait).start()  # else it stays in /proc until it is asked for its end
         with pytest.raises(DataError, match="is known here"):  # the process it is named by has ended
-            capture_job(agents, replace(unknown, job=str(process.pid)))
+            capture_job(agents, replace(unknown, selector=CaptureSelector(job=str(process.pid))))
 
 
 def test_a_node_that_is_not_named_or_not_of_the_job_is_said(nodes: list[_Node], agents: list[AgentClient]) -> None:
@@ -153,12 +163,12 @@ def test_nodes_whose_first_steps_nobody_tells_are_said(nodes: list[_Node], agent
     for rank, node in enumerate(nodes):
         node.will_say(replace(_done(rank), start_step=None))
     assert [warning.code for warning in capture_job(agents, _ORDER).warnings] == ["starts_unknown"]
-    assert capture_job(agents[:1], replace(_ORDER, ranks=(0,))).warnings == ()
+    assert capture_job(agents[:1], replace(_ORDER, request=replace(_REQUEST, ranks=(0,)))).warnings == ()
 
 
 def test_ranks_that_go_by_their_own_clocks_are_asked_anew(nodes: list[_Node], agents: list[AgentClient]) -> None:
     for rank, node in enumerate(nodes):
-        node.will_say(Answer("", AnswerState.ACCEPTED, start_step=8 * rank + 8, aligned_by=Alignment.TIME))
+        node.will_say(CaptureProgress(CaptureState.ACCEPTED, start_step=8 * rank + 8, aligned_by=Alignment.TIME))
     agreed = threading.Event()
 
     def tell(line: str) -> None:
@@ -167,12 +177,12 @@ def test_ranks_that_go_by_their_own_clocks_are_asked_anew(nodes: list[_Node], ag
             for rank, node in enumerate(nodes):
                 node.will_say(_done(rank, 57))
 
-    captured = capture_job(agents, _ORDER, tell=tell)
+    captured = capture_job(agents, _ORDER, log=tell)
     assert agreed.is_set()
-    assert captured.order.start_step == 16 + 40 + 1  # 4 s of 0.1 s each
-    assert captured.order.id.endswith("-2")
+    assert captured.order.request.start_step == 16 + 40 + 1  # 4 s of 0.1 s each
+    assert captured.order.request.id.endswith("-2")
     assert captured.state is CaptureState.DONE
-    assert [node.backend.cancelled[0][0] + "-2" for node in nodes] == [captured.order.id] * 2
+    assert [node.backend.cancelled[0][0] + "-2" for node in nodes] == [captured.order.request.id] * 2
 
 
 def test_an_agent_that_does_not_answer_leaves_nothing_captured(nodes: list[_Node], agents: list[AgentClient]) -> None:
@@ -182,7 +192,7 @@ def test_an_agent_that_does_not_answer_leaves_nothing_captured(nodes: list[_Node
         with pytest.raises(UnreachableError, match=r"the agent cannot be reached \(Connection refused\)"):
             capture_job([*agents, away], _ORDER)
     for node in nodes:
-        (report,) = node.service.desk.reports()
+        (report,) = node.captures.reports()
         assert report.is_cancelled
 
 
@@ -191,32 +201,32 @@ def test_a_wrong_token_and_too_many_steps(agents: list[AgentClient]) -> None:
     with pytest.raises(UsageError, match="the token is not this agent's; name the file"):
         capture_job([stranger], _ORDER)
     with pytest.raises(DataError, match="at most 100 steps are captured at once"):
-        capture_job(agents, CaptureOrder("new", 500, "r"))
+        capture_job(agents, replace(_ORDER, request=CaptureRequest("new", 500)))
 
 
 def test_an_agent_that_has_forgotten_is_asked_anew_and_training_knows(
     nodes: list[_Node], agents: list[AgentClient]
 ) -> None:
-    nodes[0].will_say(Answer("", AnswerState.ACCEPTED, start_step=8))
-    desk = nodes[0].service.desk
+    nodes[0].will_say(CaptureProgress(CaptureState.ACCEPTED, start_step=8))
+    captures = nodes[0].captures
 
     def tell(line: str) -> None:
         if "1 accepted" in line:
             nodes[0].will_say(_done(0))
-            desk._captures.clear()
-            desk.wake()
+            captures._captures.clear()
+            captures.wake()
 
-    captured = capture_job(agents[:1], _ORDER, tell=tell)
+    captured = capture_job(agents[:1], _ORDER, log=tell)
     assert captured.state is CaptureState.DONE
     assert len({request.id for request, _ in nodes[0].backend.asked}) == 1
 
 
 def test_some_rank_without_a_trace_is_a_part(nodes: list[_Node], agents: list[AgentClient]) -> None:
     nodes[0].will_say(_done(0))
-    nodes[1].will_say(Answer("", AnswerState.REFUSED, "too late"))
+    nodes[1].will_say(CaptureProgress(CaptureState.REFUSED, "too late"))
     captured = capture_job(agents, _ORDER)
     assert captured.state is CaptureState.PARTIAL
-    assert [one.reason for one in captured.ranks] == [None, "too late"]
+    assert [one.progress.reason for one in captured.ranks] == [None, "too late"]
 
 
 def test_without_waiting_it_is_left_to_go_on(nodes: list[_Node], agents: list[AgentClient]) -> None:
@@ -228,9 +238,10 @@ def test_without_waiting_it_is_left_to_go_on(nodes: list[_Node], agents: list[Ag
 def test_over_tls_with_a_certificate_of_ones_own(tmp_path: Path, nodes: list[_Node]) -> None:
     certificate, key = self_signed(tmp_path, "node")
     (tmp_path / "web.yml").write_text(f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n")
-    guard, service = WebConfigReloader(tmp_path / "web.yml"), nodes[0].service
-    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token, guard), guard) as server:
-        token = service.token or ""
+    guard, node = WebConfigReloader(tmp_path / "web.yml"), nodes[0]
+    access = Access(node.token, guard)
+    with node.captures, AgentServer(Address("127.0.0.1", 0), node.routes, access, guard) as server:
+        token = node.token or ""
         with pytest.raises(UnreachableError, match="its certificate is not trusted"):
             capture_job([agent_client(server.url, token=token)], _ORDER, wait=False)
         agent = agent_client(server.url, token=token, ca_file=str(certificate))
@@ -244,9 +255,10 @@ def test_an_agent_that_asks_for_a_certificate(tmp_path: Path, nodes: list[_Node]
     lines = (f"cert_file: {certificate}", f"key_file: {key}", f"client_ca_file: {certificate}")
     text = "\n  ".join(["tls_server_config:", *lines, "client_auth_type: RequireAndVerifyClientCert"])
     (tmp_path / "web.yml").write_text(text + "\n")
-    guard, service = WebConfigReloader(tmp_path / "web.yml"), nodes[0].service
-    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token, guard), guard) as server:
-        told = {"token": service.token or "", "ca_file": str(certificate)}
+    guard, node = WebConfigReloader(tmp_path / "web.yml"), nodes[0]
+    access = Access(node.token, guard)
+    with node.captures, AgentServer(Address("127.0.0.1", 0), node.routes, access, guard) as server:
+        told = {"token": node.token or "", "ca_file": str(certificate)}
         with pytest.raises(UnreachableError):
             capture_job([agent_client(server.url, **told)], _ORDER, wait=False)
         with pytest.raises(UsageError, match="cannot be read as a certificate with its key"):

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
+from stepscope.workflow.preflight.device import Description, DeviceFacts, Pace, Products, Timing, UnsupportedError
 from stepscope.workflow.preflight.device_worker import answer_device, serve
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -43,32 +43,33 @@ def _name_of(uuid: str) -> str:
 
 
 class FakeDevice:
-    """See `device.Device`."""
+    """See `device.PreflightDevice`."""
 
     def __init__(self, faults: dict[str, dict[str, Any]], visible: list[str]) -> None:
         self._faults = faults
         self._visible = visible
         self._world_size = 0
 
-    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
+    def describe(self, beside: str = "") -> Description:
         self._fault("describe")
         assert beside in ("", *(f"00000000:{0x0F + 0x10 * index:02X}:00.0" for index in range(8)))
         versions = {"torch": "2.9.0", "cuda": "12.8"}
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
-            return versions, []  # one GPU off the bus can hide all others from CUDA
-        return versions, [
+            return Description(versions, [])  # one GPU off the bus can hide all others from CUDA
+        devices = [
             DeviceFacts(place, _name_of(name), name.removeprefix("GPU-"), 132, 80 * 1024**3)
             for place, name in enumerate(self._visible)
         ]
+        return Description(versions, devices)
 
-    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002 - the interface's
-        return self._timing("copy", 2 * num_bytes), self._of(0).get("wrong_copy", 0)
+    def copy(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002 - the interface's
+        return self._timing("copy", 2 * num_bytes, num_wrong=self._of(0).get("wrong_copy", 0))
 
-    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002
-        return self._timing("upload", num_bytes), self._of(0).get("wrong_upload", 0)
+    def upload(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
+        return self._timing("upload", num_bytes, num_wrong=self._of(0).get("wrong_upload", 0))
 
-    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002
-        return self._timing("download", num_bytes), self._of(0).get("wrong_download", 0)
+    def download(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
+        return self._timing("download", num_bytes, num_wrong=self._of(0).get("wrong_download", 0))
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:  # noqa: ARG002
         self._fault("multiply")
@@ -80,21 +81,22 @@ class FakeDevice:
             raise UnsupportedError("no units")
         return Products(num_repeats, self._of(0).get("differing", 0), self._of(0).get("wrong", 0))
 
-    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:  # noqa: ARG002
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
         wrong = sum(self._of(place).get("wrong_bytes", 0) for place in (source, target))
-        return self._timing("copy_to_peer", num_bytes, target), True, wrong
+        return self._timing("copy_to_peer", num_bytes, target, num_wrong=wrong)
 
     def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:  # noqa: ARG002
         self._fault("join")
         assert Path(path).parent.is_dir()
         self._world_size = world_size
 
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:  # noqa: ARG002
-        return self._timing("all_reduce", num_bytes * 2 * (self._world_size - 1) / self._world_size), 0
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:  # noqa: ARG002
+        return self._timing("all_reduce", num_bytes * 2 * (self._world_size - 1) / self._world_size)
 
-    def _timing(self, what: str, amount: float, place: int = 0) -> Timing:
+    def _timing(self, what: str, amount: float, place: int = 0, *, num_wrong: int = 0) -> Timing:
         self._fault(what, place)
-        return Timing(amount / RATES[what] / self._of(place).get("slow", {}).get(what, 1.0), 0.01, 20)
+        seconds = amount / RATES[what] / self._of(place).get("slow", {}).get(what, 1.0)
+        return Timing(seconds, 0.01, 20, num_wrong)
 
     def _fault(self, what: str, place: int = 0) -> None:
         mine = self._of(place)

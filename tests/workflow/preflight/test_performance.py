@@ -24,7 +24,7 @@ _ORDER = list(Outcome)
 
 
 def judged(value: float, expectation: Expectation | None, spread: float = 0.0) -> CheckResult:
-    reply = {"seconds": 1.0, "spread": spread, "runs": 10}
+    reply = {"seconds": 1.0, "spread": spread, "num_runs": 10}
     return judge_rate("copy", (0,), reply, amount=value, unit="bytes/s", expectation=expectation)
 
 
@@ -50,7 +50,7 @@ def test_runs_that_differ_are_worth_a_warning() -> None:
 
 
 def test_a_clock_that_stands_still_is_a_failure() -> None:
-    reply = {"seconds": 0.0, "spread": 0.0, "runs": 10}
+    reply = {"seconds": 0.0, "spread": 0.0, "num_runs": 10}
     assert judge_rate("copy", (0,), reply, amount=1.0, unit="bytes/s", expectation=None).outcome is Outcome.FAIL
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -67,8 +67,8 @@ def device() -> Iterator[TorchDevice]:
 
 
 def test_a_copy_that_arrives_wrong_is_counted(device: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    timing, num_wrong = device.copy(4096, _PACE)
-    assert (timing.num_runs, num_wrong) == (2, 0)
+    timing = device.copy(4096, _PACE)
+    assert (timing.num_runs, timing.num_wrong) == (2, 0)
     real = torch.Tensor.copy_
 
     def damaging(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -77,14 +77,15 @@ def test_a_copy_that_arrives_wrong_is_counted(device: TorchDevice, monkeypatch: 
         return target
 
     monkeypatch.setattr(torch.Tensor, "copy_", damaging)
-    assert device.copy(4096, _PACE)[1] == 4
+    assert device.copy(4096, _PACE).num_wrong == 4
 
 
 def test_what_the_cpu_does_not_have_is_unsupported(device: TorchDevice) -> None:
-    for ask in (
+    asks: tuple[Callable[[], object], ...] = (
         lambda: device.upload(4096, _PACE),
         lambda: device.download(4096, _PACE),
         lambda: device.copy_to_peer(0, 1, 4096, _PACE),
-    ):
+    )
+    for ask in asks:
         with pytest.raises(UnsupportedError):
             ask()

@@ -176,12 +176,12 @@ def _order_stage(
     _feed(found, stage, transfers)
     if data_parallel:
         found.chain(stage.of(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
-        for gather in _last_of_each_chunk(stage, PARAMS_ALL_GATHER):
+        for gather in _last_of_each_chunk(stage, sorted(stage.of(PARAMS_ALL_GATHER), key=lambda o: o.number)):
             first = next((o for o in stage.of(FORWARD + COMPUTE) if stage.chunk[o] == stage.chunk[gather]), None)
             if first is not None:
                 found.needs[first].append(gather)
     if data_parallel and overlapped:
-        for reduce in _first_of_each_chunk(stage, GRADS_REDUCE_SCATTER):
+        for reduce in _last_of_each_chunk(stage, sorted(stage.of(GRADS_REDUCE_SCATTER), key=lambda o: -o.number)):
             work = [o for o in stage.of(BACKWARD + COMPUTE) if stage.chunk[o] == stage.chunk[reduce]]
             if work:
                 found.needs[reduce].append(max(work, key=lambda o: stage.reference[o][1]))
@@ -212,14 +212,8 @@ def _feed(found: Dependencies, stage: _Stage, transfers: Transfers) -> None:
                     found.needs[call].append(stage.computations[first_backward - 2])
 
 
-def _last_of_each_chunk(stage: _Stage, kind: str) -> list[Operation]:
-    by_chunk = {stage.chunk[o]: o for o in sorted(stage.of(kind), key=lambda o: o.number)}
-    return list(by_chunk.values())
-
-
-def _first_of_each_chunk(stage: _Stage, kind: str) -> list[Operation]:
-    by_chunk = {stage.chunk[o]: o for o in sorted(stage.of(kind), key=lambda o: -o.number)}
-    return list(by_chunk.values())
+def _last_of_each_chunk(stage: _Stage, operations: list[Operation]) -> list[Operation]:
+    return list({stage.chunk[o]: o for o in operations}.values())
 
 
 def _finish(found: Dependencies, stage: _Stage, data_parallel: bool, overlapped: bool) -> None:

@@ -19,8 +19,13 @@ import h2.events
 import h2.exceptions
 
 from stepscope.collectors.deadline_socket import DeadlineSocket
-from stepscope.collectors.jobs.kubernetes.pod_resources import LIST_METHOD, PodDevice, ProtobufError, parse_pod_devices
-from stepscope.collectors.jobs.settings import KUBELET_SOCKET
+from stepscope.collectors.jobs.kubernetes.pod_resources import (
+    KUBELET_SOCKET,
+    LIST_METHOD,
+    PodDevice,
+    ProtobufError,
+    parse_pod_devices,
+)
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
@@ -37,7 +42,7 @@ class KubeletCollector:
     Attributes:
         socket: its path.
         seconds: how long an answer may take.
-        given: what it told last; nothing once it is silent for a minute, as pods come and go meanwhile.
+        given: devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile.
     """
 
     socket: str = KUBELET_SOCKET
@@ -47,7 +52,7 @@ class KubeletCollector:
     _answered: float = 0.0
 
     def given_now(self) -> tuple[PodDevice, ...]:
-        """What it told last; waits for nothing."""
+        """`given`, as a function of no arguments."""
         return self.given
 
     def collect(self) -> Collection:

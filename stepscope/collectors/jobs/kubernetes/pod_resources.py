@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+KUBELET_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST_METHOD = "/v1.PodResourcesLister/List"
 _DRA_DRIVER = "gpu.nvidia.com"
 _CDI_DEVICE = re.compile(r"gpu-\d+(?:-mig-.+)?$")

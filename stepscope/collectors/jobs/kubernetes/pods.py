@@ -16,7 +16,7 @@ from typing import Any
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.kubernetes.api_server import ApiError, ApiServer
 from stepscope.collectors.jobs.processes import Process
-from stepscope.collectors.jobs.settings import TeamNaming
+from stepscope.collectors.jobs.team_naming import TeamNaming
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason

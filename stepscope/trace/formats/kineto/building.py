@@ -1,8 +1,4 @@
-"""Builder of columns: decoded events, chunk by chunk, into narrow arrays that are joined once.
-
-Holds the builders of communication arguments (`CommunicationBuilder`) and of synchronization records
-(`SyncWaitBuilder`) too.
-"""
+"""Builders of columns: decoded events, batch by batch, into narrow arrays; names, lanes and shapes are interned."""
 
 from __future__ import annotations
 
@@ -73,15 +69,15 @@ _MAY_WAIT = np.arange(len(Category)) == Category.SYNC_RECORD
 
 
 class ColumnsBuilder:
-    """Takes complete events in the file's order.
+    """Builds `TraceColumns` from complete events in the file's order.
 
     Attributes:
         num_rows: rows so far.
-        dropped: complete events that are impossible: no times, negative or overflowed ones, device work at time 0.
+        dropped: impossible complete events: missing, negative or overflowed times, device work at time 0.
         saw_stacks: a python_function was among them.
         communication: the rows that name a collective.
         waits: the rows that name an event that is waited for.
-        told_ranks: process -> rank, where the events' arguments tell it (merging tools write it there).
+        rank_of_process: process -> rank, where the events' arguments hold it (merging tools write it there).
     """
 
     def __init__(self, *, keep_python_functions: bool) -> None:
@@ -91,7 +87,7 @@ class ColumnsBuilder:
         self.communication = CommunicationBuilder()
         self.waits = SyncWaitBuilder()
         self.tracks: Numbered[Track] = Numbered()
-        self.told_ranks: dict[int | str | None, int] = {}
+        self.rank_of_process: dict[int | str | None, int] = {}
         self.names: Numbered[str | None] = Numbered()
         self.shapes: Numbered[bytes] = Numbered()
         self.shapes[_NO_SHAPES]
@@ -138,20 +134,20 @@ class ColumnsBuilder:
             self._append(events, start)
         if len(self.tracks) > num_tracks:
             ranks = ranks_in_arguments(bytes(batch.array_text)) if isinstance(batch, Batch) else ranks_in_events(batch)
-            self.told_ranks = {pid: rank for pid, rank in ranks.items() if rank <= MAX_RANK} | self.told_ranks
+            known = {pid: rank for pid, rank in ranks.items() if rank <= MAX_RANK}
+            self.rank_of_process = known | self.rank_of_process
 
     def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:
         """All rows as one trace; called once.
 
         Args:
             header: its base time is added to all timestamps, its groups complete the rows' groups.
-            quality: the counts so far.
         """
         start = self.columns.pop("start_ns").finish()
         start += header.base_time_ns
         end = start + self.columns.pop("duration_ns").finish()
         track = self.columns.pop("track").finish()
-        places, lanes = lanes_of(list(self.tracks), self._categories, self.told_ranks)
+        places, lanes = lanes_of(list(self.tracks), self._categories, self.rank_of_process)
         lane = narrow(np.array(places, np.int64))[track]
         name = self.columns.pop("name").finish()
         category = self._final_categories(track, name)
@@ -176,7 +172,7 @@ class ColumnsBuilder:
         )
 
     def _final_categories(self, track: IntColumn, name: IntColumn) -> IntColumn:
-        """Category codes; annotations of 2021, which were operators then, become annotations."""
+        """Category codes; annotations that traces of 2021 recorded as operators become annotations."""
         category = np.array(self._categories, np.int8)[track]
         if self._is_legacy:
             is_operator = np.array([track_name == LEGACY_OPERATOR for track_name, _, _ in self.tracks])
@@ -236,12 +232,12 @@ class ColumnsBuilder:
             for args in _pick(arguments, operators)
         ]
         numbers = np.fromiter(map(self.shapes.__getitem__, texts), np.int64, len(texts))
-        self._add_at(operators, "shapes", numbers - 1, len(category))  # number 0 is "nothing recorded"
+        self._add_at(operators, "shapes", numbers - 1, len(category))  # number 0 is "not recorded"
 
         kernels = np.flatnonzero(category == Category.KERNEL)
         keys = [(args.grid, args.block, args.registers, args.shared_memory) for args in _pick(arguments, kernels)]
         numbers = np.fromiter(map(self.launches.__getitem__, keys), np.int64, len(keys))
-        self._add_at(kernels, "launch", numbers - 1, len(category))  # number 0 is "nothing recorded"
+        self._add_at(kernels, "launch", numbers - 1, len(category))  # number 0 is "not recorded"
 
         copies = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET))
         sizes = [args.num_bytes for args in _pick(arguments, copies)]
@@ -270,7 +266,7 @@ class ColumnsBuilder:
 
 
 def _is_module_frame(event: Event | ExactEvent) -> bool:
-    """Few, where frames of functions are many, and they tie kernels to modules."""
+    """Whether an event is the frame of a module; these are few and attribute kernels to modules."""
     return event.name is not None and event.name.startswith(MODULE_FRAME) and event.cat == PYTHON_FUNCTION
 
 
@@ -294,11 +290,11 @@ def _shapes(texts: bytes) -> Shapes:
 
 _NUMBERS = ("in_elements", "out_elements", "source_rank", "destination_rank", "sequence", "root_rank", "communicator")
 _INT64_LIMIT = 2**63
-"""An identity of 64 bits without a sign is kept modulo this."""
+"""Unsigned 64-bit ids are stored modulo this."""
 
 
 class CommunicationBuilder:
-    """Collects the rows that name a collective."""
+    """Builds `CommunicationCalls` from the rows that name a collective."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -311,23 +307,19 @@ class CommunicationBuilder:
         self._numbers: dict[str, list[int]] = {name: [] for name in _NUMBERS}
 
     def add(self, rows: Iterable[int], arguments: Iterable[Arguments]) -> None:
-        """Append rows (of the whole file) and their arguments."""
+        """Append rows, numbered in the whole file, and their arguments."""
         for row, args in zip(rows, arguments, strict=True):
             self._rows.append(row)
             self._kind.append(self._kinds[args.collective or ""])
-            dtype = _text(args.dtype)
-            self._dtype.append(self._dtypes[dtype] if dtype else NONE)
+            dtype = _parsed(args.dtype)
+            self._dtype.append(self._dtypes[dtype] if dtype and isinstance(dtype, str) else NONE)
             group = (bytes(args.group_name), bytes(args.group_description), bytes(args.group_ranks))
             self._group.append(self._groups[group] if any(group) else NONE)
             for name, values in self._numbers.items():
                 values.append(whole_number(getattr(args, name), is_identity=name == "communicator"))
 
     def build(self, listed: tuple[ProcessGroup, ...]) -> tuple[CommunicationCalls, tuple[ProcessGroup, ...]]:
-        """The columns, and all groups: those the header lists first, then those only the rows name.
-
-        Args:
-            listed: the header's groups; they complete a row's group of the same name.
-        """
+        """The columns, and all groups: the header's, then those only rows name. A group in both is merged."""
         groups, places = self._merge_groups(listed)
         group = [NONE if number == NONE else places[number] for number in self._group]
         calls = CommunicationCalls(
@@ -342,7 +334,7 @@ class CommunicationBuilder:
         return calls, groups
 
     def _merge_groups(self, listed: tuple[ProcessGroup, ...]) -> tuple[tuple[ProcessGroup, ...], list[int]]:
-        """All groups, and for each group seen in rows its place among them."""
+        """All groups, and for each group seen in rows its index among them."""
         groups = list(listed)
         places: list[int] = []
         for texts in self._groups:
@@ -350,7 +342,8 @@ class CommunicationBuilder:
             place = next((place for place, group in enumerate(groups) if _is_same(group, seen)), len(groups))
             if place == len(groups):
                 groups.append(seen)
-            groups[place] = _united(groups[place], seen)
+            group = groups[place]
+            groups[place] = ProcessGroup(group.name, group.description or seen.description, group.ranks or seen.ranks)
             places.append(place)
         return tuple(groups), places
 
@@ -360,14 +353,10 @@ def _column(values: list[int]) -> IntColumn:
 
 
 def _is_same(group: ProcessGroup, seen: ProcessGroup) -> bool:
-    """Names are unique within a process; nameless groups (before torch 2.4) are known by their members."""
+    """Whether both are one group: names are unique within a process; without names (torch < 2.4) members decide."""
     if group.name != seen.name:
         return False
     return group.ranks is None or seen.ranks is None or group.ranks == seen.ranks
-
-
-def _united(group: ProcessGroup, seen: ProcessGroup) -> ProcessGroup:
-    return ProcessGroup(group.name, group.description or seen.description, group.ranks or seen.ranks)
 
 
 def _group(name: bytes, description: bytes, ranks: bytes) -> ProcessGroup:
@@ -386,13 +375,8 @@ def _parsed(raw: Raw | bytes) -> Any:
         return None
 
 
-def _text(raw: Raw) -> str:
-    value = _parsed(raw)
-    return value if isinstance(value, str) else ""
-
-
 def whole_number(raw: Raw, *, is_identity: bool = False) -> int:
-    """An integer that may stand in quotes; NONE when it is absent, negative or (unless an identity) above int64."""
+    """An integer, perhaps in quotes; NONE when it is absent, negative or (unless an identity) above int64."""
     value = _parsed(raw)
     if isinstance(value, str):
         value = int(value) if value.strip().isdecimal() and len(value) <= 20 else NONE
@@ -403,7 +387,7 @@ def whole_number(raw: Raw, *, is_identity: bool = False) -> int:
 
 
 class SyncWaitBuilder:
-    """Collects the records that name an event."""
+    """Builds `SyncWaits` from the synchronization records that name an event."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -411,7 +395,7 @@ class SyncWaitBuilder:
         self._records: list[int] = []
 
     def add(self, rows: Iterable[int], arguments: Iterable[Arguments]) -> None:
-        """Append rows (of the whole file) and their arguments."""
+        """Append rows, numbered in the whole file, and their arguments."""
         for row, args in zip(rows, arguments, strict=True):
             self._rows.append(row)
             self._streams.append(whole_number(args.waited_stream))
@@ -419,7 +403,4 @@ class SyncWaitBuilder:
 
     def build(self) -> SyncWaits:
         """The columns."""
-        row, stream, record = (
-            narrow(np.array(values, np.int64)) for values in (self._rows, self._streams, self._records)
-        )
-        return SyncWaits(row, stream, record)
+        return SyncWaits(_column(self._rows), _column(self._streams), _column(self._records))

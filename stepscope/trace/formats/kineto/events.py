@@ -1,4 +1,4 @@
-"""Typed forms of one trace event, which let the decoder skip everything else."""
+"""Typed forms of one trace event; the decoder (msgspec) skips all members that they do not list."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stepscope.trace.formats.kineto.fields import KNOWN_CATEGORY_NAMES
 if TYPE_CHECKING:
     _KnownCategory = str
 else:
-    _KnownCategory = Literal[KNOWN_CATEGORY_NAMES]  # decoded to these very texts, whose hashes are known
+    _KnownCategory = Literal[KNOWN_CATEGORY_NAMES]  # decoded to these very objects, whose hashes are cached
 
 _MAX_DIGITS = 10
 _COLLECTIVE = "Collective name"
 _WAITED_RECORD = "wait_on_cuda_event_record_corr_id"
 _Nothing = Annotated[int, Meta(ge=1, le=0)]
-"""What no value is: text that holds such a member is refused."""
+"""A type without values: text that holds such a member is refused."""
 NO_TEXT: Raw = b""  # type: ignore[assignment]
-"""Stands for a text that the trace does not record; of bytes, which are joined sooner than a Raw."""
+"""Stands for a text that is not recorded; bytes, which join faster than a Raw."""
 
 _Arguments = TypeVar("_Arguments")
 
@@ -34,7 +34,7 @@ LaunchKey = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 
 class _PlainArguments(Struct, gc=False):
-    """The arguments of all rows that end up in columns; raw ones are interned later, only for rows that matter."""
+    """Arguments that become columns; raw ones are interned later, only for the rows that need them."""
 
     external_id: int = field(default=NONE, name="External id")
     correlation: int = NONE
@@ -50,14 +50,14 @@ class _PlainArguments(Struct, gc=False):
 
 
 class _UnnamedArguments(_PlainArguments, gc=False):
-    """The same, of rows that name neither a collective nor an event that is waited for: they have half the fields."""
+    """Arguments of rows that name neither a collective nor an awaited event: half the fields, faster to decode."""
 
     collective: _Nothing = field(default=None, name=_COLLECTIVE)  # type: ignore[assignment]  # always absent
     waited_record: _Nothing = field(default=None, name=_WAITED_RECORD)  # type: ignore[assignment]
 
 
 class Arguments(_PlainArguments, gc=False):
-    """The same, and those that say which collective, or which event, it is; parsed later, for these rows."""
+    """All arguments, also those of collectives and of waits for events, which are parsed later."""
 
     collective: str | None = field(default=None, name=_COLLECTIVE)
     in_elements: Raw = field(default=NO_TEXT, name="In msg nelems")
@@ -76,15 +76,15 @@ class Arguments(_PlainArguments, gc=False):
 
 
 class ExactArguments(Arguments, gc=False):
-    """The same, and the rank that a tool which merged files has written into every event."""
+    """`Arguments` and the rank that a merging tool wrote into every event."""
 
     merged_rank: Raw = field(default=NO_TEXT, name="rank")
 
 
 class Event(Struct, gc=False):
-    """One entry of traceEvents. `ts` and `dur` are microseconds; NaN stands for a number that is not there.
+    """One entry of traceEvents. `ts` and `dur` are microseconds, NaN where missing.
 
-    An entry without a phase is no event, so text that holds one takes the slower way.
+    An entry without a phase is not an event; text that holds one is decoded the slower way.
     """
 
     ph: Annotated[str, Meta(min_length=1)]
@@ -98,7 +98,7 @@ class Event(Struct, gc=False):
 
 
 class FastEvent(Struct, Generic[_Arguments], gc=False, tag_field="ph", tag="X"):
-    """The same for complete events of known categories: nearly all, and decoded with fewer objects."""
+    """A complete event of a known category: nearly all are, and these decode with fewer objects."""
 
     ph: ClassVar[str] = "X"
     cat: _KnownCategory | None = None
@@ -111,7 +111,7 @@ class FastEvent(Struct, Generic[_Arguments], gc=False, tag_field="ph", tag="X"):
 
 
 _OTHER_PHASES = "BEbenisfPFMCDNOSTpvRcIt()"
-"""Of the format's phases all but complete ones."""
+"""All phases of the format but complete events."""
 _OTHER_EVENTS = [
     msgspec.defstruct(f"OtherEvent{number}", [], namespace={"ph": phase}, gc=False, tag_field="ph", tag=phase)
     for number, phase in enumerate(_OTHER_PHASES)
@@ -119,7 +119,7 @@ _OTHER_EVENTS = [
 
 
 class ExactEvent(Struct, gc=False):
-    """The same with every decimal of `ts`, for timestamps that float64 would round."""
+    """An `Event` with every decimal of `ts`, for timestamps that float64 would round."""
 
     ph: str = ""
     cat: str | None = None
@@ -145,12 +145,12 @@ _DECODERS: tuple[Callable[[bytes | memoryview], list[Any]], ...] = (
     ),
     msgspec.json.Decoder(list[Event]).decode,
 )
-"""The fastest one first; what it does not know costs the next."""
+"""Fastest first; text that one refuses goes to the next."""
 _DECODE_EXACT = msgspec.json.Decoder(list[ExactEvent], strict=False).decode
 
 
 def _decimal(digits: str) -> Decimal:
-    """The number, NaN where its exponent is beyond all that a Decimal holds."""
+    """The number, NaN where its exponent is beyond the range of Decimal."""
     try:
         return Decimal(digits)
     except InvalidOperation:
@@ -158,7 +158,7 @@ def _decimal(digits: str) -> Decimal:
 
 
 _FIELDS = {kind: msgspec.structs.fields(kind) for kind in (ExactEvent, ExactArguments)}
-"""Worked out once: that takes longer than to convert an event."""
+"""Computed once: it takes longer than converting an event."""
 
 _DECODE_ANYTHING = msgspec.json.Decoder(float_hook=_decimal).decode
 _DECODE_RANKS = msgspec.json.Decoder(list[_Ranked]).decode
@@ -169,7 +169,7 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 def decode_fast(array_text: bytes | memoryview) -> list[Event] | None:
     """All events of a JSON array, or None when the text or a type in it is not as expected.
 
-    Where all is as usual, complete events are UsualEvents, and others have their phase alone.
+    Usually complete events are FastEvents, and events of other phases hold their phase only.
     """
     for decode in _DECODERS:
         with suppress(*_UNREADABLE):
@@ -178,7 +178,7 @@ def decode_fast(array_text: bytes | memoryview) -> list[Event] | None:
 
 
 def decode_exact(array_text: bytes | memoryview) -> list[ExactEvent] | None:
-    """The same, slower: every decimal of the timestamps, and numbers may stand in quotes."""
+    """All events with every decimal of their timestamps; slower. Numbers may be in quotes."""
     try:
         return _DECODE_EXACT(array_text)
     except _UNREADABLE:
@@ -186,7 +186,7 @@ def decode_exact(array_text: bytes | memoryview) -> list[ExactEvent] | None:
 
 
 def as_decoded(events: Sequence[Event]) -> list[ExactEvent]:
-    """Events decoded fast as exact ones, their timestamps as far as float64 tells them."""
+    """Events of `decode_fast` as exact ones, their timestamps in float64 precision."""
     return [
         ExactEvent(
             ph=event.ph,
@@ -205,7 +205,7 @@ def as_decoded(events: Sequence[Event]) -> list[ExactEvent]:
 
 
 def decode_leniently(array_text: bytes | memoryview) -> tuple[list[ExactEvent], int] | None:
-    """Events of a well-formed array whatever types it holds, and how many of its items are no events.
+    """Events of a well-formed array whatever types it holds, and how many of its items are not events.
 
     A field of an unexpected type counts as not recorded. None when the text is not a JSON array.
     """
@@ -220,7 +220,7 @@ def decode_leniently(array_text: bytes | memoryview) -> tuple[list[ExactEvent], 
 
 
 def is_too_deep(array_text: bytes) -> bool:
-    """Whether brackets nest deeper than any decoder here follows: no mending changes that."""
+    """Whether brackets nest deeper than the decoders follow: no repair changes that."""
     try:
         _DECODE_ANYTHING(array_text)
     except RecursionError:
@@ -231,7 +231,7 @@ def is_too_deep(array_text: bytes) -> bool:
 
 
 def ranks_in_arguments(array_text: bytes) -> dict[int | str | None, int]:
-    """Process -> the rank that its events' arguments tell; read apart, as it would cost every event of all traces."""
+    """Process -> rank in its events' arguments; a separate pass, as few traces have it and all would pay for it."""
     if b'"rank"' not in array_text:
         return {}
     with suppress(*_UNREADABLE):
@@ -241,13 +241,13 @@ def ranks_in_arguments(array_text: bytes) -> dict[int | str | None, int]:
 
 
 def ranks_in_events(events: Sequence[ExactEvent | _Ranked]) -> dict[int | str | None, int]:
-    """The same for decoded events."""
-    told = [(event.pid, bytes(event.args.merged_rank)) for event in events if event.args is not None]
-    return {pid: int(text) for pid, text in told if text.isdigit() and len(text) < _MAX_DIGITS}
+    """Process -> rank in the arguments of decoded events."""
+    texts = [(event.pid, bytes(event.args.merged_rank)) for event in events if event.args is not None]
+    return {pid: int(text) for pid, text in texts if text.isdigit() and len(text) < _MAX_DIGITS}
 
 
 def is_usable(event: ExactEvent) -> bool:
-    """Whether a complete event has its times; other phases need none."""
+    """Whether a complete event has valid times; other phases need none."""
     return event.ph != "X" or (event.ts.is_finite() and event.dur >= 0)
 
 
@@ -260,7 +260,7 @@ def _from_mapping(item: dict[str, Any]) -> ExactEvent:
 
 
 def _convert_fields(item: dict[str, Any], target: type[Any]) -> Any:
-    """Fill what converts, leave the rest at "not recorded"."""
+    """Convert the fields that convert; leave the others at "not recorded"."""
     values: dict[str, Any] = {}
     for spec in _FIELDS[target]:
         if item.get(spec.encode_name) is None or spec.name == "args":

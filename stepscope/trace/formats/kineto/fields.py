@@ -1,4 +1,4 @@
-"""Values of one event's fields: category from its name, lane from its ids, nanoseconds from its times."""
+"""Values of an event's fields: category from its name, lane from its ids, nanoseconds from its times."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import numpy.typing as npt
 from stepscope.trace.columns import Category, Lane, Numbered
 
 LEGACY_OPERATOR = "Operator"
-"""2021: operators and user annotations alike."""
+"""Category of operators and user annotations in traces of 2021."""
 
 LEGACY_NAMES = frozenset({LEGACY_OPERATOR, "Runtime", "Kernel", "Memcpy", "Memset"})
 
 LEGACY_ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
-"""How torch's own annotations begin; before user_annotation existed they were operators."""
+"""Prefixes of torch's own annotations, which were operators before user_annotation existed."""
 
 PYTHON_FUNCTION = "python_function"
 MODULE_FRAME = "nn.Module: "
-"""How the names of python_function events begin that are calls of a module."""
+"""Prefix of python_function events that are calls of a module."""
 TRACE_SPAN = "Trace"
-"""The profiler's own life span, with words for ids and, in some versions, an overflowed duration."""
+"""The profiler's own span, with words as ids and, in some versions, an overflowed duration."""
 
 CATEGORIES: dict[str | None, Category] = {
     "cpu_op": Category.CPU_OP,
@@ -65,7 +65,7 @@ ON_DEVICE = frozenset(
 
 
 def category_of_name(name: str | None) -> Category:
-    """The kind behind a category name; OTHER for names that are not known."""
+    """Category of a category name; OTHER for unknown names."""
     return CATEGORIES.get(name, Category.OTHER)
 
 
@@ -85,15 +85,15 @@ _UNUSED_NAMES = frozenset(
         TRACE_SPAN,
     }
 )
-"""What Kineto writes besides; none of it is booked."""
+"""Further categories that Kineto writes; the analysis does not use them."""
 
 
 KNOWN_CATEGORY_NAMES = tuple(sorted({name for name in CATEGORIES if name} | _UNUSED_NAMES))
-"""All that PyTorch's profiler writes."""
+"""All categories that PyTorch's profiler writes."""
 
 
 def is_pytorch_category(name: str | None) -> bool:
-    """Whether PyTorch's profiler, of any age, writes events of this kind."""
+    """Whether any version of PyTorch's profiler writes events of this category."""
     return name is not None and name in KNOWN_CATEGORY_NAMES
 
 
@@ -101,42 +101,41 @@ Track = tuple[str | None, int | str | None, int | str | None]
 """(category, process, thread) as written."""
 
 _SYNC_THREAD_OFFSET = 1_000_000
-"""Since 2026-04 the synchronizations of a stream have a thread of their own: the stream + this."""
+"""Since 2026-04 the synchronizations of a stream are on a thread of their own: the stream's number + this."""
 _STREAM_NAME = re.compile(r"stream\s*(-?\d+)")
 _PART_NAME = re.compile(r"(\[[^\]]*\]|(?:rank|worker)[ _:#-]*\d+)(?:[ _:/,-]+(\S.*))?", re.IGNORECASE)
-"""Process ids that merging tools write: the rank, and what the id was ("[TP01-PP00] 4711", "rank3 4711", "rank 3")."""
+"""Process ids that merging tools write: rank, then the original id ("[TP01-PP00] 4711", "rank3 4711", "rank 3")."""
 _WORD_ID_BASE = -(2**40)
-"""Processes and threads that are words get numbers from here down, far from real ids, which may be negative too."""
+"""Ids that are words are numbered from here down, far from real ids, which may be negative too."""
 _MAX_ID = 2**62
 
 
 def lanes_of(
-    tracks: Sequence[Track], categories: Sequence[Category], told_ranks: Mapping[int | str | None, int]
+    tracks: Sequence[Track], categories: Sequence[Category], rank_of_process: Mapping[int | str | None, int]
 ) -> tuple[list[int], tuple[Lane, ...]]:
-    """For each track the index of its lane, and the lanes in order of first sight.
+    """For each track the index of its lane, and the lanes in order of first appearance.
 
     Args:
-        tracks: as written.
-        categories: kind of each track.
-        told_ranks: process (as written) -> rank, where events tell it of themselves.
+        categories: of each track.
+        rank_of_process: process (as written) -> rank, where events carry it.
     """
     words: Numbered[str] = Numbered()
     lanes: Numbered[Lane] = Numbered()
     places: list[int] = []
-    is_merged = len(set(told_ranks.values())) > 1  # one rank of its own in all events says nothing new
+    is_merged = len(set(rank_of_process.values())) > 1  # a single rank is that of the whole file
     for (_, process, thread), category in zip(tracks, categories, strict=True):
         thread_id = _id(thread, words)
         if category is Category.SYNC_RECORD and thread_id >= _SYNC_THREAD_OFFSET:
             thread_id -= _SYNC_THREAD_OFFSET
         part, written = _part_of(process)
-        if is_merged and process in told_ranks:
-            part = f"rank {told_ranks[process]}"
+        if is_merged and process in rank_of_process:
+            part = f"rank {rank_of_process[process]}"
         places.append(lanes[Lane(_id(written, words), thread_id, category in ON_DEVICE, part)])
     return places, tuple(lanes)
 
 
 def _part_of(process: int | str | None) -> tuple[str, int | str | None]:
-    """The rank's name that a merging tool put before the process id, and the id without it."""
+    """The rank's label that a merging tool put before the process id, and the id without it."""
     if isinstance(process, str) and (match := _PART_NAME.fullmatch(process)):
         return match[1], match[2] or match[1]
     return "", process
@@ -154,9 +153,9 @@ def _id(written: int | str | None, words: Numbered[str]) -> int:
 
 
 MAX_START_NS = 2**62 - 2**54
-"""Start, duration and base add up within int64."""
+"""Start + duration + base stays within int64."""
 _EXACT_BELOW_US = float(2**43)
-"""float64 steps are at most 2**-10 us below this, so whole ns survive rounding; also the longest sane duration."""
+"""Below this float64 resolves 2**-10 us, so whole ns survive rounding; also the longest plausible duration."""
 _MAX_START_US = MAX_START_NS // 1000
 UNKNOWN_NS = np.int64(-(2**63))
 
@@ -164,7 +163,7 @@ UNKNOWN_NS = np.int64(-(2**63))
 def starts_ns(values_us: Sequence[int | float]) -> npt.NDArray[np.int64] | None:
     """Nanoseconds of decoded timestamps; UNKNOWN_NS where not finite or out of range.
 
-    None when float64 has already rounded some of them: then their text must be decoded anew.
+    None when float64 has already rounded some of them: their text must be decoded again.
     """
     column = _column(values_us)
     if column.dtype == np.int64:
@@ -179,7 +178,7 @@ def starts_ns(values_us: Sequence[int | float]) -> npt.NDArray[np.int64] | None:
 
 
 def exact_starts_ns(values_us: Sequence[Decimal | int | float]) -> npt.NDArray[np.int64]:
-    """The same for timestamps with all their decimals; halves of a nanosecond go to the even neighbour."""
+    """Nanoseconds of timestamps with all their decimals, rounded half to even."""
     with localcontext() as context:
         context.prec = 60
         return np.fromiter(map(_exact_ns, values_us), np.int64, len(values_us))
@@ -194,9 +193,9 @@ def durations_ns(values_us: Sequence[float]) -> npt.NDArray[np.int64]:
 
 
 def _column(values_us: Sequence[int | float]) -> npt.NDArray[Any]:
-    """int64 where all are integers, else float64; another type where integers go beyond both.
+    """int64 where all are integers, else float64; another type where integers exceed both.
 
-    Packing takes half as long as np.array.
+    struct.pack takes half as long as np.array.
     """
     count = len(values_us)
     try:

@@ -20,19 +20,19 @@ _SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
 _DISTRIBUTED = "distributedInfo"
 MAX_RANK = 2**18
-"""A larger rank or world size is damage: no job has a quarter of a million ranks, and every missing one is listed."""
+"""A larger rank or world size is damage: no job has a quarter of a million ranks, and missing ones are listed."""
 _MAX_BASE_NS = 2**62
 _MAX_COUNT = 2**63
 _MAX_DIGITS = 30
-"""Python itself refuses to turn some thousand digits into a number."""
+"""Python refuses to convert some thousand digits to an integer."""
 
 
 def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
-    """Top-level keys of a trace from the text before and after its event array, mended where needed.
+    """Top-level keys of a trace from the text around its event array, repaired where needed.
 
     Args:
         before: from the opening brace to the key traceEvents; empty for a bare list.
-        after: from behind the array's closing bracket; may end early.
+        after: from the array's closing bracket on; may be truncated.
     """
     metadata: dict[str, Any] = {}
     if before.strip():
@@ -61,7 +61,7 @@ def _parse_object(text: bytes) -> dict[str, Any]:
 
 
 def _keep_all_ranks(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of doubled keys the last counts, but a merged file's several distributedInfo are all kept."""
+    """The last of repeated keys wins, but all distributedInfo of a merged file are kept."""
     found = dict(pairs)
     infos = [value for key, value in pairs if key == _DISTRIBUTED]
     if len(infos) > 1:
@@ -70,7 +70,7 @@ def _keep_all_ranks(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def listed_ranks(metadata: Mapping[str, Any]) -> list[int]:
-    """The ranks of all distributedInfo of a merged file, in its order; empty unless all tell one."""
+    """The ranks of all distributedInfo of a merged file, in its order; empty unless each has one."""
     infos = metadata.get(_DISTRIBUTED)
     ranks = [_rank_number(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
     known = [rank for rank in ranks if rank is not None]
@@ -80,7 +80,7 @@ def listed_ranks(metadata: Mapping[str, Any]) -> list[int]:
 def build_header(
     metadata: Mapping[str, Any], *, path: str, file_bytes: int, text_bytes: int, saw_shapes: bool, saw_stacks: bool
 ) -> TraceHeader:
-    """The typed header; `saw_shapes` and `saw_stacks` answer for traces that do not say how they were recorded."""
+    """The typed header; `saw_shapes` and `saw_stacks` stand in where the metadata lacks the profiler's options."""
     distributed = metadata.get(_DISTRIBUTED)
     distributed = _mapping(distributed[0] if isinstance(distributed, list) and distributed else distributed)
     rank = _rank_number(distributed.get("rank"))
@@ -110,24 +110,22 @@ def _whole_steps(value: Any) -> tuple[int, ...] | None:
 
 
 def rank_in_name(path: str) -> int | None:
-    """The rank that a file's name tells (rank3, worker_0, r1t03), or None."""
+    """The rank in a file's name (rank3, worker_0, r1t03), or None."""
     name = PurePath(path).name
     found = _RANK_IN_NAME.findall(name) or _SHORT_RANK_IN_NAME.findall(name)
     return _rank_number(found[-1]) if found else None
 
 
 def parse_ranks(value: Any) -> tuple[int, ...] | None:
-    """Members of a group from a list or its text; None when it is cut short ("[0, 1, ...]") or no list at all."""
+    """Members of a group from a list or its text; None when truncated ("[0, 1, ...]") or not a list."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list) or not all(isinstance(rank, int) and rank >= 0 for rank in value):
         return None
-    if not all(isinstance(rank, int) and rank >= 0 for rank in value):
-        return None
-    return tuple(value)
+    return tuple(value) or None
 
 
 def _devices(metadata: Mapping[str, Any]) -> tuple[TraceDevice, ...]:

@@ -1,10 +1,10 @@
-"""Ranks of a file that holds several: which rank each row belongs to.
+"""Files of several ranks: assigns every row to its rank and splits the columns.
 
-Merged: People merge ranks to look at them together: SGLang writes "[TP01] 4711" for process ids, TraceFuse the rank
-into every event's arguments, simple scripts just append the lists. Correlation ids collide between ranks, so every
-row is given to one rank first and nothing is looked up across. Where the events do not name their rank, the host's
-rows tell it by their process, and a device's rows by what explains most launches: their place in the file, their
-device, their ids.
+Tools merge ranks to view them together: SGLang writes process ids as "[TP01] 4711", TraceFuse writes the rank into
+every event's arguments, simple scripts append the lists. Correlation ids collide between ranks, so each row gets its
+rank first and nothing is looked up across ranks. Without labels, host rows belong to the rank of their process, and
+device rows are assigned by whatever links most of them to launches of one process: their position in the file, their
+correlation ids, their device.
 """
 
 from __future__ import annotations
@@ -34,35 +34,34 @@ from stepscope.trace.formats.kineto.header import MAX_RANK
 _RANK_OF_PART = re.compile(r"\W*(?:rank|worker)[ _:#-]*(\d+)\W*", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d+")
 _MIN_EXPLAINED = 0.5
-"""An owner for device rows is believed when its launches explain at least this share of them."""
+"""Least share of device rows that launches of the assigned process must explain."""
 _MIN_ROWS_SHARE = 0.01
-"""Of the busiest process's rows: ranks of one job run much the same operators."""
+"""Least rows of a rank as a share of the busiest process's: ranks of a job run much the same operators."""
 _MAX_RIVAL_SHARE = 0.8
-"""A device is a process's own when every other process explains at most this part as much of its rows."""
+"""A device belongs to a process when every other process explains at most this share of what it explains."""
 
 
-def split_ranks(trace: TraceColumns, told_ranks: Sequence[int] = ()) -> list[TraceColumns]:
+def split_ranks(trace: TraceColumns, listed: Sequence[int] = ()) -> list[TraceColumns]:
     """One trace a rank; the trace itself where it holds one rank.
 
     Args:
         trace: everything in the file.
-        told_ranks: the ranks that the file's metadata lists, in the order in which they were merged.
+        listed: the ranks that the file's metadata lists, in the order in which they were merged.
 
     Raises:
-        NotATraceError: nothing tells which device rows belong to which process.
+        NotATraceError: device rows cannot be assigned to processes.
     """
     lanes = [trace.lanes[place] for place in np.flatnonzero(np.bincount(trace.lane, minlength=len(trace.lanes)))]
     parts = sorted({lane.part for lane in lanes if lane.part}, key=_natural)
     if len(parts) > 1:
         owner_of_lane = [parts.index(lane.part) if lane.part in parts else NONE for lane in trace.lanes]
         owner = np.array(owner_of_lane, np.int64)[trace.lane]
-        return _split(trace, owner, parts, _ranks_of_parts(parts, told_ranks))
+        return _split(trace, owner, parts, _ranks_of_parts(parts, listed))
     processes = _host_processes(trace)
     if len(processes) < 2:
         return [trace]
     owner = _owners(trace, processes)
-    told = len(told_ranks) == len(processes)
-    ranks = list(told_ranks) if told else _ranks_by_order(trace, owner, processes)
+    ranks = list(listed) if len(listed) == len(processes) else _ranks_by_order(trace, owner, processes)
     return _split(trace, owner, [f"process {process}" for process in processes], ranks)
 
 
@@ -70,17 +69,17 @@ def _natural(part: str) -> tuple[list[int], str]:
     return [int(digits) for digits in _NUMBERS.findall(part)], part
 
 
-def _ranks_of_parts(parts: Sequence[str], told_ranks: Sequence[int]) -> list[int]:
-    """What the names say, else what the metadata lists, else their order."""
+def _ranks_of_parts(parts: Sequence[str], listed: Sequence[int]) -> list[int]:
+    """Ranks from the labels, else from the metadata, else by order."""
     matches = [_RANK_OF_PART.fullmatch(part) for part in parts]
     ranks = [int(match[1]) for match in matches if match]
     if len(set(ranks)) == len(parts) and max(ranks) <= MAX_RANK:
         return ranks
-    return list(told_ranks) if len(told_ranks) == len(parts) else list(range(len(parts)))
+    return list(listed) if len(listed) == len(parts) else list(range(len(parts)))
 
 
 def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> list[int]:
-    """Ranks of a host use its devices in order; else the order in the file counts, or of ids where rows are mixed."""
+    """Ranks by the order of their devices; else by order in the file, or by process id where rows are interleaved."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
     devices = [sorted(set(device[owner[rows] == place].tolist())) for place in range(len(processes))]
@@ -96,7 +95,7 @@ def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[i
 def _host_processes(trace: TraceColumns) -> list[int]:
     """Processes that ran operators (or, without operators, made runtime calls), in the file's order.
 
-    One that ran next to none beside another is a slip of the text, or a helper, and no rank.
+    One with next to no rows beside another is a helper or damage, not a rank.
     """
     if len({lane.process for lane in trace.lanes if not lane.on_device and lane.process >= 0}) < 2:
         return []
@@ -112,7 +111,7 @@ def _host_processes(trace: TraceColumns) -> list[int]:
 
 
 def _owners(trace: TraceColumns, processes: Sequence[int]) -> IntColumn:
-    """For each row the place of its process, or NONE for a row of no process."""
+    """For each row the index of its process, or NONE."""
     place = {process: number for number, process in enumerate(processes)}
     of_lane = [NONE if lane.on_device else place.get(lane.process, NONE) for lane in trace.lanes]
     owner = np.array(of_lane, np.int64)[trace.lane]
@@ -130,7 +129,7 @@ def _owners(trace: TraceColumns, processes: Sequence[int]) -> IntColumn:
         found = _by_device(trace, rows, launches, len(processes))
     if found is None:
         raise NotATraceError(
-            f"holds the events of {len(processes)} processes, and nothing tells which device rows are whose",
+            f"holds the events of {len(processes)} processes, and its device rows cannot be assigned to them",
             where=trace.header.path,
             what_next="give the files as they were before they were merged, one a rank",
         )
@@ -139,7 +138,7 @@ def _owners(trace: TraceColumns, processes: Sequence[int]) -> IntColumn:
 
 
 def _blocks(owner: IntColumn, num_processes: int) -> list[IntColumn]:
-    """Owners by place where each process's rows stand together: device rows behind the host's, or before them."""
+    """Owners by position where each process's rows are contiguous: device rows follow the host's, or precede them."""
     known = np.flatnonzero(owner != NONE)
     _, first = np.unique(owner[known], return_index=True)
     _, back = np.unique(owner[known][::-1], return_index=True)
@@ -156,13 +155,15 @@ def _blocks(owner: IntColumn, num_processes: int) -> list[IntColumn]:
 def _by_correlation(
     trace: TraceColumns, rows: npt.NDArray[np.intp], launches: Launches, num_processes: int
 ) -> IntColumn | None:
-    """Owners of device rows whose correlation ids only one process uses; None when ids collide or link nothing."""
+    """Owners of device rows whose correlation ids only one process uses; None when ids collide or link no row."""
     candidates = np.stack([launches.links(rows, np.full(len(rows), place)) for place in range(num_processes)])
     owner = np.where(candidates.sum(axis=0) == 1, candidates.argmax(axis=0), NONE)
     linked = candidates.any(axis=0)
     if not linked.any() or (owner[linked] == NONE).any():
         return None
-    for lane in np.unique(trace.lane[rows[~linked]]):  # launched before the window: as the rest of its stream
+    for lane in np.unique(
+        trace.lane[rows[~linked]]
+    ):  # launched before the window: same owner as the rest of its stream
         mine = trace.lane[rows] == lane
         owners = np.unique(owner[mine & linked])
         if len(owners) != 1:
@@ -174,7 +175,7 @@ def _by_correlation(
 def _by_device(
     trace: TraceColumns, rows: npt.NDArray[np.intp], launches: Launches, num_processes: int
 ) -> IntColumn | None:
-    """Owners by device, where each device's rows clearly follow the launches of one process of its own."""
+    """Owners by device, where the launches of one process of its own clearly explain each device's rows."""
     device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
     owner = np.full(len(rows), NONE, np.int64)
     taken: list[int] = []
@@ -190,17 +191,17 @@ def _by_device(
 
 
 def _with_device_annotations(trace: TraceColumns, owner: IntColumn, rows: npt.NDArray[np.intp]) -> IntColumn:
-    """Annotations and synchronizations on a stream belong to whom the stream's work belongs to."""
+    """Owners completed: annotations and synchronizations on a stream belong to the owner of the stream's work."""
     of_lane = np.full(len(trace.lanes), NONE, np.int64)
     of_lane[trace.lane[rows]] = owner[rows]
     return np.where(owner == NONE, of_lane[trace.lane], owner)
 
 
 def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int]) -> list[TraceColumns]:
-    """The rows of each owner, by rank; what was mended or lost is counted once, with the first."""
+    """The rows of each owner, by rank; repaired and lost events are counted once, with the first."""
     num_lost = int(np.count_nonzero(owner == NONE))
     traces: list[TraceColumns] = []
-    for place, (name, rank) in sorted(enumerate(zip(names, ranks, strict=True)), key=_rank):
+    for rank, place in sorted(zip(ranks, range(len(ranks)), strict=True)):
         rows = np.flatnonzero(owner == place)
         if not len(rows):
             continue
@@ -209,12 +210,8 @@ def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: S
         if not traces:
             others = whole.num_events - len(trace) + num_lost
             quality = replace(whole, num_events=len(rows) + others, dropped=whole.dropped + num_lost)
-        traces.append(_rows_only(trace, rows, rank, name, quality))
+        traces.append(_rows_only(trace, rows, rank, names[place], quality))
     return traces
-
-
-def _rank(numbered: tuple[int, tuple[str, int]]) -> int:
-    return numbered[1][1]
 
 
 def _rows_only(
@@ -246,20 +243,20 @@ def _arrays(table: TraceColumns | CommunicationCalls | SyncWaits) -> dict[str, A
 
 
 def _belongs_to_other_rank(trace: TraceColumns, place: int, rank: int) -> bool:
-    """A group of the header of the rank that the file's metadata came from, to which this rank does not belong."""
+    """Whether a group comes from the header of another rank and does not contain this one."""
     group = trace.groups[place]
     return place < len(trace.header.groups) and group.ranks is not None and rank not in group.ranks
 
 
 _ID_BITS = 44
-"""Correlation ids are 32 bits wide; processes are numbered above."""
+"""Correlation ids are 32 bits wide; the process number is above them."""
 _ID_MASK = 2**_ID_BITS - 1
 _EARLY_NS = 1_000_000
-"""A device's clock may run this far behind its host's: kernels seem to start before their launch."""
+"""A device's clock may be this far behind its host's, so that kernels seem to start before their launch."""
 
 
 class Launches:
-    """The runtime calls of a file's processes, by (process, correlation id)."""
+    """Index of the runtime calls of a file's processes, by (process, correlation id)."""
 
     def __init__(self, trace: TraceColumns, owner: IntColumn) -> None:
         rows = trace.rows_of(Category.RUNTIME)
@@ -274,7 +271,7 @@ class Launches:
         return len(self._rows)
 
     def links(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> npt.NDArray[np.bool_]:
-        """For each device row whether its owner made a call with its id, of its kind, before it."""
+        """For each device row whether its owner made a call with its correlation id, of its kind, before it."""
         if not len(self):
             return np.zeros(len(rows), np.bool_)
         trace = self._trace
@@ -288,12 +285,12 @@ class Launches:
         return linked
 
     def share(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> float:
-        """Part of the device rows with an id that are linked so; 0 without any."""
+        """Share of the device rows with a correlation id that `links` finds linked; 0 without any."""
         with_id = self._trace.correlation[rows] > 0
         return float(self.links(rows, owner)[with_id].mean()) if with_id.any() else 0.0
 
     def num_answered(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> int:
-        """How many launches have a device row so; a graph's launch counts once."""
+        """How many launches have a linked device row; a graph's launch counts once."""
         linked = self.links(rows, owner)
         return len(np.unique(self._keys(owner, self._trace.correlation[rows])[linked]))
 

@@ -1,16 +1,4 @@
-"""Repair of damaged traces: broken text of one event, lost boundaries, overrunning durations.
-
-Recovering: Boundaries between events are guessed (`}` and `{` with nothing but commas between them) and proved by
-decoding.
-
-Mending: What real traces suffer from: invalid UTF-8 and raw control characters in names, Windows backslashes and
-quotes that were not escaped, decimal commas from LC_NUMERIC, NaN and Infinity, missing values, doubled commas, lost
-quotes.
-
-Clipping: ROCm's profiler sometimes records durations that overrun by orders of magnitude, although a HIP stream runs
-one thing at a time, so they are cut at the next start. On NVIDIA kernels of one stream do overlap (programmatic
-dependent launch, branches of a graph), so nothing is ever cut there.
-"""
+"""Repair of damaged traces: broken text of one event, lost boundaries, overrunning durations."""
 
 from __future__ import annotations
 
@@ -31,29 +19,33 @@ _CLOSES_AT_ONCE = re.compile(rb"[\s,]*\]")
 _EVENT_MARK = re.compile(rb'"ph"\s*:')
 _PHASE_KEY = b"ph"
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|args)"\s*:')
-_WHOLE_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 _MAX_PIECES_JOINED = 8
-"""An event may hold lists of objects: so many false boundaries are looked across."""
+"""An event may hold lists of objects, whose boundaries look like those between events."""
 _MAX_ENDS_TRIED = 32
 _MAX_BYTES_REPAIRED = 256 * 1024
-"""No event that is worth mending is longer."""
+"""Longer events are not repaired."""
 _BASE_EFFORT_BYTES = 32 * 1024
 _EFFORT = 8
-"""One damaged event may cost mending so many bytes, and so many times its own length: the work stays linear."""
+"""Bytes of repair attempts per damaged event: a base, and a multiple of its length, so the work stays linear."""
 _MAX_BYTES_HELD = 16 * 1024 * 1024
-"""No event is larger; text without a boundary is given up in such portions."""
+"""No event is larger; text without a boundary is skipped in such portions."""
 
 
 class Recovery:
-    """One pass over a buffer that begins where an event begins.
+    """Recovers the events of a damaged buffer that begins at an event.
+
+    Idea: a boundary between events is guessed (`}` and `{` with only commas and blanks between) and proved by decoding
+    the text before it. Runs of events are decoded at once; a run that fails is halved until one event is left. That
+    one is read leniently, joined with what follows (its strings may hold `},{`), then repaired, and at last searched
+    for whole events amid unreadable text. The work per event is bounded, so a damaged file costs linear time.
 
     Attributes:
-        events: what could be read.
-        consumed: bytes of the buffer that are dealt with.
-        repaired, dropped: events mended, and events lost.
+        events: the events recovered.
+        consumed: bytes of the buffer that are done.
+        repaired, dropped: events repaired, and events lost.
         damaged_at: where in the buffer the first of these begins, or None.
-        array_closed: the array's closing bracket was met; what follows `consumed` comes after the array.
+        array_closed: the array's closing bracket was found; the text behind `consumed` comes after the array.
     """
 
     def __init__(self, buffer: bytes, *, is_last: bool) -> None:
@@ -96,14 +88,14 @@ class Recovery:
                 self.consumed = bounds[index - 1][1]
 
     def _take_one(self, bounds: list[tuple[int, int]]) -> int:
-        """Read one event by all means; how many boundaries it covers, 0 when only more text can tell."""
+        """Recover one event; return how many boundaries it covers, 0 when it needs more text."""
         pieces = [self._buffer[self.consumed : end] for end, _ in bounds]
         if not _seems_cut(pieces[0]):
             del pieces[1:]
         for num_covered, piece in enumerate(pieces, start=1):
             if self._close_array(piece, self._accept) or self._accept(piece):
                 return num_covered
-        # Only text that no reading fits is mended: mending the first half of a name that holds `},{` would spoil it.
+        # Repair comes last: repairing the first half of a name that holds `},{` would damage it.
         is_held = len(self._buffer) - self.consumed <= _MAX_BYTES_HELD
         if len(bounds) < _MAX_PIECES_JOINED and _seems_cut(pieces[0]) and not self._is_last and is_held:
             return 0
@@ -115,7 +107,7 @@ class Recovery:
         return 1
 
     def _close_array(self, piece: bytes, accept: Callable[[bytes], bool]) -> bool:
-        """Whether the array ends within the piece, with or without a last event before its bracket."""
+        """Whether the array ends within the piece, perhaps after a last event."""
         if closing := _CLOSES_AT_ONCE.match(piece):
             return self._end_after(closing.end())
         for ending in list(_END_OF_ARRAY.finditer(piece))[:_MAX_ENDS_TRIED]:
@@ -147,10 +139,10 @@ class Recovery:
         return self._accept(piece) or self._accept_mended(piece)
 
     def _accept_mended(self, piece: bytes) -> bool:
-        """Accept what mending makes of one event; two that run into each other would be mended into one."""
+        """Accept one event after repair; two that run into each other would be repaired into one."""
         if len(piece) > _MAX_BYTES_REPAIRED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
-        if self._effort_left < 0 or _PHASE_KEY not in piece:  # no event without its kind is of use
+        if self._effort_left < 0 or _PHASE_KEY not in piece:  # an event without its phase is of no use
             return False
         self._effort_left -= len(piece)
         for text in repairs(piece):
@@ -164,16 +156,16 @@ class Recovery:
         return False
 
     def _salvage(self, piece: bytes) -> None:
-        """Keep whole events that stand amid unreadable text; count those of which only parts are left."""
+        """Keep whole events amid unreadable text; count those of which only parts are left."""
         starts = [0, *(match.start() for match in _EVENT_START.finditer(piece, 1))]
         num_lost = 0
         has_remains = False
         is_done = self._effort_left >= 0
         for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
             part = piece[start:stop]
-            self._effort_left = _BASE_EFFORT_BYTES  # mended once, whatever the whole has cost
+            self._effort_left = _BASE_EFFORT_BYTES  # one repair each, whatever the whole piece has cost
             end = part.rfind(b"}") + 1
-            was_tried = end == len(piece) and is_done  # the whole piece: no reading and no mending fitted it
+            was_tried = end == len(piece) and is_done  # the whole piece, which could not be repaired
             if end and not was_tried and _EVENT_MARK.search(part) and self._accept_by_any_means(part[:end]):
                 part = part[end:]
             num_lost += len(_EVENT_MARK.findall(part))
@@ -182,13 +174,13 @@ class Recovery:
 
 
 def _is_plausible(event: ExactEvent) -> bool:
-    """Whether mending made an event of it, not one field that swallowed its neighbours."""
+    """Whether repair produced an event, not one field that swallowed its neighbours."""
     return len(event.ph) == 1 and '"' not in (event.cat or "")
 
 
 def _seems_cut(piece: bytes) -> bool:
-    """Whether something is still open at the end: more text may make an event of it."""
-    bare = _WHOLE_STRING.sub(b"", piece)
+    """Whether a string or bracket is still open at the end, so that more text may complete the event."""
+    bare = _STRING.sub(b"", piece)
     return b'"' in bare or bare.count(b"{") > bare.count(b"}")
 
 
@@ -196,7 +188,7 @@ PairsHook = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
 _SUSPECT = re.compile(rb'[\x00-\x1f]|\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})|\\u[dD][89a-fA-F]')
-"""What a string must not hold, or (surrogates) must be looked at."""
+"""Characters that a string must not hold, and surrogates, which need a check."""
 _CONTROL_BUT_BLANK = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
@@ -222,7 +214,7 @@ _ENDS_VALUE_IN_OBJECT = re.compile(rb'"\s*(?:\}|,\s*"[^"\\]*"\s*:|\Z)')
 
 
 def repair_block(events_text: bytes) -> bytes:
-    """Many events at once, quickly: only damage that runs through whole files and is told without parsing."""
+    """Many events at once, quickly: only damage that runs through whole files and shows without parsing."""
     text = events_text.decode("utf-8", errors="replace").encode()
     text = _DECIMAL_COMMA_OF_KEY.sub(rb"\1.", text)
     text = _NOT_A_NUMBER_OF_KEY.sub(rb"\1null", text)
@@ -230,7 +222,11 @@ def repair_block(events_text: bytes) -> bytes:
 
 
 def repairs(event_text: bytes) -> Iterator[bytes]:
-    """Texts that the event may have been meant to be, the least daring change first."""
+    """Repaired texts of a broken event, the smallest change first.
+
+    Damage seen in real traces: invalid UTF-8 and raw control characters in names, unescaped Windows backslashes and
+    quotes, decimal commas (LC_NUMERIC), NaN and Infinity, missing values, repeated commas, lost quotes.
+    """
     valid_utf8 = event_text.decode("utf-8", errors="replace").encode()
     yield _repair_json(valid_utf8)
     yield _repair_json(_KEY_WITHOUT_QUOTE.sub(rb'\1"', valid_utf8))
@@ -240,7 +236,7 @@ def repairs(event_text: bytes) -> Iterator[bytes]:
 
 
 def _repair_json(text: bytes) -> bytes:
-    """Structure is mended between the strings only, so that a name like "f(,,)" stays as it is."""
+    """Repair strings and the structure between them separately, so that a name like "f(,,)" stays as it is."""
     pieces = _STRING.split(text)  # every second one is a string
     strings = [_repair_string(string) if _SUSPECT.search(string) else string for string in pieces[1::2]]
     between = _repair_structure(b'""'.join(pieces[::2])).split(b'""')
@@ -273,13 +269,13 @@ def _repair_escapes(text: bytes, control: re.Pattern[bytes]) -> bytes:
 
 
 def read_json(text: bytes, pairs_hook: PairsHook | None = None) -> Any:
-    """What a JSON text says, without halves of surrogate pairs and broken bytes, which no document of ours can hold.
+    """Parse JSON text; lone surrogates and invalid UTF-8 become U+FFFD, so that the values can be encoded again.
 
     Args:
-        pairs_hook: makes each object from its pairs; by default a dict, in which the last of doubled keys counts.
+        pairs_hook: makes each object from its pairs; by default a dict, in which the last of repeated keys wins.
 
     Raises:
-        ValueError, RecursionError: it is no JSON.
+        ValueError, RecursionError: it is not JSON.
     """
     if _SURROGATE.search(text):
         text = _without_lone_surrogates(text)
@@ -297,11 +293,11 @@ def _without_lone_surrogates(inner: bytes) -> bytes:
 
 
 def _escape_inner_quotes(text: bytes, *, backslash_escapes: bool) -> bytes:
-    """Keep only those quotes that the surrounding structure needs.
+    """Escape all quotes but those that delimit a string in the surrounding structure.
 
     Args:
         text: one event.
-        backslash_escapes: whether a backslash before a quote escapes it; in a path that was not escaped it does not.
+        backslash_escapes: whether a backslash before a quote escapes it; in an unescaped Windows path it does not.
     """
     pieces: list[bytes] = []
     nesting = [b"{"]
@@ -341,14 +337,16 @@ def _closing_quote(text: bytes, position: int, ends: re.Pattern[bytes], *, backs
 
 def is_rocm(header: TraceHeader, metadata: Mapping[str, object]) -> bool:
     """Whether the trace comes from AMD's stack, by its version keys or device names."""
-    keys_tell = any(name.startswith(("hip_", "roctracer_", "rocprofiler_")) for name in metadata)
-    return keys_tell or any(device.name.startswith("AMD ") for device in header.devices)
+    has_rocm_keys = any(name.startswith(("hip_", "roctracer_", "rocprofiler_")) for name in metadata)
+    return has_rocm_keys or any(device.name.startswith("AMD ") for device in header.devices)
 
 
 def clip_overruns(trace: TraceColumns) -> TraceColumns:
-    """Cut ends at the next start on the same lane, in place, and count them.
+    """Cut ends at the next start on the same lane, in place, and count them; for ROCm traces only.
 
-    Rows that start together stay as they are: nothing tells which one ran first.
+    ROCm's profiler sometimes records durations that overrun by orders of magnitude, although a HIP stream runs one
+    activity at a time. Rows that start together stay as they are: which ran first is unknown. On NVIDIA, kernels of one
+    stream do overlap (programmatic dependent launch, branches of a graph), so nothing may be cut there.
     """
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]

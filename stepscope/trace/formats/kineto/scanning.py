@@ -1,9 +1,10 @@
-"""Scan of clean text: the optional accelerator in C (`trace/native/`) and how its numbers become rows.
+"""Scan of clean text by the optional C accelerator (`trace/native/`), and its results as rows.
 
-It reads a run of events at several times the speed of decoding them to objects, or refuses it as a whole: damage,
-numbers that need rounding, the category names of 2021 and whatever else is rare are left to the reader in Python,
-which is also its oracle in the tests. With STEPSCOPE_PURE=1 in the environment, and where no compiler was at hand
-when stepscope was installed, everything is read in Python.
+Idea: most text is clean and regular, so a strict scanner turns it into columns without creating an object per event,
+several times as fast as decoding. It accepts a block only if it reads it exactly as the Python reader would; damage,
+numbers that need rounding, the categories of 2021 and other rare text make it refuse the whole block, which Python
+then reads. The Python reader is also its oracle in the tests, and reads everything with STEPSCOPE_PURE=1 in the
+environment or where stepscope was installed without a compiler.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ COLUMNS = (
     "launch",
     "num_bytes",
 )
-"""What readers keep of every complete event."""
+"""Columns of a complete event."""
 
 _VERSION = 3
-"""The accelerator's, as in its source."""
+"""VERSION of the accelerator's source (module.c)."""
 _OF_WIDTH = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)} | {0: np.dtype(np.int8)}
-"""Integer types by their bytes; a column without rows has none."""
+"""Integer types by width in bytes; a column without rows has width 0."""
 _BETWEEN_TEXTS = b"\0"
 _NULL = b"null"
 _decode_arguments = msgspec.json.Decoder(Arguments).decode
@@ -57,27 +58,27 @@ def _find_accelerator() -> ModuleType | None:
         from stepscope.trace import _scan
     except ImportError:  # no compiler
         return None
-    is_ours = getattr(_scan, "VERSION", 1) == _VERSION and tuple(_scan.COLUMNS.split()) == COLUMNS
-    return _scan if is_ours else None  # built from other sources
+    is_current = getattr(_scan, "VERSION", 1) == _VERSION and tuple(_scan.COLUMNS.split()) == COLUMNS
+    return _scan if is_current else None  # else built from other sources
 
 
 _SCAN = _find_accelerator()
 
 
 def has_accelerator() -> bool:
-    """Whether traces are read by the accelerator here and now."""
+    """Whether the accelerator is built, and enabled in the environment."""
     return _SCAN is not None and may_accelerate()
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedBatch:
-    """The complete events among a run of entries.
+    """The complete events of a block of text.
 
     Attributes:
         num_events: entries of all phases.
         num_rows: complete events that are kept.
         columns: one entry a row, by the names in COLUMNS; track, name, shapes and launch are the builder's numbers.
-        calls: the rows that name a collective, or an event that is waited for, ascending.
+        calls: the rows that name a collective or an awaited event, ascending.
         call_arguments: their arguments.
     """
 
@@ -89,7 +90,7 @@ class ScannedBatch:
 
 
 class BatchScanner:
-    """Scans the runs of one trace, and numbers their texts in the tables of its builder."""
+    """Scans the text of one trace and numbers its strings in the tables of a builder."""
 
     def __init__(
         self,
@@ -109,18 +110,18 @@ class BatchScanner:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Leave the rest to Python: in a trace of 2021 events of any category may have their ids under its old key."""
+        """Refuse all further text: in a trace of 2021 events of any category may hold their ids under the old key."""
         self._is_stopped = True
 
     def scan(self, text: memoryview) -> ScannedBatch | None:
-        """The rows of comma-separated events; None when the text is to be read in Python."""
+        """The rows of comma-separated events; None when Python has to read the text."""
         if self._is_stopped:
             return None
-        found = self._scanner.scan(text)
-        if found is None:
+        scanned = self._scanner.scan(text)
+        if scanned is None:
             return None
-        num_events, num_rows, column_cells, call_cells, new_texts = found
-        self._take(*new_texts)
+        num_events, num_rows, column_cells, call_cells, new_texts = scanned
+        self._number_texts(*new_texts)
         columns = {name: self._column(name, cells, num_rows) for name, cells in zip(COLUMNS, column_cells, strict=True)}
         calls = np.frombuffer(call_cells, np.int64).reshape(-1, 3).tolist()
         return ScannedBatch(
@@ -134,10 +135,12 @@ class BatchScanner:
     def _column(self, name: str, cells: bytes, num_rows: int) -> IntColumn:
         column: IntColumn = np.frombuffer(cells, _OF_WIDTH[len(cells) // max(num_rows, 1)])
         numbers = self._numbers.get(name)
-        return column if numbers is None or numbers.are_theirs else narrow(numbers[column])
+        return column if numbers is None or numbers.are_equal else narrow(numbers[column])
 
-    def _take(self, tracks: list[bytes], names: list[bytes], shapes: list[bytes], launches: list[bytes]) -> None:
-        """Number the texts that are new; in each table number 0 of shapes and launches is "nothing recorded"."""
+    def _number_texts(
+        self, tracks: list[bytes], names: list[bytes], shapes: list[bytes], launches: list[bytes]
+    ) -> None:
+        """Number the new texts; number 0 of shapes and launches is "not recorded", which columns hold as NONE."""
         self._numbers["track"].extend([self._tracks[_track(text)] for text in tracks])
         self._numbers["name"].extend([self._names[_decode_text(text or _NULL)] for text in names])
         self._numbers["shapes"].extend([self._shapes[text] - 1 for text in shapes])
@@ -145,25 +148,25 @@ class BatchScanner:
 
 
 class _Numbers:
-    """The builder's numbers by the accelerator's: that counts its own texts, whatever Python has read in between.
+    """The builder's numbers by the accelerator's, which differ once Python has read text in between.
 
     Attributes:
-        are_theirs: they are the same so far.
+        are_equal: both are the same so far.
     """
 
     def __init__(self) -> None:
-        self._numbers = np.full(1, NONE, np.int32)  # the last entry answers for NONE
-        self.are_theirs = True
+        self._numbers = np.full(1, NONE, np.int32)  # the last entry stands for NONE
+        self.are_equal = True
 
     def extend(self, numbers: list[int]) -> None:
         if numbers:
             known = len(self._numbers) - 1
             self._numbers = np.concatenate((self._numbers[:-1], np.array([*numbers, NONE], np.int32)))
-            self.are_theirs = self.are_theirs and numbers == list(range(known, known + len(numbers)))
+            self.are_equal = self.are_equal and numbers == list(range(known, known + len(numbers)))
 
-    def __getitem__(self, theirs: IntColumn) -> IntColumn:
-        found: IntColumn = self._numbers[theirs]
-        return found
+    def __getitem__(self, scanned: IntColumn) -> IntColumn:
+        numbers: IntColumn = self._numbers[scanned]
+        return numbers
 
 
 def _track(text: bytes) -> Track:
@@ -182,12 +185,12 @@ def _launch_key(text: bytes) -> LaunchKey:
 
 
 def _category_bits(scan: ModuleType, *, ignores_frames: bool) -> dict[bytes, int]:
-    """What each category's rows are read for, by the category's text; the others only fill what all rows have."""
+    """Bits of what is read of each category's rows, by the category's JSON text; others only fill common columns."""
     reads: dict[Category, int] = dict.fromkeys(DEVICE_CATEGORIES, scan.ON_DEVICE)
     reads[Category.CPU_OP] = scan.READS_SHAPES | scan.READS_NAMED
     reads[Category.USER_ANNOTATION] = scan.READS_SHAPES  # those of communication backends
     reads[Category.KERNEL] |= scan.READS_LAUNCH | scan.READS_NAMED
-    reads[Category.SYNC_RECORD] = scan.READS_NAMED  # the event that is waited for
+    reads[Category.SYNC_RECORD] = scan.READS_NAMED  # the awaited event
     reads[Category.MEMCPY] |= scan.READS_BYTES
     reads[Category.MEMSET] |= scan.READS_BYTES
     bits: dict[str | None, int] = {name: reads.get(category, 0) for name, category in CATEGORIES.items()}

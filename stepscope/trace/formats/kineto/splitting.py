@@ -1,8 +1,7 @@
-"""Boundaries in a trace's text: where one event ends, and where the next document begins.
+"""Boundaries in a trace's text: between two events, and between two documents of one file.
 
-Splitting: A cut between `}` `,` and `{` is right exactly when the text before it parses as an array, because a cut
-inside a string or a nested value leaves something open. So the last such place in the buffer is tried and the decoder
-judges.
+Idea: a cut between `}` `,` and `{` is right exactly when the text before it parses as an array, because a cut inside
+a string or a nested value leaves something open. So the last such place in a block is tried, and the decoder decides.
 """
 
 from __future__ import annotations
@@ -32,35 +31,34 @@ _MAX_CUTS_TRIED = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some entries of traceEvents, in the file's order, and the array they were decoded from.
+    """Entries of traceEvents, in the file's order, and the array text they were decoded from.
 
-    Both hold until the next batch is asked for: its text is read into the same memory.
+    Both are valid until the next batch is read, which reuses the memory.
     """
 
     events: Sequence[Event]
     array_text: bytes | memoryview
 
     def exact(self) -> Sequence[ExactEvent]:
-        """The same events with every decimal of their timestamps."""
+        """The events with every decimal of their timestamps."""
         events = decode_exact(self.array_text)
         if events is not None:
             return events
-        lenient = decode_leniently(self.array_text)  # of events that are not complete nothing but the phase was decoded
-        # A member that nobody reads may hold what only skipping bears, as a number beyond all floats.
+        lenient = decode_leniently(self.array_text)
+        # a member that is skipped may hold what full decoding refuses, such as a number beyond all floats
         return as_decoded(self.events) if lenient is None else lenient[0]
 
 
 class EventSplitter:
-    """Cuts the elements of the array that `beginning` is the start of.
+    """Splits the event array that starts with `beginning` into batches.
 
     Attributes:
-        num_events: entries of all phases seen so far, lost ones included.
-        repaired, dropped: entries mended, and entries lost to damage.
-        damaged_at_byte: where in the text the first such entry begins (in its array, where a whole block was mended);
-            None without any. Holes of zeros before it blur the place.
+        num_events: entries of all phases so far, lost ones included.
+        repaired, dropped: entries repaired, and entries lost to damage.
+        damaged_at_byte: position in the text of the first such entry, or None; approximate after holes of zeros.
         num_bytes: text of the entries.
-        array_closed: the closing bracket was met.
-        tail: text after it that was read along.
+        array_closed: the closing bracket was found.
+        tail: text behind it that has been read.
     """
 
     def __init__(self, source: TraceText, beginning: bytes, scanner: BatchScanner | None = None) -> None:
@@ -76,27 +74,27 @@ class EventSplitter:
         self._separator = b""
 
     def batches(self) -> Iterator[Batch | ScannedBatch | Sequence[ExactEvent]]:
-        """Events until the array or the text ends: rows where there is an accelerator and the text is clean, else
-        decoded ones; exact ones where the text had to be searched.
+        """Events until the array or the text ends: scanned rows of clean text where there is an accelerator, else
+        decoded events, else (in damaged text) recovered ones.
         """
         while not self.array_closed:
             has_more = self._window.fill()
-            yield self._next(is_last=not has_more)  # no name for it here: it goes when its taker lets go of it
+            yield self._next(is_last=not has_more)  # not kept in a variable, so that the consumer can free it
             if not has_more:
                 return
 
     def _next(self, *, is_last: bool) -> Batch | ScannedBatch | Sequence[ExactEvent]:
         if is_last:
-            return self._take_carefully(is_last=True)
+            return self._recover(is_last=True)
         scanned = self._scan()
         if scanned is not None:
             self.num_events += scanned.num_events
             return scanned
-        batch = self._take_fast() or self._take_mended()
+        batch = self._take_fast() or self._take_repaired()
         if batch is not None:
             self.num_events += len(batch.events)
             return batch
-        return self._take_carefully(is_last=False)
+        return self._recover(is_last=False)
 
     def _scan(self) -> ScannedBatch | None:
         end, start = next(self._cuts(), (0, 0)) if self._scanner else (0, 0)
@@ -114,10 +112,10 @@ class EventSplitter:
                 return Batch(events, array_text)
         return None
 
-    def _take_mended(self) -> Batch | None:
-        """Damage that runs through a whole file (decimal commas, raw control characters) is mended a block at a time.
+    def _take_repaired(self) -> Batch | None:
+        """A block with damage that runs through the whole file (decimal commas, raw control characters), repaired.
 
-        Only when no event can be mistaken for another: as many events as the separator tells apart, before and after.
+        Only when the number of events is certain: the separator must count as many before and after the repair.
         """
         end, start = next(self._cuts(), (0, 0))
         if not end:
@@ -149,7 +147,7 @@ class EventSplitter:
         self._window.take(start)
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
-        """(end of one event, start of the next), the last first; the layout of the previous cut before all others."""
+        """(end of one event, start of the next), the last first, after one with the separator of the previous cut."""
         known = self._window.rfind(self._separator) if self._separator else -1
         if known >= 0:
             yield known + 1, known + len(self._separator) - 1
@@ -157,7 +155,7 @@ class EventSplitter:
         for begin, end in reversed(found[-_MAX_CUTS_TRIED:]):
             yield begin + 1, end - 1
 
-    def _take_carefully(self, *, is_last: bool) -> Sequence[ExactEvent]:
+    def _recover(self, *, is_last: bool) -> Sequence[ExactEvent]:
         text = self._window.text(len(self._window))
         recovery = Recovery(text, is_last=is_last)
         self.num_events += len(recovery.events) + recovery.dropped
@@ -177,13 +175,13 @@ EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_DOCUMENTS = re.compile(rb"\}[\s\x00]*\{")
 _MAX_KEYS_TRIED = 4
 _MAX_STARTS_TRIED = 32
-"""More places where a document could begin are strings that look like it."""
+"""Where more places look like the beginning of a document, they are strings."""
 MAX_KEY_BYTES = 4096
 """The key, its colon and its bracket, with blanks between."""
 
 
 def is_top_level(before: bytes) -> bool:
-    """Whether a key that follows this text is one of the document's own: the text closes to an object."""
+    """Whether a key behind this text is at the document's top level: with a brace the text is an object."""
     try:
         return isinstance(json.loads(before.rstrip().rstrip(b",") + b"}", strict=False), dict)
     except (ValueError, RecursionError):
@@ -191,11 +189,11 @@ def is_top_level(before: bytes) -> bool:
 
 
 def next_document(tail: bytes, searched: int = 0) -> int | None:
-    """Where in the text behind an event array another trace's document begins; None when none does.
+    """Position in the text behind an event array where another trace's document begins, or None.
 
     Args:
-        tail: from behind the array's bracket.
-        searched: so much of it is known to hold no key traceEvents.
+        tail: from the array's closing bracket on.
+        searched: length of its beginning that holds no key traceEvents.
     """
     for key in islice(EVENTS_KEY.finditer(tail, searched), _MAX_KEYS_TRIED):
         for between in islice(_BETWEEN_DOCUMENTS.finditer(tail, 0, key.start()), _MAX_STARTS_TRIED):

@@ -1,8 +1,4 @@
-"""Text of a trace file: inflated by content instead of by name, held in one reused buffer.
-
-`TraceText` saves what a damaged gzip file still gives; `TextWindow` is the piece of text that is read and not yet
-cut.
-"""
+"""Text of a trace file: inflated if its content is gzip, held in one reused buffer."""
 
 from __future__ import annotations
 
@@ -25,14 +21,14 @@ _HOLE = re.compile(rb"\x00{32,}")
 
 
 class TraceText:
-    """The inflated text of one trace, block by block.
+    """The inflated text of one trace, block by block, as far as a damaged gzip stream can be inflated.
 
     Attributes:
-        block_bytes: how much is read at a time.
-        num_bytes: text handed out so far, holes included.
-        hole_bytes: zeros left out of it; one zero stays in each one's place.
-        truncated: the compressed stream ended early or broke.
-        broken: it broke.
+        block_bytes: size of a block.
+        num_bytes: text returned so far, holes included.
+        hole_bytes: zeros left out of it; each hole is replaced by one zero.
+        truncated: the compressed stream ended early or is corrupt.
+        broken: it is corrupt.
     """
 
     def __init__(self, stream: BinaryIO, *, block_bytes: int, head: bytes = b"") -> None:
@@ -49,16 +45,12 @@ class TraceText:
         self._ended = False
 
     def read(self) -> bytes:
-        """One block of text, less than that only at the end and where holes are; empty at the end."""
+        """One block of text, shorter only at the end and where holes are; empty at the end."""
         buffer = bytearray(self.block_bytes)
         return bytes(memoryview(buffer)[: self.read_into(buffer, 0)])
 
     def read_into(self, buffer: bytearray, begin: int) -> int:
-        """Write one block of text where `begin` is in a buffer that has room for it.
-
-        Returns:
-            Where it ends; `begin` at the end.
-        """
+        """Write one block of text at `begin` of a buffer with room for it; return its end (`begin` if none is left)."""
         end, most = begin, begin + self.block_bytes
         with memoryview(buffer) as view:
             while end < most and not self._ended:
@@ -83,7 +75,7 @@ class TraceText:
         return count
 
     def _read_stream(self, room: memoryview) -> int:
-        read_into = getattr(self._stream, "readinto", None)  # without a copy, where the stream can do that
+        read_into = getattr(self._stream, "readinto", None)  # avoids a copy where the stream supports it
         if read_into is not None:
             return read_into(room) or 0
         text = self._stream.read(len(room))
@@ -100,7 +92,7 @@ class TraceText:
         try:
             text: bytes = inflater.decompress(self._raw, len(room))
         except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
-            _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
+            _LOG.warning("the compressed stream is corrupt after %d bytes of text: %s", self.num_bytes, error)
             self._ended = self.truncated = self.broken = True
             return 0
         if inflater.eof:
@@ -111,7 +103,7 @@ class TraceText:
         return len(text)
 
     def _next_member(self, rest: bytes) -> None:
-        """Gzip files may be written one after another; padding after the last one is not a member."""
+        """Continue with the next member of a multi-member gzip file; padding after the last one is not a member."""
         self._raw = rest or self._stream.read(_RAW_BYTES)
         if self._raw.startswith(_GZIP_MAGIC):
             self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
@@ -126,21 +118,21 @@ class TraceText:
 
 
 _FOR_A_CUT_EVENT_BYTES = 64 * 1024
-"""Most blocks end within an event, whose beginning is kept for the next one."""
+"""Room for the beginning of an event that a block ends in, which is kept for the next block."""
 _OPENING, _CLOSING = b"[]"
 
 Decoded = TypeVar("Decoded")
 
 
 class TextWindow:
-    """The text from the first event that nobody has taken yet to the end of what is read.
+    """The text from the first event not yet taken to the end of what has been read.
 
-    Views of it, and what is decoded from it in place, hold until `fill` is called.
+    Views of it, and objects decoded from it in place, are valid until `fill` is called.
     """
 
     def __init__(self, source: TraceText, beginning: bytes) -> None:
         self._source = source
-        self._buffer = bytearray(1) + beginning  # one byte before it always, for a bracket
+        self._buffer = bytearray(1) + beginning  # always one byte before it, for a bracket
         self._begin, self._end = 1, len(self._buffer)
 
     def __len__(self) -> int:
@@ -148,7 +140,7 @@ class TextWindow:
 
     @property
     def begins_at_byte(self) -> int:
-        """Where in the source's text it begins; holes of zeros before it blur the place."""
+        """Position in the source's text where it begins; approximate after holes of zeros."""
         return max(0, self._source.num_bytes - len(self))
 
     def fill(self) -> bool:
@@ -165,17 +157,17 @@ class TextWindow:
         return len(self) > left
 
     def view(self, size: int) -> memoryview:
-        """So many bytes from its beginning."""
+        """The first `size` bytes."""
         return memoryview(self._buffer)[self._begin : self._begin + size]
 
     def text(self, size: int) -> bytes:
-        """A copy of so many bytes from its beginning."""
+        """A copy of the first `size` bytes."""
         return bytes(self.view(size))
 
     def decoded(self, size: int, decode: Callable[[memoryview], Decoded | None]) -> tuple[Decoded | None, memoryview]:
-        """What the first `size` bytes hold as the items of a JSON array, and that array's text.
+        """The first `size` bytes decoded as the items of a JSON array, and that array's text.
 
-        Both brackets are written into the window: where `decode` finds something, the byte behind is lost.
+        Both brackets are written into the window: where `decode` succeeds, the byte behind is overwritten.
         """
         bracket = self._begin + size
         behind = self._buffer[bracket]
@@ -187,14 +179,14 @@ class TextWindow:
         return decoded, array_text
 
     def rfind(self, wanted: bytes) -> int:
-        """Where it holds these bytes last, or -1."""
+        """Position of the last occurrence of these bytes, or -1."""
         return max(-1, self._buffer.rfind(wanted, self._begin, self._end) - self._begin)
 
     def matches(self, pattern: re.Pattern[bytes], start: int) -> list[tuple[int, int]]:
-        """(begin, end) of all places from `start` on that match."""
+        """(begin, end) of all matches from `start` on."""
         found = pattern.finditer(self._buffer, self._begin + start, self._end)
         return [(match.start() - self._begin, match.end() - self._begin) for match in found]
 
     def take(self, size: int) -> None:
-        """Leave so many bytes behind."""
+        """Drop the first `size` bytes."""
         self._begin += size

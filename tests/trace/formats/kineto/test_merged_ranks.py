@@ -117,7 +117,7 @@ DEVICE = (Category.KERNEL, Category.MEMCPY)
 
 
 def test_device_rows_that_nothing_tells_apart_are_refused_in_one_line() -> None:
-    with pytest.raises(NotATraceError, match=r"3 processes, and nothing tells which device rows are whose") as refused:
+    with pytest.raises(NotATraceError, match=r"3 processes, and its device rows cannot be assigned to them") as refused:
         _read(_by_time(device=0))
     assert "\n" not in str(refused.value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stepscope.agent.captures.kineto_backend import KinetoBackend
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.metrics.agent import KINETO
 from stepscope.core.metrics.readings import Collection, Finding, Reading, labels_of
 

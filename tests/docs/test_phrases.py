@@ -1,0 +1,57 @@
+"""Texts for users have no phrase of the private dialect that stepscope once had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.docs.phrases import documents, errors, generated, helps, hits, pending
+
+
+@pytest.mark.parametrize("texts", [helps, errors, documents, generated])
+def test_no_old_phrase_is_left(texts: Callable[[], Iterator[tuple[str, str]]]) -> None:
+    left = [hit for hit in hits(texts()) if hit.place not in pending()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It books every instant under exactly one heading.",
+        "the wait is charged to rank 3",
+        "Share of the captured time: 30.9% (named from 10%)",
+        "the host launches too slowly, the host never late, data ready at once",
+        "gaps between kernels; then binds communication",
+        "41 % of its roof",
+        "what it stands on",
+        "which is told by the driver",
+        "a table that lives",
+        "agent.toml: is no TOML",
+        "The command ends with 1 when a GPU failed.",
+    ],
+)
+def test_an_old_phrase_is_found(text: str) -> None:
+    assert [hit.place for hit in hits([("here", text)])] != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There is no agent at this address.",
+        "Read a book under a tree; tell rank 3 and rank 4 apart: they cannot be told apart.",
+        "the launch is late by 3 ms",
+        "a stand on which it is mounted",
+        "The kernel's roofline is 41 %. Time after the step ends within 3 s.",
+        "The value is no longer used.",
+    ],
+)
+def test_plain_english_is_not(text: str) -> None:
+    assert list(hits([("here", text)])) == []
+
+
+def test_texts_are_found_in_all_that_users_read() -> None:
+    assert {"stepscope", "stepscope agent config check"} <= {place for place, _ in helps()}
+    assert any("pip install" in text for _, text in errors())
+    assert {"README.md", "docs/guides/agent.md"} <= {place for place, _ in documents()}
+    assert "VERDICT" not in "".join(text for place, text in documents() if place == "README.md")
