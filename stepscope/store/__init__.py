@@ -1,1 +1,1 @@
-"""Run directories: which runs there are, what was found in them, and what their ranks wrote."""
+"""Run directories on disk: lists of runs, their kept analyses, and the steps that their ranks recorded."""

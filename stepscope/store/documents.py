@@ -1,9 +1,9 @@
-"""JSON documents of an analysis, its time lines and a run's manifest, read and written.
+"""Encoding and checked decoding of JSON documents: an analysis, its timelines, and a run's manifest.
 
-The analysis document is the contract's `stepscope.analysis/1`: the JSON of `analyze --json` and of analysis.json.
-A time line is kept as durations, not start times, so that a segment costs about 8 bytes:
+`stepscope.analysis/1` is the JSON of `analyze --json` and of analysis.json. A timeline is stored as durations, not
+start times, so that a segment takes about 8 bytes:
 
-    {"schema": "stepscope.timeline/1", "headings": [names, a segment's code is a place in this list],
+    {"schema": "stepscope.timeline/1", "headings": [names of categories; a segment's code is an index into this list],
      "ranks": [{"rank", "start_ns", "durations_ns": [...], "headings": [codes], "step_starts_ns", "step_indices"}]}
 """
 
@@ -20,7 +20,7 @@ from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job
 from stepscope.core.documents.run_directory import RUN_SCHEMA, RunManifest
 from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 
 if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
     from stepscope.core.documents.nccl import NcclReport
@@ -28,16 +28,16 @@ if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
 MAX_WHOLE_NUMBER = 2**63 - 1
-"""Times and sizes beyond this fit neither an array of ours nor another program's integer."""
+"""Larger times and sizes do not fit into a signed integer of 64 bits."""
 
 LARGEST_FIGURE = 1e40
-"""Beyond any time, size or rate; the square of a product of two smaller ones is still a number."""
+"""Larger than any time, size or rate; squares of products of two such numbers are still finite."""
 
 SHORTEST_STEP_MS, LONGEST_STEP_MS = 1e-6, 1e12
-"""A nanosecond, and three decades."""
+"""A nanosecond, and about 30 years."""
 
 _PERHAPS_TOO_LARGE = re.compile(rb"\d[eE]\+?\d\d|\d{40}")
-"""Stands in names too, so what it finds is looked at."""
+"""Hint that a document may hold a figure that is too large; it may match a name, so the figures are then checked."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -64,31 +64,33 @@ class _TimelineDocument(msgspec.Struct):
 
 
 def encode_nccl(report: NcclReport) -> bytes:
-    """The `stepscope.nccl/1` document, in which a way's two ends are called from and to."""
+    """The `stepscope.nccl/1` document, which names the two ends of a transport `from` and `to`."""
     document = msgspec.to_builtins(report)
     document["transports"] = [
-        {"from": way.pop("source"), "to": way.pop("target"), **way} for way in document["transports"]
+        {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
+        for transport in document["transports"]
     ]
     return encode_document(document)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
-    """The analysis in a `stepscope.analysis/1` document; `where` names its origin in errors.
+    """The analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
 
     Raises:
-        DataError: not JSON, another schema, a field is missing or wrong, or a figure is absurdly large.
+        DataError: not JSON, another schema, a field is missing or wrong, a figure is absurdly large, or no rank has a
+            step.
     """
     analysis = decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
     check_job(analysis.job, where=where)
     if not any(rank.steps for rank in analysis.ranks):
-        raise DataError("holds no step of any rank", where=where, what_next="analyse the run again")
+        raise DataError("has no step of any rank", where=where, what_next="analyse the run again")
     if _PERHAPS_TOO_LARGE.search(content):
         _check_figures(msgspec.to_builtins(analysis), where=where)
     return analysis
 
 
 def check_job(job: Job, *, where: str) -> None:
-    """Refuse a job whose sizes cannot be.
+    """Refuse a job with impossible sizes.
 
     Raises:
         DataError: a size is negative or beyond MAX_WHOLE_NUMBER.
@@ -108,34 +110,33 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
     _check_range([manifest.world_size, *manifest.mesh.values(), *times], where=where)
     step_ms = manifest.unprofiled_step_ms
     if step_ms is not None and not SHORTEST_STEP_MS <= step_ms <= LONGEST_STEP_MS:
-        raise DataError(f"tells a step of {step_ms:g} ms, which none takes", where=where, what_next="make it again")
+        raise DataError(f"has an impossible step time of {step_ms:g} ms", where=where, what_next="make it again")
     return manifest
 
 
 def encode_timelines(timelines: list[RankTimeline]) -> bytes:
-    """The `stepscope.timeline/1` document of these ranks."""
+    """The `stepscope.timeline/1` document of these timelines."""
     document = _TimelineDocument(
         schema=TIMELINE_SCHEMA,
-        headings=[heading.value for heading in CATEGORY_ORDER],
+        headings=[category.value for category in CATEGORY_ORDER],
         ranks=[_encode_rank(timeline) for timeline in timelines],
     )
     return msgspec.json.encode(document)
 
 
 def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[RankTimeline]:
-    """The ranks' time lines in a `stepscope.timeline/1` document.
+    """The timelines in a `stepscope.timeline/1` document.
 
     Raises:
-        DataError: not JSON, another schema, unknown headings, lists that do not fit together, or times that no
-            integer of 64 bits holds.
+        DataError: not JSON, another schema, unknown categories, lists of different lengths, or times beyond 64 bits.
     """
     document = decode_document(content, kind=_TimelineDocument, schema=TIMELINE_SCHEMA, where=where)
-    codes = _codes_here(document.headings, where=where)
+    codes = _known_codes(document.headings, where=where)
     return [_decode_rank(row, codes, where=where) for row in document.ranks]
 
 
 def decode_document(content: bytes, *, kind: type[_Document], schema: str, where: str) -> _Document:
-    """Decode JSON into `kind`, after looking whether its `schema` is the one this version reads.
+    """Decode JSON into `kind` after checking that its `schema` is the one that this version reads.
 
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
@@ -146,7 +147,7 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
             return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(
-            f"is damaged or no {schema} document ({error})", where=where, what_next="make it again"
+            f"is damaged or not a {schema} document ({error})", where=where, what_next="make it again"
         ) from error
     raise DataError(
         f"has schema {found!r}, this version reads {schema!r}", where=where, what_next="analyse the run again"
@@ -154,16 +155,16 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value of a document is a number that may be reckoned with: finite, and no truth value."""
+    """Whether a value of a document is a number to calculate with: finite, of plausible size, and not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
 
 
-def encode_document(answer: Any) -> bytes:
-    """Any answer of ours as JSON, `schema` first where it has one.
+def encode_document(document: Any) -> bytes:
+    """A document (dataclass, dict or list) as JSON, with its `schema` first.
 
-    What JSON cannot hold, as the odd bytes of a file's name, becomes U+FFFD.
+    Text that JSON cannot represent, such as undecodable bytes of a file name, becomes U+FFFD.
     """
-    document = msgspec.to_builtins(answer)
+    document = msgspec.to_builtins(document)
     if isinstance(document, dict) and "schema" in document:
         document = {"schema": document.pop("schema"), **document}
     try:
@@ -196,7 +197,7 @@ def _decode_rank(row: _RankRow, codes: list[int], *, where: str) -> RankTimeline
     fits = len(row.durations_ns) == len(row.headings) and len(row.step_starts_ns) == len(row.step_indices)
     known = all(0 <= code < len(codes) for code in row.headings)
     if not fits or not known or min(row.durations_ns, default=0) < 0:
-        raise DataError(f"rank {row.rank}'s lists do not fit together", where=where, what_next="analyse the run again")
+        raise DataError(f"the lists of rank {row.rank} do not match", where=where, what_next="analyse the run again")
     edges = list(accumulate(row.durations_ns, initial=row.start_ns))
     _check_range([row.rank, edges[0], edges[-1], *row.step_starts_ns, *row.step_indices], where=where)
     return RankTimeline(
@@ -213,9 +214,9 @@ def _check_range(numbers: Iterable[int | None], *, where: str) -> None:
     wrong = next((number for number in numbers if number is not None and not 0 <= number <= MAX_WHOLE_NUMBER), None)
     if wrong is not None:
         raise DataError(
-            f"holds the number {wrong:.3g}, which no size or time here can be"
+            f"has an impossible size or time of {wrong:.3g}"
             if abs(wrong) < 10**300
-            else "holds a number of more than 300 digits, which no size or time here can be",
+            else "has an impossible size or time of more than 300 digits",
             where=where,
             what_next="make it again",
         )
@@ -227,19 +228,16 @@ def _check_figures(value: Any, *, where: str) -> None:
         for part in value.values() if isinstance(value, dict) else value:
             _check_figures(part, where=where)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST_FIGURE:
-        raise DataError(
-            "holds a figure of more than forty digits, which none here can be", where=where, what_next="make it again"
-        )
+        raise DataError("has an impossible figure of more than forty digits", where=where, what_next="make it again")
 
 
-def _codes_here(names: list[str], *, where: str) -> list[int]:
-    """A document's codes follow its own list of names, so a heading added later does not shift old files."""
-    places: dict[Any, int] = {heading.value: place for place, heading in enumerate(CATEGORY_ORDER)}
-    unknown = sorted(set(names) - set(places))
+def _known_codes(names: list[str], *, where: str) -> list[int]:
+    """This version's code for each category of a document, whose own codes are indices into its list of names."""
+    unknown = sorted(set(names) - set(TimeCategory))
     if unknown:
         raise DataError(
-            f"has headings this version does not know: {', '.join(unknown)}",
+            f"has categories that this version does not know: {', '.join(unknown)}",
             where=where,
             what_next="analyse the run again",
         )
-    return [places[TimeCategory(name)] for name in names]
+    return [CATEGORY_CODE[TimeCategory(name)] for name in names]

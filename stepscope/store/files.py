@@ -1,4 +1,4 @@
-"""Files that appear only when they are whole; devices, pipes and open descriptors are written through."""
+"""Atomic writing of files, which passes output through to devices, pipes and open descriptors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stepscope.core.errors import DataError, from_os_error
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to a temporary neighbour and rename it to `path`, replacing what was there.
+    """Write `content` to a temporary file beside `path` and rename it to `path`, replacing what was there.
 
-    What leads elsewhere is written through: /dev/stdout, a pipe, a device, in whose place no file must come.
+    /dev/stdout, pipes and devices are written to directly: no file may take their place.
 
     Raises:
         DataError: the folder cannot be written.
     """
     try:
-        if leads_elsewhere(path):
-            write_through(path, content)
+        if _is_passed_through(path):
+            _write_through(path, content)
             return
         temporary = _neighbour(path)
         try:
@@ -37,13 +37,13 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Look, before long work, whether `write_whole` could write `path`. What is there stays as it is.
+    """Check before long work that `write_whole` could write `path`, without changing it.
 
     Raises:
         DataError: it could not.
     """
     try:
-        if leads_elsewhere(path):
+        if _is_passed_through(path):
             return  # opening a pipe would end its reader's wait
         temporary = _neighbour(path)
         try:
@@ -56,25 +56,21 @@ def check_writable(path: Path) -> None:
 
 
 def _neighbour(path: Path) -> Path:
-    """
-    Raises:
-        DataError: the path has no name.
-    """
     if not path.name:
-        raise DataError("no name of a file is given", what_next="name one")
+        raise DataError("the file name is empty", what_next="give one")
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
 def read_whole(path: Path) -> bytes:
-    """Content of `path`.
+    """The content of a file.
 
     Raises:
-        DataError: it is not there or cannot be read.
+        DataError: it does not exist or cannot be read.
     """
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError("is not there", where=str(path), what_next="check the path") from error
+        raise DataError("does not exist", where=str(path), what_next="check the path") from error
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(path)) from error
 
@@ -83,36 +79,25 @@ _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/self/fd)/(\d+)\Z")
 
 
-def leads_elsewhere(path: Path) -> bool:
-    """Whether what is written to the path goes somewhere else, and the path stays what it is.
-
-    Raises:
-        OSError: it cannot be told.
-    """
-    if _descriptor(path) is not None:
-        return True
-    return path.is_fifo() or path.is_char_device() or path.is_block_device()
+def _is_passed_through(path: Path) -> bool:
+    """Whether the path is a pipe, a device or an open descriptor: what is written goes on, and the path stays."""
+    return _descriptor(path) is not None or path.is_fifo() or path.is_char_device() or path.is_block_device()
 
 
-def write_through(path: Path, content: bytes) -> None:
-    """Write to what the path leads to.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+def _write_through(path: Path, content: bytes) -> None:
     number = _descriptor(path)
     if number is None:
         with os.fdopen(os.open(path, os.O_WRONLY), "wb") as stream:
             stream.write(content)
         return
-    for printed in (sys.stdout, sys.stderr):  # stands before, also where both end in one file
+    for printed in (sys.stdout, sys.stderr):  # comes first, also where both go to the same file
         if printed is not None:
             printed.flush()
-    with os.fdopen(os.dup(number), "wb") as stream:  # with its own place in the file: opened anew, it begins at 0
+    with os.fdopen(os.dup(number), "wb") as stream:  # keeps the position; reopened, the file would begin at 0
         stream.write(content)
 
 
 def _descriptor(path: Path) -> int | None:
-    """Of a path that stands for a file that is open already."""
+    """The number of the open descriptor that the path names, if any."""
     match = _DESCRIPTOR.match(str(path))
     return int(match[1]) if match else _STANDARD.get(str(path))

@@ -1,4 +1,4 @@
-"""Runs of a directory, and the analysis, time lines and manifest kept in each."""
+"""The runs in a directory, and the analysis, timelines and manifest kept in each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stepscope.store.files import read_whole, write_whole
 
 
 class UnknownRunError(UsageError):
-    """No run of that name lies in the directory."""
+    """The directory has no run of that name."""
 
 
 class NotAnalysedError(DataError):
@@ -36,7 +36,7 @@ class NotAnalysedError(DataError):
 
 
 class RunStatus(StrEnum):
-    """How far a run has come."""
+    """Whether a run has an analysis."""
 
     ANALYSED = "analysed"
     NOT_ANALYSED = "not_analysed"
@@ -48,17 +48,15 @@ class RunSummary:
     """One row of the list of runs.
 
     Attributes:
-        id: the directory's name; safe in a URL once quoted.
+        id: name of the run directory; safe in a URL once quoted.
         path: the run directory.
         started_ns: start of the first attempt, ns since the epoch; None without run.json.
-        world_size: number of ranks; None when neither file tells.
-        mesh: sizes of the parallel dimensions.
+        world_size: number of ranks; None where neither file says.
         gpu: the driver's device name.
         step_ms: median device step.
         cause, summary: the verdict; None when not analysed.
-        cause_fraction, cause_ms_per_step: what that cause costs; None when its row is not in the root-cause table.
-        status: how far the run has come.
-        problem: one line on a file that cannot be read; None when all can.
+        cause_fraction, cause_ms_per_step: cost of that cause; None where it is not in the root-cause table.
+        problem: one line on files that cannot be read; None when all can.
     """
 
     id: str
@@ -77,7 +75,7 @@ class RunSummary:
 
 
 class _AnalysisHead(msgspec.Struct):
-    """The part of analysis.json that a list of runs needs; the rest is skipped, not built."""
+    """The part of analysis.json that a list of runs needs; decoding skips the rest."""
 
     schema: str
     job: Job
@@ -86,31 +84,27 @@ class _AnalysisHead(msgspec.Struct):
 
 
 class RunStore:
-    """The runs under one directory: each child that is a run, or the directory itself if it is one."""
+    """The runs in a directory: each child that is a run, or the directory itself if it is one."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self._known: dict[str, tuple[tuple[object, ...], RunSummary]] = {}
 
     def list_runs(self) -> list[RunSummary]:
-        """All runs, the latest first, those without a start time last by name.
+        """All runs, the latest first; those without a start time last, by name.
 
         Raises:
-            DataError: the root is no directory or cannot be read.
+            DataError: the root is not a directory or cannot be read.
         """
         summaries = [self._summary(run_id, path) for run_id, path in sorted(self._directories().items())]
         return sorted(summaries, key=lambda run: -(run.started_ns or 0))
 
     def get(self, run_id: str) -> RunSummary:
-        """Summary of one run.
-
-        Raises:
-            UnknownRunError: there is no such run.
-        """
+        """Summary of one run; raises as `path_of`."""
         return self._summary(run_id, self.path_of(run_id))
 
     def path_of(self, run_id: str) -> Path:
-        """Directory of the run `run_id`, a plain name: nothing outside the root can be reached.
+        """Directory of a run. Only plain names are accepted, so that no id reaches outside the root.
 
         Raises:
             UnknownRunError: there is no such run.
@@ -121,25 +115,19 @@ class RunStore:
         elif _is_plain_name(run_id) and is_run(self.root / run_id):
             return self.root / run_id
         raise UnknownRunError(
-            f"no run {run_id!r} here", where=str(self.root), what_next="choose one from the list of runs"
+            f"has no run {run_id!r}", where=str(self.root), what_next="choose one from the list of runs"
         )
 
     def load_analysis(self, run_id: str) -> Analysis:
-        """The run's analysis.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            NotAnalysedError: it is not analysed.
-            DataError: its analysis.json is damaged.
-        """
+        """The run's analysis; raises as `path_of` and as the function `load_analysis`."""
         return load_analysis(self.path_of(run_id))
 
     def load_timeline(self, run_id: str) -> list[RankTimeline]:
-        """The run's time lines, one a rank; raises as `load_analysis` does."""
+        """The run's timelines, one for each rank; raises as `path_of` and as the function `load_timeline`."""
         return load_timeline(self.path_of(run_id))
 
     def load_manifest(self, run_id: str) -> RunManifest:
-        """The run's run.json; raises as `load_analysis` does."""
+        """The run's manifest; raises as `path_of` and as the function `load_manifest`."""
         return load_manifest(self.path_of(run_id))
 
     def _directories(self) -> dict[str, Path]:
@@ -157,7 +145,7 @@ class RunStore:
         return {name: self.root / name for name in names if is_run(self.root / name)}
 
     def _summary(self, run_id: str, path: Path) -> RunSummary:
-        """Read again only when a file has changed, so that a long list costs little the second time."""
+        """The summary, read again only when a file has changed: a long list is fast the second time."""
         state = tuple(_signature(path / name) for name in (RUN_FILE, ANALYSIS_FILE))
         known = self._known.get(run_id)
         if known is None or known[0] != state:
@@ -181,36 +169,36 @@ def load_analysis(run_directory: Path) -> Analysis:
     """The analysis kept in a run directory.
 
     Raises:
-        NotAnalysedError: it is not analysed.
-        DataError: its analysis.json is damaged.
+        NotAnalysedError: the run is not analysed.
+        DataError: analysis.json is damaged.
     """
     path = run_directory / ANALYSIS_FILE
     return decode_analysis(_read_result(path), where=str(path))
 
 
 def load_timeline(run_directory: Path) -> list[RankTimeline]:
-    """The time lines kept in a run directory, one a rank.
+    """The timelines kept in a run directory, one for each rank.
 
     Raises:
-        NotAnalysedError: it is not analysed.
-        DataError: its timeline.json is damaged.
+        NotAnalysedError: the run is not analysed.
+        DataError: timeline.json is damaged.
     """
     path = run_directory / TIMELINE_FILE
     return decode_timelines(_read_result(path), where=str(path))
 
 
 def load_manifest(run_directory: Path) -> RunManifest:
-    """The run.json of a run directory.
+    """The manifest (run.json) of a run directory.
 
     Raises:
-        DataError: it is not there or damaged.
+        DataError: it does not exist or is damaged.
     """
     path = run_directory / RUN_FILE
     return decode_manifest(read_whole(path), where=str(path))
 
 
 def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
-    """Keep an analysis in a run directory; the path of the file.
+    """Write an analysis into a run directory; returns the path of the file.
 
     Raises:
         DataError: the directory cannot be written.
@@ -221,7 +209,7 @@ def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
 
 
 def save_timelines(run_directory: Path, timelines: list[RankTimeline]) -> Path:
-    """Keep the ranks' time lines in a run directory; the path of the file.
+    """Write the ranks' timelines into a run directory; returns the path of the file.
 
     Raises:
         DataError: the directory cannot be written.
@@ -299,7 +287,7 @@ def _name_of(root: Path) -> str:
 
 
 def _is_plain_name(name: str) -> bool:
-    """One path component that a URL and JSON can carry; printable leaves out NUL, newlines and undecodable bytes."""
+    """Whether the name is one path component that URLs and JSON can carry: no NUL, newline or undecodable byte."""
     return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & {"/", "\\"}
 
 
@@ -308,13 +296,13 @@ _HEAD_BYTES = 65_536
 
 
 def is_saved_analysis(path: Path) -> bool:
-    """Whether a file looks like the output of `analyze --json`."""
+    """Whether the beginning of a file looks like the output of `analyze --json`."""
     with path.open("rb") as file:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 
 def captures(run: Path) -> list[Path]:
-    """The folders of captured traces of a run directory."""
+    """The folders of captured traces in a run directory."""
     return list((run / TRACES_FOLDER).glob("step*"))
 
 

@@ -68,5 +68,5 @@ def test_what_the_shell_redirected_keeps_what_stands_in_it(tmp_path: Path, folde
 
 
 def test_a_path_without_a_name_is_refused() -> None:
-    with pytest.raises(DataError, match="no name of a file"):
+    with pytest.raises(DataError, match="file name is empty"):
         check_writable(Path(""))

@@ -59,7 +59,7 @@ def command(
     Exits with status 1 only when a gate failed beyond noise.
     """
     from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench
-    from stepscope.reference_workloads.placement import is_spokesman
+    from stepscope.reference_workloads.placement import is_main_rank
     from stepscope.store.files import check_writable
 
     if result is not None:
@@ -68,7 +68,7 @@ def command(
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
     earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
-    speaks = is_spokesman()  # under torchrun one rank speaks for all
+    speaks = is_main_rank()  # under torchrun one rank speaks for all
     if output is not None and speaks:
         check_writable(output)
     if result is not None:

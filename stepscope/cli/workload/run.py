@@ -59,7 +59,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
 
     from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_workload
-    from stepscope.reference_workloads.placement import is_spokesman
+    from stepscope.reference_workloads.placement import is_main_rank
 
     if options["with_plan"]:
         _check_gpu(options["device"])
@@ -79,7 +79,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         device=options["device"],
         on_progress=_show_progress,
     )
-    if not is_spokesman():  # under torchrun one rank speaks for all
+    if not is_main_rank():  # under torchrun one rank speaks for all
         return
     rows = None
     if options["with_plan"]:
