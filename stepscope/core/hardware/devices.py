@@ -56,9 +56,16 @@ class Device:
         """Short name for people: the GPU's index, followed by the ids of a MIG instance: "1/7/0"."""
         return "/".join(filter(None, (self.index, self.instance, self.compute_instance)))
 
+    def __hash__(self) -> int:
+        return hash(self.uuid or self.index)  # devices are keys a thousand times a second: texts know their hash
+
     def __str__(self) -> str:
         """Index and UUID for log lines: "GPU 0 (GPU-5f0c...)"."""
         return f"GPU {self.index or '?'}" + (f" ({self.uuid})" if self.uuid else "")
+
+    def without_instance(self) -> Device:
+        """The whole GPU, of an instance that is named by its GPU's UUID."""
+        return Device(self.uuid, self.index, pci_bus_id=self.pci_bus_id)
 
     def labels(self) -> Labels:
         """Labels of its series, without the empty ones, sorted."""
@@ -97,7 +104,7 @@ def device_of(labels: Labels) -> Device | None:
     device = device_in(dict(labels))
     if not (device.uuid or device.index):
         return None
-    return Device(device.uuid, device.index) if any(name == "pid" for name, _ in labels) else device
+    return device.without_instance() if any(name == "pid" for name, _ in labels) else device
 
 
 class DeviceJoin:
