@@ -25,15 +25,7 @@ from stepscope.analyzer.compare.parts import (
     kernel_figures,
 )
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
-from stepscope.analyzer.compare.statistics import (
-    MIN_EFFECT,
-    Estimate,
-    RunFigure,
-    estimate,
-    judge,
-    needed_runs,
-    unknown,
-)
+from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
 from stepscope.core.documents.comparison import Change, Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import nearest
