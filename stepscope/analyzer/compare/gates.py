@@ -56,13 +56,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One parsed gate.
-
-    Attributes:
-        text: as given.
-        limit: positive limits a rise, negative a fall.
-        unit: "%" or "ms".
-    """
+    """One parsed gate; a positive limit limits a rise, a negative one a fall; `unit` is "%" or "ms"."""
 
     text: str
     metric: str
