@@ -30,7 +30,7 @@ _MAX_COMPARISONS = 1_000 * 1_000
 
 @dataclass(frozen=True, slots=True)
 class MatchedStep:
-    """Kernels of one role in one step: matched ones (one row per rank, NONE if it has none), and those of one rank alone."""
+    """Kernels of one role in one step: matched (one row per rank, NONE if it has none), or of one rank alone."""
 
     ranks: tuple[int, ...]
     table: Nodes
