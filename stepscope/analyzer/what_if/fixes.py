@@ -95,8 +95,8 @@ def align(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
     """Match two sequences.
 
     Returns:
-            Pairs, shape (2, pairs): indices into the reference and into `own`; and the indices of `own` without a
-            counterpart. Runs too long to compare are in neither.
+        Pairs, shape (2, pairs): indices into the reference and into `own`; and the indices of `own` without a
+        counterpart. Runs too long to compare are in neither.
     """
     shorter = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:shorter] != own[:shorter])

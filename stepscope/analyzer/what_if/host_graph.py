@@ -21,7 +21,7 @@ from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.rows import order_of
+from stepscope.analyzer.rows import order_of, outermost
 from stepscope.analyzer.what_if.rank_graph import (
     HOST_COLUMN,
     HOST_WORK,
@@ -69,7 +69,7 @@ class HostTimeline:
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
     """Timeline of the main thread's window from its time categories; None if it has more than MAX_PIECES pieces."""
-    rows = _outermost(trace, computing_rows(trace, lane))
+    rows = outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
     inside = (place >= 0) & (segments.category[place] == COMPUTES)
@@ -84,15 +84,6 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     hashes = hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
     name_hash = np.where((category == COMPUTES) & (under >= 0), hashes, 0)
     return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), category, name_hash)
-
-
-def _outermost(trace: TraceColumns, rows: IntColumn) -> IntColumn:
-    """The rows that are nested in no other, by start."""
-    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
-    if not len(rows):
-        return rows
-    reach = np.maximum.accumulate(trace.end_ns[rows])
-    return rows[np.concatenate(([True], trace.start_ns[rows[1:]] >= reach[:-1]))]
 
 
 _SPANS = (

@@ -161,7 +161,7 @@ class Slowdown:
 def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     """Replay the job as measured, evened out, and with the real costs of each suspect alone."""
     actual = replay.costs(grid)
-    ideal = evened(grid, actual)
+    ideal = even_costs(grid, actual)
     suspects = _Suspects(grid)
 
     def mean_step(cost: Seconds) -> float:
@@ -201,7 +201,7 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     )
 
 
-def evened(grid: Grid, cost: Seconds) -> Seconds:
+def even_costs(grid: Grid, cost: Seconds) -> Seconds:
     """Costs with every operation at its kind's mean (computation) or median (communication)."""
     even = np.empty_like(cost)
     kinds = np.array([o.kind for o in grid.operations])
