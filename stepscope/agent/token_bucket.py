@@ -48,7 +48,7 @@ class TokenBucket:
 
 
 class PacingBucket:
-    """Budget that may be overdrawn and tells how long to wait until the debt is paid; the caller gives the time."""
+    """Budget that may be overdrawn and computes how long to wait until the debt is paid; the caller passes the time."""
 
     def __init__(self, max_amount: float, now: float, *, start: float | None = None) -> None:
         """

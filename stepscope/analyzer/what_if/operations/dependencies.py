@@ -58,9 +58,7 @@ class Transfers:
 def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> Transfers:
     """Match sends with receives.
 
-    Args:
-        grid: for the chunks.
-        reference: start and end of every operation of one replica in one step, the order that all others share.
+    `reference` has the start and end of every operation of one replica in one step, the order that all others share.
     """
     chunk = dict(zip(grid.operations, grid.global_chunk, strict=True))
     num_chunks = 1 + max((chunk[o] for o in grid.operations), default=0)
