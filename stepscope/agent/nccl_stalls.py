@@ -69,7 +69,7 @@ class NcclSource:
             ours = [rank for rank in ranks if rank.pid in one.processes]
             if any(rank.doing for rank in ours):
                 continue
-            labels = labels_of(run=ours[0].hello.run if ours else "", communicator=one.communicator)
+            run = ours[0].hello.run if ours else ""
             message = (
                 f"communicator {one.communicator}: {ranks_words(list(one.ranks))} behind the others, and no count has"
                 f" moved for {one.seconds:.0f} s: a hang, unless they are at work on something else"
