@@ -243,7 +243,7 @@ def timeline(view: RankView) -> RankTimeline:
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),
         end_ns=view.window.end_ns,
-        headings=view.segments.category.tolist(),
+        categories=view.segments.category.tolist(),
         step_starts_ns=view.window.boundary_ns.tolist(),
         step_indices=view.window.index.tolist(),
     )
