@@ -111,7 +111,7 @@ def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
 
 def network_link(bytes_per_second: float) -> Link:
     """The link of a GPU to other hosts, with its share of the network cards."""
-    return Link(LinkKind.NETWORK, bytes_per_second, "as told")
+    return Link(LinkKind.NETWORK, bytes_per_second, "as given")
 
 
 def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence[int], within: Link | None) -> Link:
@@ -132,7 +132,7 @@ def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence
     rate = network_bytes_per_second * cards
     if within is not None:
         rate = min(rate, within.bytes_per_second)
-    return Link(LinkKind.NETWORK, rate, "as told", len(members))
+    return Link(LinkKind.NETWORK, rate, "as given", len(members))
 
 
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
