@@ -52,7 +52,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
-            say(f"serves metrics at {server.url}/metrics")
+            say(f"{server.url}/metrics serves the metrics")
             if wait_for_all(sources, stop):
                 line = summary_of_sources(sources.states())
                 say(line)
