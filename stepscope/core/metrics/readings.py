@@ -1,8 +1,8 @@
 """Readings: what collectors return, what is missing and why, and their JSON between processes.
 
-Unknown is a `Missing` with its reason, never 0 and never NaN. Labels are sorted pairs, so that two of the same thing
-are equal and can be keys. Between processes a stream carries what one source says of one thing each time, mostly the
-same metrics of the same labels: this shape goes ahead of the values where it is new.
+Unknown is a `Missing` with its reason, never 0 and never NaN. Labels are sorted pairs, so that labels of the same thing
+are equal and can be keys. Between processes a stream carries the collections of one source of one thing, mostly the
+same metrics with the same labels: this shape is sent before the values when it changes.
 
     {"shape": {"labels": [...], "readings": [[metric, label set]], "missing": [[metric, label set, reason, detail]]},
      "values": [...], "times": ns, or one for each value, "findings": [[code, message, labels, ns]]}
@@ -21,9 +21,9 @@ Labels = tuple[tuple[str, str], ...]
 """Sorted pairs of label name and value."""
 
 GPU_LABELS = ("gpu", "uuid", "gpu_instance", "compute_instance", "mig_profile")
-"""Who a GPU's reading is of: NVML's index, the UUID (of the MIG instance where the reading is of one), and for MIG
-instances NVML's ids and the profile ("1g.10gb"). Join on `uuid`: NVML's index is neither CUDA's nor the minor number
-of /dev (PrincetonUniversity/jobstats#34)."""
+"""Labels that name the device of a reading: NVML's index, the UUID (of the MIG instance if the reading is of one), and
+for MIG instances NVML's ids and the profile ("1g.10gb"). Join on `uuid`: NVML's index is neither CUDA's nor the minor
+number of /dev (PrincetonUniversity/jobstats#34)."""
 
 
 def labels_of(**values: str | int) -> Labels:
@@ -32,7 +32,7 @@ def labels_of(**values: str | int) -> Labels:
 
 
 def with_labels(labels: Labels, **values: str | int) -> Labels:
-    """The labels and more of them, still sorted; a name that was there gets the new value."""
+    """The labels with more of them, sorted; a label that exists gets the new value."""
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
@@ -40,26 +40,26 @@ class MissingReason(StrEnum):
     """Why there is no value."""
 
     NOT_SUPPORTED = "not_supported"  # this device, driver or library has no such thing
-    NO_PERMISSION = "no_permission"  # it is there, for somebody else
-    TAKEN = "taken"  # another process has what only one can have: an address
+    NO_PERMISSION = "no_permission"  # it exists, and this process may not read it
+    TAKEN = "taken"  # another process has an address that only one can have
     NOT_INSTALLED = "not_installed"  # no library, no driver, no kernel module
     VERSION_MISMATCH = "version_mismatch"  # library and driver do not fit: reboot, or reload the module
-    GONE = "gone"  # it was there: a GPU off its bus, a process that ended
+    GONE = "gone"  # it existed: a GPU off its bus, a process that ended
     TIMED_OUT = "timed_out"  # no answer within the deadline
-    UNREACHABLE = "unreachable"  # a server that cannot be connected to, or answers with an error
-    UNREADABLE = "unreadable"  # an answer that makes no sense: a sentinel, not a number, out of range
+    UNREACHABLE = "unreachable"  # no connection to a server, or it answers with an error
+    UNREADABLE = "unreadable"  # an invalid answer: a sentinel, not a number, out of range
     NOT_YET = "not_yet"  # it takes two samples, or a first answer that is still to come
     FAILED = "failed"  # another error; its text is in `detail`
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reading:
-    """One value. An agent makes a thousand a second: hence the `__init__`, half as long as a frozen dataclass's own.
+    """One value. An agent makes a thousand a second: this `__init__` takes half the time of a frozen dataclass's own.
 
     Attributes:
-        metric: a name of the catalogues (`core.gpu_metrics`), which tell its unit.
+        metric: a name of the catalogues in `core.metrics`, which have its unit.
         value: finite, in the base unit of its metric.
-        labels: who or what it is of.
+        labels: of the thing that it is a value of.
         time_ns: when it was read, ns since the epoch.
 
     Raises:
@@ -85,13 +85,13 @@ _set_metric, _set_value, _set_labels, _set_time_ns = (getattr(Reading, field.nam
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A metric that was asked for and has no value.
+    """A metric that has no value.
 
     Attributes:
-        metric: a name of the catalogues; empty when all that the collector reads of this thing is missing.
-        labels: who or what it is of.
-        reason: why.
-        detail: one line for people: the driver's own words, what to do. Empty where the reason says it all.
+        metric: a name of the catalogues; empty if all metrics of this thing are missing.
+        labels: of the thing.
+        reason: why there is no value.
+        detail: one line for people: the driver's message, what to do. May be empty.
     """
 
     metric: str
@@ -102,13 +102,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a collector noticed and a single value does not tell: a contradiction, an XID, a value clamped.
+    """An observation that is not a single value: a contradiction, an XID, a clamped value.
 
     Attributes:
-        code: what kind: "xid", "clamped".
+        code: kind of finding: "xid", "clamped".
         message: one line for people.
-        labels: who or what it is of, and what programs need of it ("xid": "79").
-        time_ns: when, ns since the epoch.
+        labels: of the thing, and what programs need ("xid": "79").
+        time_ns: ns since the epoch.
     """
 
     code: str
@@ -119,7 +119,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """All that one call of a collector saw, and what it could not see."""
+    """Result of one call of a collector: values, what is missing, and findings."""
 
     readings: tuple[Reading, ...] = ()
     missing: tuple[Missing, ...] = ()
@@ -128,13 +128,13 @@ class Collection:
     @classmethod
     def joined(cls, parts: Iterable[Collection]) -> Collection:
         """Several collections as one, in their order."""
-        told = [part for part in parts if part.readings or part.missing or part.findings]
-        if len(told) == 1:
-            return told[0]
+        filled = [part for part in parts if part.readings or part.missing or part.findings]
+        if len(filled) == 1:
+            return filled[0]
         return cls(
-            tuple([reading for part in told for reading in part.readings]),
-            tuple([missing for part in told for missing in part.missing]),
-            tuple([finding for part in told for finding in part.findings]),
+            tuple([reading for part in filled for reading in part.readings]),
+            tuple([missing for part in filled for missing in part.missing]),
+            tuple([finding for part in filled for finding in part.findings]),
         )
 
 
@@ -142,23 +142,23 @@ class Collector(Protocol):
     """One source of readings."""
 
     def collect(self) -> Collection:
-        """Read everything once. What cannot be read is in `missing`: expected trouble raises nothing."""
+        """Read everything once. What cannot be read is in `missing`; expected failures raise nothing."""
         ...
 
 
 class WireError(Exception):
-    """What came is no collection."""
+    """A message is not a valid collection."""
 
 
 class StreamWriter:
-    """Writes the collections of one stream."""
+    """Writer of the collections of one stream."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
         self._missing: tuple[Missing, ...] = ()
 
     def write(self, collection: Collection) -> dict[str, Any]:
-        """What `StreamReader.read` reads, of numbers, texts and lists."""
+        """The message for `StreamReader.read`, of JSON types."""
         readings = collection.readings
         message: dict[str, Any] = {"values": [one.value for one in readings]}
         names = [(one.metric, one.labels) for one in readings]
@@ -173,17 +173,17 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads the collections of one stream; one that begins in the middle of it cannot."""
+    """Reader of the collections of one stream, from its first message on."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
         self._missing: tuple[Missing, ...] = ()
 
     def read(self, message: Mapping[str, Any]) -> Collection:
-        """The collection that was written.
+        """The collection in a message.
 
         Raises:
-            WireError: it is none, or the shape was never told.
+            WireError: the message is invalid, or its shape was not sent.
         """
         try:
             if "shape" in message:
@@ -193,12 +193,12 @@ class StreamReader:
             times = message["times"]
             each = times if isinstance(times, list) else [times]
             if any(not isinstance(time, int) for time in each):
-                raise WireError("a time is no whole number")
+                raise WireError("a time is not an integer")
             if each is not times:
                 times = each * len(self._names)
-            told = zip(self._names, message["values"], times, strict=True)
+            rows = zip(self._names, message["values"], times, strict=True)
             return Collection(
-                tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in told]),
+                tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in rows]),
                 self._missing,
                 tuple(
                     [
@@ -212,21 +212,21 @@ class StreamReader:
 
 
 def written_alone(collection: Collection) -> dict[str, Any]:
-    """A collection that is no part of a stream; `read_alone` reads it."""
+    """The message of a single collection; `read_alone` reads it."""
     return StreamWriter().write(collection)
 
 
 def read_alone(message: Mapping[str, Any]) -> Collection:
-    """The collection that `written_alone` wrote.
+    """The collection of `written_alone`.
 
     Raises:
-        WireError: it is none.
+        WireError: the message is invalid.
     """
     return StreamReader().read(message)
 
 
 def labels_from(pairs: list[list[str]]) -> Labels:
-    """Labels as JSON has them."""
+    """Labels from their JSON."""
     return tuple((intern(name), intern(value)) for name, value in pairs)
 
 

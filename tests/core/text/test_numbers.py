@@ -19,7 +19,7 @@ _PLURAL = re.compile(
     r" (?!(?:is|has|was|does|this|its|less|across|bytes)\b)(?:[a-z-]+ )?(?!bytes)[A-Za-z-]*[A-RT-Za-rt-z]s\b"
 )
 _NEVER_ONE = {
-    "len(told) jobs",
+    "len(assignments) jobs",
     "len(sides[1]) runs",
     "growth.num_steps steps",
     "job.world_size ranks",
