@@ -68,7 +68,7 @@ def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(ru
     failed = found(preflight, "results_bfloat16", 3)
     assert failed.outcome is Outcome.FAIL
     assert failed.detail.startswith("RuntimeError: CUDA error: uncorrectable ECC error encountered; ")
-    assert found(preflight, "all_reduce", 0).detail == "it takes two GPUs that work"
+    assert found(preflight, "all_reduce", 0).detail == "needs two working GPUs"
     assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL] * 4
 
 
