@@ -37,7 +37,7 @@ _XID_OUTCOMES = {Severity.CRITICAL: Outcome.FAIL, Severity.WARNING: Outcome.WARN
 """No application runs here, so even an XID that usually means an application's fault is a warning."""
 
 _Judged = tuple[Outcome, str]
-_UNKNOWN: _Judged = (Outcome.SKIPPED, "this GPU or driver does not tell")
+_UNKNOWN: _Judged = (Outcome.SKIPPED, "this GPU or driver does not report it")
 _GOOD: _Judged = (Outcome.PASS, "")
 
 

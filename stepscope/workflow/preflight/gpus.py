@@ -123,14 +123,14 @@ def _by_slurm(
         names = visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
-        what = f"{listed(numbers)} {form(len(numbers), 'tells', 'tell')} no GPU"
+        what = f"{listed(numbers)} {form(len(numbers), 'identifies', 'identify')} no GPU"
         why = (
             f"Slurm's {what} on a machine with MIG: the driver is asked for all of its GPUs, and nothing is run on them"
         )
         return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
     if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
         taken = f"{listed(numbers)} {form(len(numbers), 'is taken for an index', 'are taken for indices')}"
-        notice = Notice("minor_unknown", f"the driver tells no minor number: Slurm's {taken}")
+        notice = Notice("minor_unknown", f"the driver reports no minor number: Slurm's {taken}")
         driver = replace(driver, gpus=tuple(replace(gpu, minor=str(gpu.index)) for gpu in driver.gpus))
         selection = _by_names(request, names, driver, num_on_bus)
         return replace(selection, warnings=(notice, *selection.warnings))
@@ -176,9 +176,9 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
     why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
-        why = f"{_no_gpus(unknown)}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
+        why = f"{_no_gpus(unknown)}: {seen}, the driver knows {len(driver.gpus)}: look for XIDs, reboot"
     elif gone:
-        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not tell of"
+        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not know"
         fell = form(len(gone), "it fell off the bus", "they fell off the bus")
         why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
     if why:

@@ -208,7 +208,7 @@ def test_a_gpu_that_does_not_tell_its_minor_number_is_measured_with_those_that_s
 def test_a_gpu_that_is_gone_fails_whatever_can_be_said_of_the_others(run_node: RunNode, machine: FakeNvml) -> None:
     memory = frozenset({CheckGroup.MEMORY})
     preflight = run_node(groups=memory, slurm_gpus=("7", "3"))
-    assert found(preflight, "driver").detail.startswith("Slurm names GPU 3, which the driver does not tell of")
+    assert found(preflight, "driver").detail.startswith("Slurm names GPU 3, which the driver does not know")
     assert found(preflight, "memory_bandwidth", 0).outcome is Outcome.PASS
     untold = run_node(groups=memory, expected_gpus=5, CUDA_VISIBLE_DEVICES="")
     assert untold.outcome is Outcome.FAIL
