@@ -74,12 +74,7 @@ class EdgeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank in the job's arrays.
-
-    Attributes:
-        first_call, first_activity, first_communication: where its items begin.
-        offset_ns: the rank's clock minus the job's.
-    """
+    """One rank in the job's arrays: where its items begin, and its clock minus the job's."""
 
     rank: int
     graph: RankGraph
@@ -108,10 +103,6 @@ class Layout:
     """Numbering of the items of all ranks, one rank after another.
 
     Nodes are the origin, then calls, then starts of activities, then ends of communications.
-
-    Attributes:
-        activity_of_communication: activity of each communication.
-        communication_of_activity: communication of each activity, or NONE.
     """
 
     parts: dict[int, Part]
@@ -304,8 +295,6 @@ class JobGraph:
         slot_of_node: slot of each node, or NONE for nodes after the last boundary.
         origin_ns: zero of all times, on the job's clock.
         host_ns: shape (calls, HOST_WORK).
-        duration_ns: by activity.
-        transfer_ns: by communication.
         num_unmatched: communications without a partner.
     """
 

@@ -69,15 +69,7 @@ MAX_BEFORE_WINDOW_SHARE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class ReplayModel:
-    """A job that can be replayed.
-
-    Attributes:
-        job: the job that fixes are applied to.
-        base: its measured scenario.
-        kept: indices of the whole steps that count.
-        skipped: indices of those left out.
-        step_numbers: number of each whole step.
-    """
+    """A job that can be replayed, its measured scenario, and the whole steps that are kept or skipped, by index."""
 
     job: FixedJob
     base: Scenario

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.hardware.devices import Device, DeviceJoin, device_in
+from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Labels, Reading
 
@@ -171,7 +171,6 @@ def _sort_number(word: str) -> int:
 
 _SHARE_SUFFIX = re.compile(r"::\d+$")
 """What NVIDIA's device plugin puts behind the device of which it gives shares."""
-_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 _GKE_NAME = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(/vgpu\d+)?")
 _DRA_GPU_NAME = re.compile(r"gpu-(\d+)")
 _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
@@ -179,7 +178,7 @@ _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
     """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
-    old = _OLD_MIG_UUID.fullmatch(name)
+    old = OLD_MIG_UUID.fullmatch(name)
     if old:
         return next((one for one in devices if one.gpu_uuid == old[1] and one.device.instance == old[2]), None)
     if not name.startswith(("GPU-", "MIG-")) or len(name) <= len("GPU-"):

@@ -5,6 +5,7 @@ NVML names an instance by its own UUID; dcgm-exporter by the whole GPU's UUID an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,8 @@ from functools import lru_cache
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Labels
 
+OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+"""UUID of a MIG device in drivers before R470: UUID of its GPU, GPU instance, compute instance."""
 _UP = GPU + "up"
 _Place = tuple[str, str]
 """UUID of the whole GPU (its index without one), and the id of the GPU instance, empty of the whole GPU."""
@@ -75,6 +78,11 @@ class Device:
             ("uuid", self.uuid),
         )
         return tuple([pair for pair in pairs if pair[1]])
+
+
+def cuda_version_text(number: int) -> str:
+    """The CUDA version that a driver reports as a number: "12.4" of 12040."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def device_in(labels: Mapping[str, str]) -> Device:

@@ -118,11 +118,9 @@ WORST_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Gain from evening out some operations alone.
+    """Gain from evening out some operations alone: the mean step then, and the share of the ideal's gain.
 
-    Attributes:
-        step_seconds: mean step after that.
-        share: of the ideal's gain; below 0 if the step gets longer, above 1 if others gain as well.
+    The share is below 0 if the step gets longer, above 1 if others gain as well.
     """
 
     step_seconds: float
