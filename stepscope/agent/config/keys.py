@@ -76,11 +76,7 @@ class Key:
 
 
 def keys_of(settings: type) -> dict[str, Key]:
-    """All keys by path, in their order in the code.
-
-    Args:
-        settings: a dataclass whose fields are sections, which are dataclasses of keys.
-    """
+    """All keys by path, of a dataclass whose fields are sections, which are dataclasses of keys."""
     found = [one for section, of_section in sections_of(settings).items() for one in _keys(section, of_section)]
     return {one.path: one for one in found}
 

@@ -40,13 +40,7 @@ class Access:
         self._passwords = Passwords()
 
     def refusal(self, route: Route | None, headers: Mapping[str, str] | Any, client: str = "") -> Reply | None:
-        """The reply that refuses a request; None where it is allowed.
-
-        Args:
-            route: None for an unknown path.
-            headers: of the request.
-            client: address of the client.
-        """
+        """The reply that refuses a request, whose route is None for an unknown path; None where it is allowed."""
         if route is not None and route.is_open:
             return None
         scheme, _, credentials = str(headers.get("Authorization") or "").partition(" ")
@@ -106,11 +100,7 @@ class PasswordCheck(Enum):
 
 
 class Passwords:
-    """Checks passwords within a CPU budget; thread-safe.
-
-    Args:
-        clock: seconds, for the budgets.
-    """
+    """Checks passwords within a budget of CPU seconds; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = os.urandom(32)
@@ -122,12 +112,7 @@ class Passwords:
         self._clients: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def check(self, users: Mapping[str, bytes], user: str, password: bytes, client: str) -> PasswordCheck:
-        """Whether the password is the user's.
-
-        Args:
-            users: bcrypt hashes by name; at least one.
-            client: address; each client also has a budget of its own.
-        """
+        """Whether the password is the user's, by bcrypt hashes of at least one user; each client has a budget, too."""
         hashed = users.get(user)
         is_user = hashed is not None
         if hashed is None:

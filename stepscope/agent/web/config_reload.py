@@ -40,7 +40,7 @@ class WebConfigReloader:
     def __init__(self, file: Path | None = None) -> None:
         """
         Args:
-            file: a web config; None: no TLS and no users.
+            file: None: no TLS and no users.
 
         Raises:
             UsageError: it is invalid.

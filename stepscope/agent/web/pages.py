@@ -14,12 +14,7 @@ from stepscope.core.metrics.readings import MissingReason
 
 
 def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) -> tuple[Route, ...]:
-    """Routes of these pages.
-
-    Args:
-        page: /metrics.
-        states: current state of the sources; must not block.
-    """
+    """Routes of these pages; `states` gives the current state of the sources and must not block."""
 
     def metrics(request: Request) -> Reply:
         accepts = request.headers.get("Accept", ""), request.headers.get("Accept-Encoding", "")

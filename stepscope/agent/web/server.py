@@ -208,9 +208,6 @@ _PLAIN = (
 def perform_handshake(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
     """TLS handshake of a new connection.
 
-    Args:
-        tls: which clients are allowed.
-
     Raises:
         OSError: it fails, or the client is not allowed.
     """

@@ -185,11 +185,7 @@ class TlsConfig:
 
 
 def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
-    """Parse the section tls_server_config.
-
-    Args:
-        content: of the section.
-        file: with the section; paths in it are relative to the file's folder.
+    """Parse the section tls_server_config; paths in it are relative to the file's folder.
 
     Raises:
         UsageError: it is invalid. One line with the key.

@@ -82,7 +82,7 @@ def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Cl
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.named_loss or _never_rests(window, limits):
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window, limits):
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -105,14 +105,14 @@ def _loss(window: SampleWindow, shares: TimeShares, counters: Counters, limits: 
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
         if counters is Counters.POWER and _launches_little(shares):
-            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.named_loss)
+            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.min_loss)
             return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
         return _communication(window, shares.waiting, counters, limits)
-    if host_side < max(limits.named_loss, largest_wait):
+    if host_side < max(limits.min_loss, largest_wait):
         return None
     # that nothing runs is known without power, from utilisation
     trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
-    empty = Evidence("empty_ratio", host_side, "ratio", limits.named_loss)
+    empty = Evidence("empty_ratio", host_side, "ratio", limits.min_loss)
     copied = _copied(window, shares, limits)
     if copied is not None:
         cause, evidence = copied
@@ -130,9 +130,9 @@ def _launches_little(shares: TimeShares) -> bool:
 
 
 def _communication(window: SampleWindow, waited: float, counters: Counters, limits: Limits) -> Classified | None:
-    if waited < limits.named_loss:
+    if waited < limits.min_loss:
         return None
-    waiting = Evidence("waiting_ratio", waited, "ratio", limits.named_loss)
+    waiting = Evidence("waiting_ratio", waited, "ratio", limits.min_loss)
     if communicates(window, limits) is None:
         # small kernels look the same, and no link counter can tell
         return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, [waiting]
@@ -154,15 +154,15 @@ def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[C
     written = sent * window.seconds
     if sent >= limits.copy_bytes and sent >= _ONE_WAY * received and written >= _STATE_WRITTEN:
         return Cause.CHECKPOINT, Evidence("pcie_transmit_bytes", written, "bytes", _STATE_WRITTEN)
-    if shares.copying >= limits.named_loss and shares.copying >= 0.5 * shares.empty:
-        return Cause.COPY, Evidence("copying_ratio", shares.copying, "ratio", limits.named_loss)
+    if shares.copying >= limits.min_loss and shares.copying >= 0.5 * shares.empty:
+        return Cause.COPY, Evidence("copying_ratio", shares.copying, "ratio", limits.min_loss)
     return None
 
 
 def _healthy(window: SampleWindow, share: float, counters: Counters, limits: Limits) -> Classified:
     """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
     mean, computing = window.mean, max(share, limits.idle_busy)
-    trust = _trusted(_TRUST[counters], 2 * limits.named_loss - (1 - share), limits)
+    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), limits)
     if mean.dram is not None:
         dram = mean.dram / computing
         tensor = (mean.tensor or 0.0) / computing
@@ -195,19 +195,17 @@ def _unknown(window: SampleWindow) -> Classified:
 
 def _doubts(window: SampleWindow) -> list[Evidence]:
     """Counters that were ignored."""
-    doubts = []
-    if window.is_silent:
-        doubts.append(Evidence("profiling_silent", 1.0, ""))
-    if window.is_stuck:
-        doubts.append(Evidence("utilization_stuck", 1.0, ""))
-    if window.is_contradictory:
-        doubts.append(Evidence("profiling_or_utilization_wrong", 1.0, ""))
-    return doubts
+    doubts = {
+        "profiling_silent": window.is_silent,
+        "utilization_stuck": window.is_stuck,
+        "profiling_or_utilization_wrong": window.is_contradictory,
+    }
+    return [Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful]
 
 
 def _trusted(best: float, share: float, limits: Limits) -> float:
     """Confidence, lower near the threshold."""
-    clear = min(1.0, max(0.0, (share - limits.named_loss) / _CLEAR))
+    clear = min(1.0, max(0.0, (share - limits.min_loss) / _CLEAR))
     return best * (0.5 + 0.5 * clear)
 
 
@@ -251,9 +249,9 @@ def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
     if hanging and not working:
         return _class_of_some(classes, Cause.HANG, hanging, ())
     waits = [one.shares.waiting for one in classes if one.shares is not None and one.shares.waiting is not None]
-    if len(waits) == len(classes) and max(waits) >= LIMITS.named_loss:
+    if len(waits) == len(classes) and max(waits) >= LIMITS.min_loss:
         last = [at for at, wait in enumerate(waits) if wait <= _FAR_LESS * max(waits)]
-        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.named_loss, [waits.index(max(waits))])
+        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.min_loss, [waits.index(max(waits))])
         if not last:
             return _class_of_some(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
         cause = _most([classes[at].cause for at in last])

@@ -259,8 +259,8 @@ def _clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
     if host.stopped_cpus is not None and host.stopped_cpus >= _STOPPED:
         evidence = Evidence("stopped_cpus", host.stopped_cpus, "", _STOPPED)
         clues.append(_Clue(Cause.HOST_BOUND, 3.0, evidence, Reason.CPU_LIMITED))
-    if host.data_wait is not None and host.data_wait >= limits.named_loss:
-        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.named_loss)
+    if host.data_wait is not None and host.data_wait >= limits.min_loss:
+        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.min_loss)
         clues.append(_Clue(Cause.DATA_LOADING, 6.0, evidence, Reason.STARVED))
     if host.io_wait is not None and host.io_wait >= _DISK_WAIT:
         evidence = Evidence("io_wait_ratio", host.io_wait, "ratio", _DISK_WAIT)

@@ -75,11 +75,7 @@ def parse_load(text: str) -> tuple[float, ...]:
 
 
 def read_cpu(files: Files, into: ReadingsBuilder, *, ticks_per_second: float) -> None:
-    """Read the CPUs' times and the load.
-
-    Args:
-        ticks_per_second: USER_HZ.
-    """
+    """Read the CPUs' times and the load; `ticks_per_second` is USER_HZ."""
     seconds = HOST + "cpu_seconds_total"
     stat = files.parse("proc/stat", parse_cpu_stat)
     if isinstance(stat, NoValue):
@@ -144,11 +140,7 @@ def parse_counts(text: str) -> dict[str, int]:
 
 
 def read_memory(files: Files, into: ReadingsBuilder, *, page_bytes: int) -> None:
-    """Read the machine's memory.
-
-    Args:
-        page_bytes: of one page of memory.
-    """
+    """Read the machine's memory."""
     meminfo = files.fields("proc/meminfo", parse_meminfo)
     _add_fields(into, meminfo, _MEMINFO_METRICS)
     huge_page_bytes = meminfo["Hugepagesize"]
