@@ -66,9 +66,9 @@ def assembled(configuration: Configuration) -> Parts:
         UsageError: a setting names nothing that can be, or what must not be. One line with who said so and the key.
     """
     web = configuration.settings.web
-    with _asked_by(configuration, "web.config_file"):
+    with _located_error(configuration, "web.config_file"):
         guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
-    with _asked_by(configuration, "web.listen"):
+    with _located_error(configuration, "web.listen"):
         keeps_others_out = guard.config().keeps_others_out
         address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
     names = configuration.settings.dcgm.names
@@ -98,7 +98,7 @@ def sources_of(
 ) -> Sources:
     """What to read; see `assembled`."""
     settings = configuration.settings
-    with _asked_by(configuration, "dcgm.exporter"):
+    with _located_error(configuration, "dcgm.exporter"):
         exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
     return Sources(
         Timing(interval=settings.gpus.interval),
@@ -115,7 +115,7 @@ def _nccl_ras(configuration: Configuration) -> tuple[str, int] | None:
     told = configuration.settings.training.nccl_ras
     address = ras_address(told)
     if told and address is None:
-        where = configuration.asked_by("training.nccl_ras")
+        where = configuration.origin_of("training.nccl_ras")
         raise UsageError(f"{told} is no host:port", where=where, what_next="write it as 127.0.0.1:28028")
     return address
 
@@ -125,7 +125,7 @@ def _training(configuration: Configuration) -> TrainingServer | None:
     if not told.socket:
         return None
     if re.fullmatch("0?[0-7]{3}", told.socket_mode) is None:
-        where = configuration.asked_by("training.socket_mode")
+        where = configuration.origin_of("training.socket_mode")
         raise UsageError("is no mode of a file", where=where, what_next="write it as 0660")
     is_required = configuration.origins["training.socket"][0] is not Origin.DEFAULT
     return TrainingServer(told.socket, mode=int(told.socket_mode, 8), is_required=is_required)
@@ -137,7 +137,7 @@ def _kineto(configuration: Configuration) -> KinetoBackend | None:
         return None
     for name, folder in (("socket_folder", told.socket_folder), ("directory", told.directory)):
         if folder and not folder.startswith("/"):
-            where = configuration.asked_by(f"kineto.{name}")
+            where = configuration.origin_of(f"kineto.{name}")
             raise UsageError(f"{folder} is no whole path", where=where, what_next="begin it with /")
     is_required = any(
         configuration.origins[f"kineto.{name}"][0] is not Origin.DEFAULT for name in ("enabled", "socket_folder")
@@ -174,8 +174,8 @@ def _captures(
 
 
 @contextmanager
-def _asked_by(configuration: Configuration, path: str) -> Iterator[None]:
+def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(str(error), where=configuration.asked_by(path)) from None
+        raise UsageError(str(error), where=configuration.origin_of(path)) from None

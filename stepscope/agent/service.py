@@ -57,7 +57,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
                 line = summary_of_sources(sources.states())
                 say(line)
                 systemd.ready(line)
-            systemd.watch(lambda: (server.num_looks, _rounds(sources)), stop)
+            systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
             systemd.stopping()
 
 

@@ -10,6 +10,7 @@ from stepscope.analyzer.alignment.arrivals import (
     CallColumns,
     WaitPieces,
     call_columns,
+    movable_wait,
     needed_arrivals,
     seen_arrivals,
     split_communication,
@@ -18,7 +19,7 @@ from stepscope.analyzer.alignment.arrivals import (
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
-from stepscope.analyzer.alignment.normalization import movable_wait, on_job_clock, on_machines, with_common_steps
+from stepscope.analyzer.alignment.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.alignment.process_groups import by_only_dimension, with_groups
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
@@ -42,7 +43,7 @@ from stepscope.analyzer.summaries import (
     trace_quality,
     world_size_of,
 )
-from stepscope.analyzer.verdict import VerdictContext, judge, root_causes
+from stepscope.analyzer.verdict import judge, root_causes
 from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not_replayable
 from stepscope.analyzer.what_if.pipeline_schedule import (
     PipelineSchedule,
@@ -60,57 +61,58 @@ from stepscope.core.vocabulary.causes import Cause
 
 
 def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:
-    """Join the ranks: align, split waiting from transfer, attribute it, and judge.
+    """Analyse a job from the views of its ranks: align, split waiting from transfer, attribute it, and judge.
 
     Args:
         views: one a rank, each rank once.
-        context: what is known beside the traces.
+        context: facts that are not in the traces.
 
     Returns:
         The analysis, and the views with their final segments, on the job's clock.
     """
-    found = _explain(views, context.mesh)
-    by_rank = found.views
+    aligned = _explain(views, context.mesh)
+    by_rank = aligned.views
     job = describe_job(by_rank, context)
-    quality = trace_quality(by_rank, found.matches, found.clocks, job, context)
+    quality = trace_quality(by_rank, aligned.matches, aligned.clocks, job, context)
     oversubscribed = is_oversubscribed(by_rank, context)
-    pipeline = max((parts.figures for parts in found.pipelines), key=lambda f: f.measured, default=None)
-    columns = _call_columns(found)
+    pipeline = max((parts.figures for parts in aligned.pipelines), key=lambda f: f.measured, default=None)
+    columns = _call_columns(aligned)
     collectives = collective_table(
         by_rank,
-        found.matches,
-        found.arrivals,
+        aligned.matches,
+        aligned.arrivals,
         columns,
         network_bytes_per_second=context.network_bytes_per_second,
     )
     roofline = job_roofline(by_rank)
     ledger = job_ledger(by_rank)
-    grounds = VerdictInputs(
+    inputs = VerdictInputs(
+        job=job,
+        quality=quality,
         views=by_rank,
-        table=found.table,
+        table=aligned.table,
         pipeline=pipeline,
+        unexplained_loss=aligned.table.unexplained_waiting() + ledger[TimeCategory.IDLE_OTHER],
         arrivals_unknown=ledger[TimeCategory.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
-        movable=_movable_share(found, columns),
+        movable=_movable_share(aligned, columns),
         communication=transfer_faults(collectives, by_rank, job.num_steps),
         data_waits_ns=context.data_waits_ns,
     )
-    resampled = resample(found.table)
-    rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline, job)
-    unexplained_loss = found.table.unexplained_waiting() + ledger[TimeCategory.IDLE_OTHER]
-    about = VerdictContext(job, oversubscribed, quality, pipeline, unexplained_loss, grounds.arrivals_unknown)
-    what_if, left_out = _gains(found, [row for row in rows if not about.is_guess(row)], context)
+    resampled = resample(aligned.table)
+    rows = with_kernel_reasons(root_causes(inputs, resampled), roofline, job)
+    what_if, left_out = _gains(aligned, [row for row in rows if not inputs.is_guess(row)], context)
     analysis = Analysis(
         job=job,
         trace_quality=quality,
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=add_gain_to_verdict(judge(rows, resampled, about), what_if),
+        verdict=add_gain_to_verdict(judge(rows, resampled, inputs), what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
-        arrivals=arrivals_of_ranks(by_rank, found.matches, columns),
+        arrivals=arrivals_of_ranks(by_rank, aligned.matches, columns),
         pipeline=pipeline,
         roofline=roofline,
         warnings=[*notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
@@ -123,26 +125,26 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
 
     Args:
         views: one a rank, each rank once.
-        context: what is known beside the traces.
+        context: facts that are not in the traces.
         causes: fixes to replay; all when empty.
 
     Raises:
         DataError: the traces do not allow a replay.
     """
-    found = _explain(views, context.mesh)
-    model = _replay_model(found)
-    if found.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
-        report = replay_schedules(found.schedules, causes)
+    aligned = _explain(views, context.mesh)
+    model = _replay_model(aligned)
+    if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
+        report = replay_schedules(aligned.schedules, causes)
     elif model is None:
         raise DataError(
-            f"these traces cannot be replayed: {why_not_replayable(found.views)}",
+            f"these traces cannot be replayed: {why_not_replayable(aligned.views)}",
             what_next="profile whole steps on every rank with CPU (and CUDA) activities (stepscope.profile does)",
         )
     else:
-        unprofiled_ms = comparable_step_ms(found.views, context.unprofiled_step_ms)
+        unprofiled_ms = comparable_step_ms(aligned.views, context.unprofiled_step_ms)
         report = predict(model, unprofiled_ms=unprofiled_ms, causes=causes)
-        if found.schedules:
-            report = add_micro_batch_fixes(report, found.schedules, causes)
+        if aligned.schedules:
+            report = add_micro_batch_fixes(report, aligned.schedules, causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
 
 
@@ -152,8 +154,8 @@ def replay_model(views: Sequence[RankView]) -> ReplayModel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Explained:
-    """The job after alignment and blame.
+class _AlignedJob:
+    """The job after alignment and wait attribution.
 
     Attributes:
         views: on the job's clock, with their final segments.
@@ -171,7 +173,7 @@ class _Explained:
     table: CauseTable
 
 
-def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
+def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _AlignedJob:
     by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
     by_rank, matches, clocks, arrivals = _align(with_common_steps(by_rank), mesh)
     by_rank = {
@@ -181,45 +183,45 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
     chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
     pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
     schedules = [schedule for chain in chains if (schedule := recorded_schedule(chain, by_rank)) is not None]
-    by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
+    by_rank = _attribute_bubbles(by_rank, pipelines, arrivals)
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
-    waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
-    blamed = attribute_waits(by_rank, waits, arrivals, matches, comparison.cause)
+    pieces = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
+    waits = attribute_waits(by_rank, pieces, arrivals, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
-    table = cause_table(by_rank, blamed, heavy)
-    return _Explained(by_rank, matches, clocks, arrivals, pipelines, schedules, role, table)
+    table = cause_table(by_rank, waits, heavy)
+    return _AlignedJob(by_rank, matches, clocks, arrivals, pipelines, schedules, role, table)
 
 
-def _gains(found: _Explained, causes: Sequence[RootCause], context: JobContext) -> tuple[list[WhatIf], list[Notice]]:
-    """What fixing each cause would buy, and what was left out. A cause that is a guess promises nothing."""
-    unprofiled_ms = comparable_step_ms(found.views, context.unprofiled_step_ms)
-    what_if, left_out = replay_causes(lambda: _replay_model(found), causes, unprofiled_ms)
+def _gains(aligned: _AlignedJob, causes: Sequence[RootCause], context: JobContext) -> tuple[list[WhatIf], list[Notice]]:
+    """Predicted gain of fixing each cause, and notices on what was left out."""
+    unprofiled_ms = comparable_step_ms(aligned.views, context.unprofiled_step_ms)
+    what_if, left_out = replay_causes(lambda: _replay_model(aligned), causes, unprofiled_ms)
     known = {gain.fix for gain in what_if}
-    by_schedule = replay_pipeline_causes(found.schedules, [row for row in causes if row.cause not in known])
+    by_schedule = replay_pipeline_causes(aligned.schedules, [row for row in causes if row.cause not in known])
     return [*what_if, *by_schedule], left_out
 
 
-def _call_columns(found: _Explained) -> CallColumns:
-    calls = {rank: view.calls for rank, view in found.views.items()}
-    return call_columns(found.views, found.arrivals, seen_arrivals(calls, found.matches, found.clocks.island))
+def _call_columns(aligned: _AlignedJob) -> CallColumns:
+    calls = {rank: view.calls for rank, view in aligned.views.items()}
+    return call_columns(aligned.views, aligned.arrivals, seen_arrivals(calls, aligned.matches, aligned.clocks.island))
 
 
-def _movable_share(found: _Explained, columns: CallColumns) -> float:
-    """Share of all windows that may be waiting or transfer, whichever way the clocks are off by their residual."""
-    windows = sum(view.window_ns for view in found.views.values())
-    return sum(movable_wait(columns, found.arrivals, found.clocks).values()) / windows
+def _movable_share(aligned: _AlignedJob, columns: CallColumns) -> float:
+    """Share of all windows that a clock error of the residual moves between waiting and transfer."""
+    windows = sum(view.window_ns for view in aligned.views.values())
+    return sum(movable_wait(columns, aligned.arrivals, aligned.clocks).values()) / windows
 
 
-def _replay_model(found: _Explained) -> ReplayModel | None:
-    before_window = found.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / found.table.step_ns
-    return build_model(found.views, found.matches, found.clocks.offset_ns, found.role, before_window.tolist())
+def _replay_model(aligned: _AlignedJob) -> ReplayModel | None:
+    before_window = aligned.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / aligned.table.step_ns
+    return build_model(aligned.views, aligned.matches, aligned.clocks.offset_ns, aligned.role, before_window.tolist())
 
 
 def _align(
     views: dict[int, RankView], mesh: MeshSizes
 ) -> tuple[dict[int, RankView], Matches, Clocks, dict[CallId, Arrival]]:
-    """Match calls, put all ranks on one clock, find the arrivals."""
+    """Views on one clock, the matches of their calls, the clocks and the arrivals."""
     world_size = world_size_of(views)
     hosts = {rank: view.header.host_name for rank, view in views.items()}
     calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size, hosts)
@@ -239,7 +241,7 @@ def _waits(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
     return waits_to_attribute(view.segments, view.rank, view.calls, arrivals)
 
 
-def _charge_pipelines(
+def _attribute_bubbles(
     views: dict[int, RankView], pipelines: Sequence[PipelineParts], arrivals: Mapping[CallId, Arrival]
 ) -> dict[int, RankView]:
     attributed = dict(views)

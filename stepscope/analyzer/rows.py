@@ -1,13 +1,7 @@
-"""Rows of a trace: membership, order, and which host call launched each device activity.
+"""Rows of a trace: membership, order, nesting, and the host call that launched each device activity.
 
-Membership: By search, by a mask, by sorting what is nearly sorted: np.isin and np.unique hash, which takes longer.
-
-Ordering: As np.lexsort says, which sorts by both columns in full: here the second one is looked at only where the
-first ties, and what is nearly in order (a trace mostly is) is sorted sooner.
-
-Launches: Both carry the call's correlation id. An id may be that of several calls: the profiler started twice, the
-32-bit counter came round, a runtime call holds the driver call that does its work. Only a call that began by then can
-have launched an activity, and of several such calls the last did.
+A trace's rows are nearly in order of time, so stable sorts and searches are used here, which are faster on such
+columns than the hashing of np.isin and np.unique.
 """
 
 from __future__ import annotations
@@ -22,25 +16,25 @@ from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _MAX_CODES = 2**62
 _MAX_DENSE = 2**20
-"""Combinations up to which a table of all that are possible is filled sooner than the codes are sorted."""
+"""Up to this many possible combinations, a table of all of them is faster than sorting the codes."""
 
 _Integer = TypeVar("_Integer", bound=np.integer[Any])
 _Number = TypeVar("_Number", bound=np.number[Any])
 
 
 def are_among(values: npt.NDArray[_Integer], others: npt.NDArray[_Integer]) -> npt.NDArray[np.bool_]:
-    """For each value whether it is one of the others; fastest where these are nearly sorted."""
+    """For each value whether it is one of the others; fast where these are nearly sorted."""
     if not len(others):
         return np.zeros(len(values), np.bool_)
     known = np.sort(others, kind="stable")
     place = np.minimum(np.searchsorted(known, values.astype(known.dtype, copy=False)), len(known) - 1)
-    found: npt.NDArray[np.bool_] = known[place] == values
-    return found
+    is_known: npt.NDArray[np.bool_] = known[place] == values
+    return is_known
 
 
 def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     """The different values, ascending."""
-    ordered = np.sort(values, kind="stable")  # a trace's columns are narrow, or nearly in order
+    ordered = np.sort(values, kind="stable")
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
 
@@ -48,7 +42,7 @@ def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
     """For each row the number of its combination of values, and for each combination its first row."""
     code, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        place = column.astype(np.intp) + 1  # NONE is a value, too
+        place = column.astype(np.intp) + 1  # NONE is a value too
         used = np.zeros(int(place.max(initial=0)) + 1, np.bool_)
         used[place] = True
         number = np.cumsum(used) - 1
@@ -62,20 +56,20 @@ def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         return which, first
     first_of = np.full(size, NONE, np.int64)
-    first_of[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment, of the first row, stays
+    first_of[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment wins: that of the first row
     is_used = first_of != NONE
     return (np.cumsum(is_used) - 1)[code], first_of[is_used]
 
 
 def on_lanes(trace: TraceColumns, rows: IntColumn, lanes: Iterable[int]) -> npt.NDArray[np.intp]:
-    """Those of the rows that lie on these lanes; NONE is no lane."""
+    """Those of the rows that are on these lanes; NONE is not a lane."""
     is_wanted = np.zeros(len(trace.lanes) + 1, np.bool_)
     is_wanted[[lane for lane in lanes if lane != NONE]] = True
     return rows[is_wanted[trace.lane[rows]]]
 
 
 def row_mask(trace: TraceColumns, rows: IntColumn) -> npt.NDArray[np.bool_]:
-    """For each row of the trace whether it is one of these; one entry more, which NONE meets: False."""
+    """For each row of the trace whether it is one of these; the last of one more entry, for NONE, is False."""
     mask = np.zeros(len(trace) + 1, np.bool_)
     mask[rows] = True
     mask[NONE] = False
@@ -83,7 +77,10 @@ def row_mask(trace: TraceColumns, rows: IntColumn) -> npt.NDArray[np.bool_]:
 
 
 def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
-    """Positions by `major`, then by `minor`, then as they stand."""
+    """Positions sorted by `major`, then `minor`, then position.
+
+    Equals np.lexsort((minor, major)); faster on nearly sorted data, as `minor` is compared only where `major` ties.
+    """
     if not len(major):
         return np.empty(0, np.intp)
     order = np.argsort(major, kind="stable")
@@ -97,14 +94,33 @@ def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
 
 Rows = npt.NDArray[np.intp]
 
+
+def outermost(trace: TraceColumns, rows: IntColumn) -> Rows:
+    """Those of the rows that no other of them encloses on its thread, by thread and start."""
+    found = [np.empty(0, np.intp)]
+    for lane in distinct(trace.lane[rows]).tolist():
+        own = rows[trace.lane[rows] == lane]
+        own = own[np.lexsort((-trace.end_ns[own], trace.start_ns[own]))]
+        reach = np.maximum.accumulate(trace.end_ns[own])
+        found.append(own[np.concatenate(([True], trace.start_ns[own[1:]] >= reach[:-1]))])
+    return np.concatenate(found)
+
+
+def graph_launches(trace: TraceColumns) -> Rows:
+    """Rows of the calls that launch a CUDA or HIP graph."""
+    return trace.rows_named(lambda name: "GraphLaunch" in name, Category.RUNTIME)
+
+
 SPARSE_IDS = 16
-"""Ids usually count up, so a table indexed by id is fastest; beyond this many ids a row, sort instead."""
+"""Ids usually count up, so a table indexed by id is fastest; with more possible ids a row, sorting is."""
 
 
 def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
     """For each device activity, the row of the runtime or driver call that launched it, or NONE.
 
-    Where every call of an id begins after the activity (the device's clock is off), the first of them counts.
+    Both carry the same correlation id. Several calls may share an id (the profiler started twice, the 32-bit counter
+    wrapped, a runtime call contains the driver call that does its work): the last that began before the activity
+    launched it. Where all began after it (the device's clock is off), the first did.
     """
     calls = trace.rows_of(Category.RUNTIME)
     ids, wanted = trace.correlation[calls], trace.correlation[activity_rows]
@@ -117,14 +133,14 @@ def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
 
 
 def _repeated(ids: IntColumn) -> IntColumn:
-    """The ids that several rows have; ids below 1 are none."""
+    """The ids that several rows have; ids below 1 are not ids."""
     ordered = np.sort(ids, kind="stable")
     again: IntColumn = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
     return again
 
 
 def last_row_of_id(ids: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
-    """Row whose id is wanted (the last of several), or NONE; ids below 1 are none."""
+    """For each wanted id its row (the last of several), or NONE; ids below 1 are not ids."""
     real = ids > 0
     ids, rows = ids[real], rows[real]
     if not len(ids) or not np.any(wanted > 0):
@@ -141,7 +157,7 @@ def last_row_of_id(ids: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
 
 
 def _last_begun(trace: TraceColumns, calls: Rows, activities: IntColumn) -> Rows:
-    """The last call of each activity's id that begins no later than it, else the first of that id; each has one."""
+    """For each activity the last call of its id that begins no later, else the first of that id; each has one."""
     both = np.concatenate((calls, activities))
     ids = trace.correlation[both]
     is_activity = np.arange(len(both)) >= len(calls)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, MOSTLY_UNKNOWN_SHARE, VerdictInputs, reasons_of
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
-from stepscope.core.documents.analysis import Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.documents.analysis import Job, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY
@@ -21,47 +21,24 @@ from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
 SECONDARY_THRESHOLD = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
 UNTRUSTED_EMPTY_STEPS = 0.25
-"""Share of marked steps without any device activity above which the rest says nothing of the job: a profiler that lost
-whole steps (TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle)."""
+"""Share of marked steps without device activity above which there is no verdict: the profiler lost whole steps
+(TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle)."""
 UNTRUSTED_UNLINKED = 0.2
-"""Share of device activities without launch above which idle time cannot be told apart."""
+"""Share of device activities without launch above which idle time has no cause; caps the loss of confidence."""
 
 UNEXPLAINED_THRESHOLD = BOTTLENECK_THRESHOLD
-"""A loss of this share that nothing explains may be any cause: no job that has one is called healthy."""
+"""Least unexplained loss with which a job is not called healthy: it may be any cause."""
 UNKNOWN_ARRIVALS_CONFIDENCE = 0.5
 
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictContext:
-    """What else bears on a verdict.
-
-    Attributes:
-        oversubscribed: more runnable ranks than cores on the host.
-        unexplained_loss: share of the time in which ranks waited or idled for a cause that was not found; kernels of
-            which only the limit is unknown are no loss.
-        arrivals_unknown: share of the time in which waiting could not be told from transfer.
-    """
-
-    job: Job
-    oversubscribed: bool
-    quality: TraceQuality
-    pipeline: Pipeline | None
-    unexplained_loss: float = 0.0
-    arrivals_unknown: float = 0.0
-
-    def is_guess(self, row: RootCause) -> bool:
-        """Whether a row is communication that may as well be waiting for a late rank."""
-        return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * row.fraction
-
-
-def root_causes(grounds: VerdictInputs, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
+def root_causes(inputs: VerdictInputs, resampled: Resampled) -> list[RootCause]:
     """The root-cause table, largest first; causes without time are left out."""
-    table = grounds.table
+    table = inputs.table
     fractions, whole = table.fractions(), table.whole_step_shares()
     low, high = np.quantile(resampled, INTERVAL, axis=0)
-    spread = table.spread(grounds.movable)
+    spread = table.spread(inputs.movable)
     low, high = np.maximum(low - spread, 0.0), np.minimum(high + spread, 1.0)
     least, most = np.quantile(resample_whole(table), INTERVAL, axis=0)
     least, most = np.maximum(least - spread, 0.0), most + spread
@@ -69,8 +46,8 @@ def root_causes(grounds: VerdictInputs, resampled: Resampled, step_ms: float | N
     for code, cause in enumerate(CAUSE_ORDER):
         if fractions[cause] <= 0:
             continue
-        reasons, evidence = reasons_of(cause, grounds)
-        scale = step_ms if whole[cause] > 0 else None
+        reasons, evidence = reasons_of(cause, inputs)
+        scale = inputs.job.step_ms if whole[cause] > 0 else None
         rows.append(
             RootCause(
                 cause=cause,
@@ -86,46 +63,46 @@ def root_causes(grounds: VerdictInputs, resampled: Resampled, step_ms: float | N
     return sorted(rows, key=lambda row: -row.fraction)
 
 
-def judge(rows: Sequence[RootCause], resampled: Resampled, about: VerdictContext) -> Verdict:
-    """Name the largest loss if it is at least a tenth of the step, else what bounds the compute."""
-    if (doubt := _doubt(about.quality)) is not None:
-        return _insufficient(about, *doubt)
+def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs) -> Verdict:
+    """The verdict: the largest loss if it is at least a tenth of the step, else what bounds the compute."""
+    if (doubt := _doubt(inputs.quality)) is not None:
+        return _insufficient(inputs, *doubt)
     by_cause = {row.cause: row for row in rows}
     losses = [row for row in rows if row.cause not in _NEVER_NAMED]
     unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
     named = losses[0] if losses and losses[0].fraction >= BOTTLENECK_THRESHOLD else None
     if unexplained > 0.5 and (named is None or named.fraction < unexplained):
-        return _insufficient(about, *_unexplained(unexplained))
+        return _insufficient(inputs, *_unexplained(unexplained))
     if named is None:
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
-            return _insufficient(about, *_unexplained(unexplained))
-        if about.unexplained_loss >= UNEXPLAINED_THRESHOLD:
-            return _neither(by_cause[Cause.UNEXPLAINED], losses, about)
-        return _healthy(healthy[0], by_cause, losses, resampled, about)
-    is_guess = about.is_guess(named)
-    confidence = _confidence(named.cause, resampled, about)
-    if about.unexplained_loss >= UNEXPLAINED_THRESHOLD:  # it may be a larger cause than the one that was found
-        confidence = round(confidence * named.fraction / (named.fraction + about.unexplained_loss), 3)
+            return _insufficient(inputs, *_unexplained(unexplained))
+        if inputs.unexplained_loss >= UNEXPLAINED_THRESHOLD:
+            return _neither(by_cause[Cause.UNEXPLAINED], losses, inputs)
+        return _healthy(healthy[0], by_cause, losses, resampled, inputs)
+    is_guess = inputs.is_guess(named)
+    confidence = _confidence(named.cause, resampled, inputs)
+    if inputs.unexplained_loss >= UNEXPLAINED_THRESHOLD:  # it may be larger than the cause that was found
+        confidence = round(confidence * named.fraction / (named.fraction + inputs.unexplained_loss), 3)
     return Verdict(
         cause=named.cause,
         reasons=named.reasons,
         confidence=min(confidence, UNKNOWN_ARRIVALS_CONFIDENCE) if is_guess else confidence,
-        summary=_summary(named, about),
+        summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
         actions=actions_for(named.cause, named.reasons),
-        secondary=_secondary(losses[1:], about),
+        secondary=_secondary(losses[1:], inputs),
     )
 
 
-def _neither(row: RootCause, losses: Sequence[RootCause], about: VerdictContext) -> Verdict:
-    """Nothing found is large enough to be named, but what was not found is too large for a healthy job."""
-    waited = f"{about.unexplained_loss:.1%} of the time devices waited or idled, and these traces do not show for what"
-    summary = f"neither healthy nor explained: {waited}{_where(row, about)}"
-    evidence = Evidence("unexplained_loss", about.unexplained_loss, "ratio", UNEXPLAINED_THRESHOLD, ranks=row.ranks)
-    unknown = _insufficient(about, summary, evidence)
-    return replace(unknown, ranks=row.ranks, secondary=_secondary(losses, about))
+def _neither(row: RootCause, losses: Sequence[RootCause], inputs: VerdictInputs) -> Verdict:
+    """Verdict where no cause is large enough to be named, but the unexplained loss is too large for a healthy job."""
+    waited = f"{inputs.unexplained_loss:.1%} of the time devices waited or idled, and these traces do not show for what"
+    summary = f"neither healthy nor explained: {waited}{_where(row, inputs)}"
+    evidence = Evidence("unexplained_loss", inputs.unexplained_loss, "ratio", UNEXPLAINED_THRESHOLD, ranks=row.ranks)
+    unknown = _insufficient(inputs, summary, evidence)
+    return replace(unknown, ranks=row.ranks, secondary=_secondary(losses, inputs))
 
 
 def _healthy(
@@ -133,21 +110,21 @@ def _healthy(
     by_cause: Mapping[Cause, RootCause],
     losses: Sequence[RootCause],
     resampled: Resampled,
-    about: VerdictContext,
+    inputs: VerdictInputs,
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
-    mfu = "" if about.job.mfu is None else f" at {about.job.mfu:.0%} MFU"
+    mfu = "" if inputs.job.mfu is None else f" at {inputs.job.mfu:.0%} MFU"
     largest = f"; the largest loss is {losses[0].fraction:.1%} ({cause_phrase(losses[0].cause)})" if losses else ""
     faster = ", ".join(reason_words(reason) for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
-    if about.job.mfu is not None:
-        evidence.append(Evidence("mfu", about.job.mfu, "ratio"))
-    confidence = _confidence(row.cause, resampled, about)
+    if inputs.job.mfu is not None:
+        evidence.append(Evidence("mfu", inputs.job.mfu, "ratio"))
+    confidence = _confidence(row.cause, resampled, inputs)
     before = by_cause.get(Cause.BEFORE_WINDOW)
     if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
-        largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, about)}"
+        largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, inputs)}"
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
@@ -156,12 +133,12 @@ def _healthy(
         ranks=[],
         evidence=evidence,
         actions=actions_for(row.cause, row.reasons),
-        secondary=_secondary(losses, about),
+        secondary=_secondary(losses, inputs),
     )
 
 
 def _doubt(quality: TraceQuality) -> tuple[str, Evidence] | None:
-    """Why the traces themselves forbid a verdict, with the figure; None when they do not."""
+    """Why the quality of the traces forbids a verdict, with its evidence, or None."""
     if quality.steps_without_device > UNTRUSTED_EMPTY_STEPS:
         share = quality.steps_without_device
         evidence = Evidence("steps_without_device", share, "ratio", UNTRUSTED_EMPTY_STEPS)
@@ -180,11 +157,11 @@ def _unexplained(share: float) -> tuple[str, Evidence]:
     )
 
 
-def _insufficient(about: VerdictContext, summary: str, evidence: Evidence) -> Verdict:
+def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Verdict:
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
-        confidence=1.0 - _share_of_ranks(about.job) if about.job.missing_ranks else 0.5,
+        confidence=1.0 - _share_of_ranks(inputs.job) if inputs.job.missing_ranks else 0.5,
         summary=summary,
         ranks=[],
         evidence=[evidence],
@@ -193,23 +170,23 @@ def _insufficient(about: VerdictContext, summary: str, evidence: Evidence) -> Ve
     )
 
 
-def _summary(row: RootCause, about: VerdictContext) -> str:
+def _summary(row: RootCause, inputs: VerdictInputs) -> str:
     cost = f"{row.fraction:.1%} of the captured time"
-    if row.ms_per_step is not None and about.job.step_ms is not None:
-        cost += f", {row.ms_per_step:,.1f} ms of each {about.job.step_ms:,.1f} ms step"
-    where = _where(row, about)
-    if about.is_guess(row):
+    if row.ms_per_step is not None and inputs.job.step_ms is not None:
+        cost += f", {row.ms_per_step:,.1f} ms of each {inputs.job.step_ms:,.1f} ms step"
+    where = _where(row, inputs)
+    if inputs.is_guess(row):
         where = "; it may as well be waiting for a late rank: arrivals are unknown"
     pipeline = ""
-    if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
-        p = about.pipeline
+    if row.cause is Cause.PIPELINE_BUBBLE and inputs.pipeline is not None:
+        p = inputs.pipeline
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
     return f"{COSTS.get(row.cause, cause_phrase(row.cause) + ' costs')} {cost}{pipeline}{where}"
 
 
-def _where(row: RootCause, about: VerdictContext) -> str:
-    """At whom to look, unless it is everybody."""
-    if not 0 < len(row.ranks) < len(about.job.ranks):
+def _where(row: RootCause, inputs: VerdictInputs) -> str:
+    """Clause with the ranks to look at, unless it is all of them."""
+    if not 0 < len(row.ranks) < len(inputs.job.ranks):
         return ""
     worst_first = " (worst first)" if len(row.ranks) > 1 else ""
     return f"; look at {form(len(row.ranks), 'rank')} {_enumerate(row.ranks)}{worst_first}"
@@ -220,16 +197,16 @@ def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
     return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
 
 
-def _secondary(losses: Sequence[RootCause], about: VerdictContext) -> list[SecondaryCause]:
+def _secondary(losses: Sequence[RootCause], inputs: VerdictInputs) -> list[SecondaryCause]:
     return [
-        SecondaryCause(row.cause, row.fraction, _summary(row, about))
+        SecondaryCause(row.cause, row.fraction, _summary(row, inputs))
         for row in losses
         if row.fraction > SECONDARY_THRESHOLD
     ][:3]
 
 
-def _confidence(cause: Cause, resampled: Resampled, about: VerdictContext) -> float:
-    """Share of resamples in which the cause ranks first among its kind, lowered by what the traces lack."""
+def _confidence(cause: Cause, resampled: Resampled, inputs: VerdictInputs) -> float:
+    """Share of resamples in which the cause ranks first among its kind, lowered for missing data."""
     rivals = [
         code
         for code, other in enumerate(CAUSE_ORDER)
@@ -237,16 +214,16 @@ def _confidence(cause: Cause, resampled: Resampled, about: VerdictContext) -> fl
     ]
     first = resampled[:, rivals].argmax(axis=1)
     confidence = float(np.mean(np.array(rivals)[first] == CAUSE_CODE[cause]))
-    confidence *= _share_of_ranks(about.job)
-    confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
-    confidence *= 1.0 - min(about.quality.lost_launches, UNTRUSTED_UNLINKED)
-    if about.job.num_steps < 2:
+    confidence *= _share_of_ranks(inputs.job)
+    confidence *= 1.0 - min(inputs.quality.unlinked, UNTRUSTED_UNLINKED)
+    confidence *= 1.0 - min(inputs.quality.lost_launches, UNTRUSTED_UNLINKED)
+    if inputs.job.num_steps < 2:
         confidence *= 0.7  # one step: no spread between steps to resample
-    if about.oversubscribed:
+    if inputs.oversubscribed:
         confidence = min(confidence, OVERSUBSCRIBED_CONFIDENCE)
     return round(confidence, 3)
 
 
 def _share_of_ranks(job: Job) -> float:
-    """Ranks with a usable trace / ranks of the job."""
+    """Share of the job's ranks with a usable trace."""
     return len(job.ranks) / job.world_size

@@ -14,16 +14,10 @@ import click
     "root",
     type=click.Path(path_type=Path),
     default=Path("."),
-    help="Show this directory of runs, or one run.  [default: .]",
+    help="Show this directory of runs, or one run.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8050,
-    show_default=True,
-    help="Listen on this port; 0 for a free one.",
-)
+@click.option("--host", default="127.0.0.1", help="Listen on this address.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8050, help="Listen on this port; 0 for a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @click.option("--insecure", is_flag=True, help="Allow an address that other machines can reach; there is no login.")
 @click.option(

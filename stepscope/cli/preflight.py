@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import json_option, print_warnings
+from stepscope.cli.options import FILE, json_option, print_warnings
 from stepscope.core.documents.machine_checks import Outcome
 
 if TYPE_CHECKING:
@@ -49,20 +49,14 @@ _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
     default=60.0,
-    show_default=True,
     help="Count a GPU as hung when one check takes more seconds on it.",
 )
 @json_option
-@click.option(
-    "--junit",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a JUnit file with one test case per check.",
-)
+@click.option("--junit", type=FILE, help="Also write a JUnit file with one test case per check.")
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
-    show_default=True,
     help="Check CUDA GPUs, or try the same code on the CPU with gloo.",
 )
 def command(

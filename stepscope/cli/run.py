@@ -27,7 +27,6 @@ class _Wrapper(click.Command):
 @click.option(
     "--out",
     default="runs",
-    show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Write the run into this folder of runs, which all ranks must reach.",
 )
@@ -35,18 +34,12 @@ class _Wrapper(click.Command):
 @click.option(
     "--first", type=click.IntRange(min=0), help="Profile first at this step, counted from 0.  [default: 4, or --every]"
 )
+@click.option("--active", type=click.IntRange(min=1), default=3, help="Profile this many steps per capture.")
 @click.option(
-    "--active", type=click.IntRange(min=1), default=3, show_default=True, help="Profile this many steps per capture."
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    help="Warm the profiler up for this many steps before.",
+    "--warmup", type=click.IntRange(min=0), default=1, help="Warm the profiler up for this many steps before."
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Capture again every N steps.  [default: once]")
-@click.option("--ranks", default="auto", show_default=True, help="Write traces on these ranks: auto, all, or 0,1,2.")
+@click.option("--ranks", default="auto", help="Write traces on these ranks: auto, all, or 0,1,2.")
 @click.option("--with-stack", is_flag=True, help="Record Python stacks, which costs far more than the rest.")
 @click.pass_context
 def command(

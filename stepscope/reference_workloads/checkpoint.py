@@ -129,7 +129,7 @@ class Checkpointer:
         Returns the number of steps done.
 
         Raises:
-            DataError: there is no whole checkpoint of this model.
+            DataError: there is no complete checkpoint of this model.
         """
         self._make_optimizer_state()
         state = self._state(0) | self._buffer_state()
@@ -292,11 +292,11 @@ def check_checkpoint(folder: Path, preset: Preset) -> None:
     """Compare a checkpoint's index with the model and with the files that are there.
 
     Raises:
-        DataError: there is no whole checkpoint, or it is of another model.
+        DataError: there is no complete checkpoint, or it is of another model.
     """
     if not (folder / CHECKPOINT_INDEX).is_file():
         raise DataError(
-            f"is no checkpoint: it has no {CHECKPOINT_INDEX}",
+            f"is not a checkpoint: it has no {CHECKPOINT_INDEX}",
             where=str(folder),
             what_next="give one of a run's checkpoints/step{n} folders",
         )
@@ -322,13 +322,13 @@ def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise DataError(
-                f"is no whole checkpoint: {name} cannot be read ({why})",
+                f"is not a complete checkpoint: {name} cannot be read ({why})",
                 where=str(folder),
                 what_next=WHAT_NEXT,
             ) from error
         if size < least:
             raise DataError(
-                f"is no whole checkpoint: {name} has {size:,} bytes of {least:,}",
+                f"is not a complete checkpoint: {name} has {size:,} bytes of {least:,}",
                 where=str(folder),
                 what_next=WHAT_NEXT,
             )

@@ -110,7 +110,7 @@ _MAX_CLASSES = 16  # that are made: the head may have more
 _NUM_PER_CLASS = 16
 _LANDSCAPE = (500 / 224, 375 / 224)  # ImageNet's usual file, in units of what is cut from it
 _QUALITY = 90
-_LEAST_SHARE = 0.35  # of the file's shorter side that a crop takes, as the square root of the usual 8 % of its area
+_MIN_SHARE = 0.35  # of the file's shorter side that a crop takes, as the square root of the usual 8 % of its area
 _SUFFIXES = {".jpg", ".jpeg"}
 
 
@@ -165,9 +165,9 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 image = file.convert("RGB")
         except (OSError, SyntaxError) as error:
             raise DataError(
-                f"is no image that can be decoded ({error})", where=str(path), what_next="replace or remove it"
+                f"is not an image that can be decoded ({error})", where=str(path), what_next="replace or remove it"
             ) from error
-        side = min(image.size) * (_LEAST_SHARE + (1 - _LEAST_SHARE) * share)
+        side = min(image.size) * (_MIN_SHARE + (1 - _MIN_SHARE) * share)
         left, top = left * (image.width - side), top * (image.height - side)
         image = image.resize((self._size, self._size), pillow.Resampling.BILINEAR, (left, top, left + side, top + side))
         if mirror < 0.5:

@@ -1,6 +1,6 @@
 """Training job, and the injections that change it. Needs no torch.
 
-An injection (a fault) is a small frozen dataclass of its severity. It says what the analysis must find (`cause`,
+An injection (a fault) is a small frozen dataclass of its severity. It states what the analysis must find (`cause`,
 `shows`) and changes the run through the hooks below; the same job without it is its control.
 
 `control` may ask for a job in which the fault matters at all: an exposed all-reduce costs nothing beside hours of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Everything a rank must know.
+    """Training job: everything that a rank needs to train.
 
     Attributes:
         out, run: the run directory is out/run.
@@ -61,7 +61,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step, told by the rank that knows the loss (of its own data-parallel part)."""
+    """One step, reported by the rank that computes the loss (of its own data-parallel part)."""
 
     step: int
     loss: float
@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What one rank knows when it has trained.
+    """Outcome of training, as one rank knows it.
 
     Attributes:
         losses: of each step, over the whole batch; the same on every rank.
@@ -108,7 +108,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Which values a severity may have, besides being finite; None is no bound."""
+    """Bounds of a severity, which is always finite; None is no bound."""
 
     least: float | None = None
     above: float | None = None
@@ -116,7 +116,7 @@ class Allowed:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether the value is one of them."""
+        """Whether the value is within the bounds."""
         return (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
@@ -205,8 +205,8 @@ class Injection:
         """Those of `reasons` that a trace of this kind of device ("cpu", "cuda") can tell."""
         return self.reasons
 
-    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
-        """What of a failed run's end is not this fault's doing; None where it is. For faults that end runs."""
+    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+        """Difference between how a failed run ended and what this fault causes; None where they agree."""
         return None
 
     def refusal(self, job: TrainingJob) -> str | None:
@@ -219,7 +219,7 @@ class Injection:
         return job
 
     def change(self, job: TrainingJob) -> TrainingJob:
-        """The control with the fault, for those that lie in its layout, model or recipe."""
+        """The control with the fault, for faults of the layout, model or recipe."""
         return job
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:

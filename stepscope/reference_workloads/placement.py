@@ -21,7 +21,7 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
     """Whether a launcher started this process as one rank of the job.
 
     Raises:
-        UsageError: the launcher's variables are no rank of this plan.
+        UsageError: the launcher's variables do not match this plan.
     """
     if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
         return False
@@ -35,11 +35,11 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
     return True
 
 
-def is_spokesman() -> bool:
-    """Whether this process prints and writes: of a launcher's ranks the first one does.
+def is_main_rank() -> bool:
+    """Whether this process prints and writes: rank 0 of a launcher's ranks, or the only process.
 
     Raises:
-        UsageError: RANK is no number.
+        UsageError: RANK is not a number.
     """
     rank = _number("RANK")
     return rank == 0 or "WORLD_SIZE" not in os.environ
@@ -62,7 +62,7 @@ def refuse_launcher(what: str) -> None:
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "0")
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
+        raise UsageError(f"is not a rank or size: {text!r}", where=variable, what_next=_UNSET)
     return int(text)
 
 
@@ -84,7 +84,7 @@ def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, 
         raise UsageError("torch finds no CUDA device here", what_next="use --device cpu")
     if simulate_compute_ms:
         raise UsageError(
-            "simulated compute lets CPU ranks stand for devices; this machine has GPUs", what_next="use --device cpu"
+            "simulated compute makes CPU ranks act as devices; this machine has GPUs", what_next="use --device cpu"
         )
     if not is_rank and plan.world_size > torch.cuda.device_count():
         raise UsageError(
@@ -94,26 +94,17 @@ def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, 
     return "cuda"
 
 
-def check_device(device: str, plan: ParallelPlan) -> None:
-    """Whether the plan's ranks find their devices here, before anything is prepared for them.
-
-    Raises:
-        UsageError: there is no such device, or there are too few.
-    """
-    device_type_of(device, plan, 0.0, is_rank=False)
-
-
 _GIB = 1024**3
 _TERA = 1e12
-_MOST_FLOPS = 1e13
-"""Of a step that processors are given unasked: some minutes of a few cores."""
+_MAX_FLOPS = 1e13
+"""Largest step that runs on CPUs unless the user chose them: some minutes of a few cores."""
 
 
 def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool = False) -> None:
-    """Nothing is refused on GPUs, whose allocator tells, nor where no estimate knows the job.
+    """Refuse a job that the CPUs or the memory of this machine cannot carry; GPU jobs and unknown layouts pass.
 
     Args:
-        is_asked_for: the user has said that processors are to train it.
+        is_asked_for: the user chose the CPU explicitly.
         is_rank: a launcher started this process as one rank; of how many here, LOCAL_WORLD_SIZE tells.
 
     Raises:
@@ -123,16 +114,16 @@ def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool 
     if job.device_type != "cpu" or not _is_known(job):
         return
     flops = step_flops(job.preset, job.recipe).executed
-    if not is_asked_for and flops > _MOST_FLOPS:
+    if not is_asked_for and flops > _MAX_FLOPS:
         raise UsageError(
             f"torch finds no GPU here, and a step of {job.preset.name} is {flops / _TERA:,.0f} TFLOP: minutes or hours "
-            "for processors",
+            "on CPUs",
             what_next="use --preset tiny, or --device cpu to insist",
         )
     needed, free = _bytes_on_this_machine(job, is_rank=is_rank), free_memory_bytes()
     if free is not None and needed > free:
         raise UsageError(
-            f"{job.preset.name} on processors takes {needed / _GIB:,.1f} GiB of this machine, which has "
+            f"{job.preset.name} on the CPU takes {needed / _GIB:,.1f} GiB of this machine, which has "
             f"{free / _GIB:,.1f} GiB free",
             what_next="use --preset tiny, or a machine with GPUs",
         )
@@ -153,5 +144,5 @@ def _bytes_on_this_machine(job: TrainingJob, *, is_rank: bool) -> float:
 
 
 def _ranks_here() -> int:
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(told)) if told.isascii() and told.isdigit() else 1
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isascii() and text.isdigit() else 1

@@ -1,12 +1,11 @@
 """Parallel plan: the layout of a training run over processes, its pipeline schedules, and layouts that are refused.
 
-What is refused was seen to fail in torch, or to give other gradients than one process: docs/guides/workloads.md.
+Refused layouts fail in torch, or give other gradients than one process: docs/guides/workloads.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
@@ -28,7 +27,7 @@ class ParallelPlan:
         sequence_parallel: between its matrices a block holds a tensor-parallel rank's part of the sequence only.
         loss_parallel: logits are cut by vocabulary over tensor-parallel ranks, and so is the loss.
         replicate: zero 0 by torch's composable `replicate` instead of DDP; it knows stages that share a rank.
-        cpu_offload: parameters and optimizer live in host memory (zero 2 or 3).
+        cpu_offload: parameters and optimizer are kept in host memory (zero 2 or 3).
 
     Raises:
         UsageError: torch cannot do it, or does it wrongly; the message says why.
@@ -191,41 +190,14 @@ _DDP_SPLIT_BACKWARD = (
 )
 
 
-class Layout(Protocol):
-    """What of a plan is looked at."""
-
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def dp(self) -> int: ...
-    @property
-    def zero(self) -> int | None: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def num_micro_batches(self) -> int: ...
-    @property
-    def is_multi_stage(self) -> bool: ...
-    @property
-    def sequence_parallel(self) -> bool: ...
-    @property
-    def loss_parallel(self) -> bool: ...
-    @property
-    def replicate(self) -> bool: ...
-    @property
-    def cpu_offload(self) -> bool: ...
-
-
-def refuse_unsound(layout: Layout) -> None:
+def refuse_unsound(layout: ParallelPlan) -> None:
     """Raises UsageError when torch does not do this layout, or does it wrongly; the message says why."""
     _refuse_tensor_parallel(layout)
     _refuse_schedule(layout)
     _refuse_data_parallel(layout)
 
 
-def refuse_for_images(layout: Layout) -> None:
+def refuse_for_images(layout: ParallelPlan) -> None:
     """Raises UsageError when a ResNet is to be laid out otherwise than by DistributedDataParallel."""
     for is_asked, what, why in (
         (
@@ -247,7 +219,7 @@ def refuse_for_images(layout: Layout) -> None:
             )
 
 
-def _refuse_tensor_parallel(layout: Layout) -> None:
+def _refuse_tensor_parallel(layout: ParallelPlan) -> None:
     for name in ("sequence_parallel", "loss_parallel"):
         if getattr(layout, name) and layout.tp == 1:
             raise UsageError(
@@ -255,7 +227,7 @@ def _refuse_tensor_parallel(layout: Layout) -> None:
             )
 
 
-def _refuse_schedule(layout: Layout) -> None:
+def _refuse_schedule(layout: ParallelPlan) -> None:
     pp, schedule, micro_batches = layout.pp, layout.schedule, layout.num_micro_batches
     if schedule in MULTI_STAGE_SCHEDULES and pp == 1:
         raise UsageError(
@@ -281,7 +253,7 @@ def _refuse_schedule(layout: Layout) -> None:
         )
 
 
-def _refuse_data_parallel(layout: Layout) -> None:
+def _refuse_data_parallel(layout: ParallelPlan) -> None:
     zero = layout.zero
     if zero and layout.dp == 1:
         raise UsageError(

@@ -23,7 +23,7 @@ _AT_LEAST_ONE = (
     "sequence_length",
     "batch_size",
 )
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 """Far above any model; what is estimated layer by layer ends within a second."""
 IMAGES = "resnet50"
 """The workload that learns images; the others learn text."""
@@ -69,8 +69,8 @@ class Preset:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
-        if self.num_layers > _MOST_LAYERS:
-            raise UsageError(f"a model has at most {_MOST_LAYERS:,} layers here, not {self.num_layers:,}")
+        if self.num_layers > _MAX_LAYERS:
+            raise UsageError(f"a model has at most {_MAX_LAYERS:,} layers here, not {self.num_layers:,}")
         if not 0 < self.learning_rate < math.inf or self.num_loader_workers < 0:
             raise UsageError("a learning rate is above 0, and a loader's number of workers not below")
         if self.hidden_size % self.num_heads:

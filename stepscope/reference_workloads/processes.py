@@ -65,7 +65,7 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
         ranks: list[_Rank] = []
         try:
             _start(ranks, job, f"file://{file}")
-            _listen(ranks, on_progress, job.linger_seconds)
+            _wait_for_ranks(ranks, on_progress, job.linger_seconds)
         finally:
             _end_all(ranks)
     for rank in ranks:
@@ -78,7 +78,7 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
 def _rendezvous_file() -> Iterator[str]:
     """Path of an empty file through which the ranks find each other.
 
-    On Linux it lives in memory, reached through this process: however this process ends, nothing of it stays.
+    On Linux the file is in memory, reached through this process: nothing remains however this process ends.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("stepscope-rendezvous")
@@ -108,7 +108,7 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
             # Not a daemon: those may have no children, and a rank has its loader's workers.
-            target=_be_rank,
+            target=_run_rank,
             args=(job, number, init_method, theirs, os.getpid()),
             name=f"rank{number}",
         )
@@ -118,14 +118,14 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
         ranks.append(_Rank(number, process, ours))
 
 
-def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None], linger_seconds: float) -> None:
-    """Until every rank has ended, or one has failed and those that it drew with it have been heard."""
+def _wait_for_ranks(ranks: list[_Rank], on_progress: Callable[[Progress], None], linger_seconds: float) -> None:
+    """Receive messages until every rank has ended, or one has failed and the others have had time to report."""
     deadline: float | None = None
     while open_ranks := {rank.messages: rank for rank in ranks if not rank.ended}:
-        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = connection.wait(list(open_ranks), patience)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = connection.wait(list(open_ranks), timeout)
         for messages in ready:
-            _hear(open_ranks[messages], on_progress)  # type: ignore[index]  # we only wait for our own connections
+            _receive(open_ranks[messages], on_progress)  # type: ignore[index]  # we only wait for our own connections
         failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
         if failed and deadline is None:
             deadline = time.monotonic() + linger_seconds
@@ -133,10 +133,10 @@ def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None], linger_
             break
     failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
     if failed:
-        _raise_for(failed, len(ranks))
+        _raise_first_failure(failed, len(ranks))
 
 
-def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
+def _receive(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
     try:
         kind, content = rank.messages.recv()
     except (EOFError, OSError):
@@ -153,7 +153,7 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
         rank.error, rank.trace = content
 
 
-def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
+def _raise_first_failure(failed: list[_Rank], num_ranks: int) -> None:
     """Name the rank that failed by itself, not one that only lost its peer or waited for it in vain."""
     for rank in failed:
         rank.process.join(_GRACE_SECONDS)
@@ -181,7 +181,7 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
 
 
 def _end_all(ranks: list[_Rank]) -> None:
-    """No rank outlives this call."""
+    """End every rank's process; none is left when this returns."""
     finished = all(rank.outcomes is not None for rank in ranks)
     deadline = time.monotonic() + _GRACE_SECONDS
     if not finished:
@@ -196,8 +196,8 @@ def _end_all(ranks: list[_Rank]) -> None:
         rank.process.close()
 
 
-def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
-    """The life of a rank's process."""
+def _run_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
+    """Main function of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(parent)

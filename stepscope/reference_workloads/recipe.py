@@ -32,7 +32,7 @@ class Recipe:
         loss_scale_growth_interval: steps without an overflow after which that doubles.
         loader_workers: processes of each rank's data loader; None for the preset's.
         loader_prefetch: batches that each of them makes ahead; None for torch's own number.
-        loader_pins_memory: batches for a GPU lie in pinned memory, from where they are copied while it computes.
+        loader_pins_memory: batches for a GPU are in pinned memory and copied while it computes.
         data_dir: folder of JPEG images in one subfolder a class, for models of images; where it is empty or not there
             some are made. None for synthetic images from memory.
 
@@ -78,7 +78,7 @@ class Recipe:
             raise UsageError(f"{_option('loader_workers')} must be at least 0, not {self.loader_workers}")
 
     def num_loader_workers(self, preset: Preset) -> int:
-        """Of each rank."""
+        """Number of loader workers of each rank."""
         return preset.num_loader_workers if self.loader_workers is None else self.loader_workers
 
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:

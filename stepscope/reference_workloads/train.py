@@ -58,7 +58,7 @@ def train_rank(
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
         ending = _ending_group(plan)
-        set_patience([*mesh.get_all_groups(), ending, None], job.timeout_seconds)
+        set_timeout([*mesh.get_all_groups(), ending, None], job.timeout_seconds)
         return _of_all_ranks(_train(job, mesh, ending, on_progress), ending)
     except BaseException:
         dump_flight(job, dist.get_rank())
@@ -70,7 +70,7 @@ def train_rank(
 def _backend(job: TrainingJob) -> str:
     if job.device_type == "cpu":
         return "gloo"
-    # What lies in host memory is gathered and counted there.
+    # Tensors in host memory are gathered and counted there.
     return "cpu:gloo,cuda:nccl" if job.plan.cpu_offload else "nccl"
 
 
@@ -298,7 +298,7 @@ def _seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | f
     return milliseconds / 1e3
 
 
-def set_patience(groups: Iterable[dist.ProcessGroup | None], seconds: float) -> None:
+def set_timeout(groups: Iterable[dist.ProcessGroup | None], seconds: float) -> None:
     """How long a rank waits in these groups (None: the default one); else it is torch's own ten or thirty minutes."""
     for group in groups:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)

@@ -101,7 +101,7 @@ class AutomaticRun:
 
     @_harmless(False)
     def update_begins(self, optimizer: Any) -> bool:
-        """Whether the update that begins is to be told of."""
+        """Whether the update that begins is recorded."""
         if self._is_off or self.hides_updates:
             return False
         if get_ident() != self._thread and not self._is_on_training_thread():
@@ -154,7 +154,7 @@ class AutomaticRun:
 
     @_harmless(False)
     def batch_asked(self) -> bool:
-        """Whether the wait for a batch that begins is to be told of; of a loader inside another the outer one's is."""
+        """Whether the wait for a batch that begins is recorded; of nested loaders the outer one's is."""
         if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
             return False
         if get_ident() != self._thread and not self._is_on_training_thread():
@@ -329,14 +329,14 @@ IN_COMPILED_CODE = (
 
 
 def prints_on_this_rank() -> bool:
-    """Rank 0 says a line, no other does; asked as long as torch.distributed is there."""
+    """Whether this rank prints: only rank 0 does; asked while torch.distributed is initialised."""
     from stepscope.training.run.identity import identify
 
     return identify().rank == 0
 
 
 def print_run_directory(run_directory: Path | None, num_steps: int) -> None:
-    """Where the run is; nothing when there is none, as measuring stopped and said why."""
+    """Path of the run directory; empty where measuring stopped, which has logged why."""
     if run_directory is not None:
         print_line(f"{counted(num_steps, 'step')} measured; next: stepscope analyze {run_directory}")
 

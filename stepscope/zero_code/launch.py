@@ -58,7 +58,7 @@ starts in turn (compilers, tools, another training) does not write into the same
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to measure; `stepscope.profile` says what each means.
+    """Options of measuring, with the meaning that `stepscope.profile` gives them.
 
     Attributes:
         out: absolute, as a script may change its directory.

@@ -30,7 +30,7 @@ def module_imported(module: ModuleType) -> None:
 def _watch_optimizers(module: Any) -> None:
     """Every optimizer's `step` goes through a wrapper of torch's own, for its hooks and its mark in a trace.
 
-    Ours stands around that one: a capture must not end while the mark is open, as it would in a hook.
+    Ours wraps that one: a capture must not end while the mark is open, as it would in a hook.
     """
     wrapped_by_torch = module.Optimizer.profile_hook_step
 
@@ -85,7 +85,7 @@ def _watch_loaders(module: Any) -> None:
 
 
 def _watch_saving(*names: str) -> Callable[[Any], None]:
-    """Also small ones: next to the model's file lie those of optimizer, scheduler and random state."""
+    """Small ones count too: those of optimizer, scheduler and random state beside the model's."""
 
     def watch(module: Any) -> None:
         for name in names:
@@ -164,7 +164,7 @@ def _as_last(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_argument(optimizer: Any = None, /, *_: Any, **__: Any) -> Any:
-    """None where it is missing, which the method itself says."""
+    """The argument, or None where it is missing: the method itself raises then."""
     return optimizer
 
 

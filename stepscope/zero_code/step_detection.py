@@ -1,6 +1,6 @@
 """Step detection: which optimizer's update ends a step, and which DataLoader waits belong to training.
 
-Waits are told apart by order alone: the batch that came last before an update trained the model; a loader that runs
+Waits are distinguished by order alone: the batch that came last before an update trained the model; a loader that runs
 through from its first to its last batch between two updates evaluates it, and so does one read under
 `torch.no_grad()`.
 """

@@ -120,7 +120,7 @@ def test_a_file_that_is_missing_or_cut_short_is_named_before_any_rank_starts(wri
     (file,) = copy.glob("*.distcp")
     os.truncate(file, 100)
     for reason in (r"has 100 bytes of [\d,]+; give another", r"cannot be read \(No such file or directory\)"):
-        with pytest.raises(DataError, match=rf"step1: is no whole checkpoint: {file.name} {reason}"):
+        with pytest.raises(DataError, match=rf"step1: is not a complete checkpoint: {file.name} {reason}"):
             run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(copy)), profiled=False, device="cpu")
         file.unlink(missing_ok=True)
 

@@ -28,7 +28,7 @@ def _of_32_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
     with pytest.raises(
-        UsageError, match=r"one-gpu on processors takes 47\.5 GiB of this machine, which has 32\.0 GiB free"
+        UsageError, match=r"one-gpu on the CPU takes 47\.5 GiB of this machine, which has 32\.0 GiB free"
     ):
         refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
 

@@ -147,8 +147,8 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason:
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "1"}, "RANK: is no rank or size: 'x'"),
-        ({"RANK": "0", "WORLD_SIZE": "y"}, "WORLD_SIZE: is no rank or size: 'y'"),
+        ({"RANK": "x", "WORLD_SIZE": "1"}, "RANK: is not a rank or size: 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "y"}, "WORLD_SIZE: is not a rank or size: 'y'"),
         ({"RANK": "1", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "a job of 1 has no rank 1"),
         ({"RANK": "0", "WORLD_SIZE": "1"}, "but not MASTER_ADDR and MASTER_PORT"),
     ],

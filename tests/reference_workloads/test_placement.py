@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.placement import is_spokesman, refuse_launcher
+from stepscope.reference_workloads.placement import is_main_rank, refuse_launcher
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def test_the_first_of_a_launchers_ranks_speaks(
         monkeypatch.delenv(variable, raising=False)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert is_spokesman() is speaks
+    assert is_main_rank() is speaks
 
 
 def test_a_rank_that_is_no_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "x")
-    with pytest.raises(UsageError, match="RANK: is no rank or size: 'x'"):
-        is_spokesman()
+    with pytest.raises(UsageError, match="RANK: is not a rank or size: 'x'"):
+        is_main_rank()
 
 
 def test_what_starts_its_own_ranks_is_refused_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

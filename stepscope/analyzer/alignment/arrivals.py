@@ -1,8 +1,4 @@
-"""Arrivals at each call: who came last, and how long others waited, transferred, and hid behind compute.
-
-Exposure: An exposed instant belongs to one call: of those that are in the state which the instant is attributed to,
-to the one that began it first. So the calls' exposed times add up to the ledger's communication categories exactly.
-"""
+"""Arrivals at each call: the last needed arriver, and how long each member waited, transferred, and was hidden."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
+from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS, Clocks
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
@@ -25,13 +21,12 @@ from stepscope.trace.columns import IntColumn
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The last arrival that a call needs. Times on the job's clock (without clocks: on the waiting rank's own).
+    """The last arrival that a call needs.
 
     Attributes:
-        rank: the last needed arriver.
-        call: its call.
-        at_ns: when it arrived.
-        match: number of the collective (calls of one collective share it), or None for point-to-point.
+        rank, call: the last needed arriver and its call.
+        at_ns: when it arrived, on the job's clock (without common clock, on the waiting rank's own).
+        match: number of the collective, shared by its calls, or None for point-to-point.
     """
 
     rank: int
@@ -45,12 +40,13 @@ def needed_arrivals(
 ) -> dict[CallId, Arrival]:
     """The last needed arrival of every call for which it is known; calls on the job's clock.
 
-    Between ranks whose clocks nothing ties together (different islands) only the kinds that synchronise are known: all
-    leave together, so what a member stays longer than the shortest is waiting. Never known are calls that cannot have
-    met, and rooted kinds whose root the trace does not tell.
+    Idea: a call waits until the last member that it needs has arrived, and transfers from then on. Synchronizing kinds
+    need all members; broadcast and scatter need the root; in reduce and gather only the root needs the others. A
+    receive needs the start of its send, a send needs its receive.
 
-    All members are needed for the kinds that synchronise. Broadcast and scatter need the root; in reduce and gather
-    only the root needs the others. A receive needs the start of its send; a send needs its receive.
+    Between ranks without a common clock (different islands) only synchronizing kinds are known: all members leave
+    together, so what one stays longer than the shortest is waiting. Unknown are calls whose times contradict the match,
+    and rooted kinds without a recorded root.
     """
     arrivals: dict[CallId, Arrival] = {}
     for number, match in enumerate(matches.collectives):
@@ -67,7 +63,7 @@ def needed_arrivals(
         at = calls_of_rank[last_call.rank][last_call.place].start_ns
         own = calls_of_rank[call.rank][call.place]
         if own.kind == "recv" and at - own.end_ns > SAME_CLOCK_NS:
-            continue  # received before it was sent: matched wrongly
+            continue  # received before it was sent: a wrong match
         if own.start_ns >= at:
             last_call, at = call, own.start_ns
         arrivals[call] = Arrival(last_call.rank, last_call, at, None)
@@ -75,7 +71,7 @@ def needed_arrivals(
 
 
 def _without_clocks(match: Mapping[int, CallId], calls: Mapping[int, Call], number: int) -> dict[CallId, Arrival]:
-    """On each member's own clock: the last to come stays shortest, and all leave when the transfer is done."""
+    """Arrivals on each member's own clock: the last to arrive stays shortest, and all leave after the transfer."""
     if any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
         return {}
     last = min(calls, key=lambda rank: (calls[rank].end_ns - calls[rank].start_ns, rank))
@@ -84,9 +80,9 @@ def _without_clocks(match: Mapping[int, CallId], calls: Mapping[int, Call], numb
 
 
 def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
-    """For each member of one collective, the last member that it needs (perhaps itself); empty where nobody can tell.
+    """For each member of a collective, the last member that it needs (perhaps itself); empty where unknown.
 
-    Somebody who left before the last that he needs came was matched wrongly.
+    A member that left before the last one that it needs arrived shows a wrong match.
     """
     kinds = {call.kind for call in calls.values()}
     last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
@@ -108,17 +104,19 @@ def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
 
 
 def _root_of(calls: Mapping[int, Call]) -> int | None:
-    """The root that the members agree on (those that tell one), or None."""
-    told = {call.root for call in calls.values() if call.root is not None}
-    root = told.pop() if len(told) == 1 else None
+    """The root on which all members with a recorded root agree, or None."""
+    roots = {call.root for call in calls.values() if call.root is not None}
+    root = roots.pop() if len(roots) == 1 else None
     return root if root in calls else None
 
 
 def seen_arrivals(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
 ) -> dict[CallId, int]:
-    """Of the calls of which some member's trace is missing: when the last of the others arrived. Until then they
-    waited, whatever the missing one did; nothing is known of what came after."""
+    """For calls with a member whose trace is missing, the last arrival of the others.
+
+    Until then they waited, whatever the missing member did; what followed is unknown.
+    """
     seen: dict[CallId, int] = {}
     for match in matches.partial:
         calls = [calls_of_rank[rank][call.place] for rank, call in match.items()]
@@ -129,7 +127,7 @@ def seen_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class WaitPieces:
-    """Exposed waiting, cut by the call that waits. `call` is the call's place in the rank's list."""
+    """Exposed waiting in pieces of one call each. `call` is the call's index in the rank's list."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -144,16 +142,16 @@ def split_communication(
 ) -> Segments:
     """Replace `communication_unsplit` by communication and wait where arrivals are known.
 
-    Several calls at once: `wait` only while every running one lacks a participant; a transfer wins over an unknown.
-    What no call covers (a host entering or leaving a call, or not yet asking for a send that is long done) is the
-    host's. Waiting in which the host was late anyway keeps the host's cause, a transfer does not.
+    Of concurrent calls: `wait` only while every running one lacks a participant; transfer wins over unknown. Time
+    without a call (a host entering or leaving one, or not yet waiting for a send that is done) is host-bound. Waiting
+    in which the host was late anyway keeps the host's cause, transfer does not.
     """
     transfer, unknown, waiting = _by_state(rank, calls, arrivals)
     alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
-    kept = Segments(*(column[~alone] for column in _columns(segments)))
+    others = Intervals(segments.start_ns[~alone], segments.end_ns[~alone])
+    parts = [CategorySpans(others, segments.category[~alone], segments.cause[~alone])]
     time = segments.intervals_of(TimeCategory.COMMUNICATION_UNSPLIT)
     cause = segments.cause[alone]
-    paints = [CategorySpans(Intervals(kept.start_ns, kept.end_ns), kept.category, kept.cause)]
     undecided = subtract(unknown, transfer)
     waiting = subtract(subtract(waiting, transfer), undecided)
     for cover, category in (
@@ -167,16 +165,16 @@ def split_communication(
             late[:] = False  # bytes on the wire: docs/explanation/how-numbers-are-made.md, "Exposed is not blocking"
         own = TO_ATTRIBUTE if category is TimeCategory.WAIT else CAUSE_CODE[Cause.COMMUNICATION]
         codes = np.where(late, cause[index], own).astype(np.int8)
-        paints.append(CategorySpans(Intervals(start, end), category, codes))
+        parts.append(CategorySpans(Intervals(start, end), category, codes))
     for done in (transfer, undecided, waiting):
         time = subtract(time, done)
-    return assemble([*paints, CategorySpans(time, TimeCategory.HOST_BOUND)])
+    return assemble([*parts, CategorySpans(time, TimeCategory.HOST_BOUND)])
 
 
 def waits_to_attribute(
     segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
 ) -> WaitPieces:
-    """The waiting that still has to be attributed to someone; overlapping waits belong to the call that began first."""
+    """The waiting without a cause yet; overlapping waits belong to the call that began first."""
     places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
     end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
@@ -191,7 +189,7 @@ def waits_to_attribute(
 def _by_state(
     rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
 ) -> tuple[Intervals, Intervals, Intervals]:
-    """When some call transferred, when one ran whose arrivals are unknown, and when one waited."""
+    """Time in which some call transferred, in which one with unknown arrivals ran, and in which one waited."""
     spans: tuple[list[tuple[int, int]], ...] = ([], [], [])
     for place, call in enumerate(calls):
         arrival = arrivals.get(CallId(rank, place))
@@ -205,24 +203,23 @@ def _by_state(
     return transfer, unknown, waiting
 
 
-def _columns(segments: Segments) -> tuple[Nanoseconds, Nanoseconds, IntColumn, IntColumn]:
-    return segments.start_ns, segments.end_ns, segments.category, segments.cause
-
-
 @dataclass(frozen=True, slots=True)
 class CallColumns:
     """All ranks' calls as columns, one entry a call; nanoseconds.
 
+    Each exposed instant belongs to one call: of those in the state to which the instant is attributed, the one that
+    began it first. So the exposed times add up exactly to the time breakdown's communication categories.
+
     Attributes:
-        first: by rank, where its calls begin.
+        first: by rank, index of its first call.
         known: whether the last needed arrival is known.
         start, end: on the job's clock.
-        wait, transfer: from the start to the last needed arrival, and from there to the end; 0 where not known.
-        unsplit: the whole call where not known, else 0.
-        surely_waited: of `exposed_unsplit`, what lies before the last arrival of the members whose traces are there.
-        exposed_wait, exposed_transfer, exposed_unsplit: what of it the ledger books under communication categories
-            (`exposed_wait` includes what the pipeline's schedule explains).
-        hidden_wait, hidden_transfer, hidden_unsplit: what of it lies under compute; calls at once each count in full.
+        wait, transfer: from the start to the last needed arrival, and from there to the end; 0 where unknown.
+        unsplit: the whole call where unknown, else 0.
+        surely_waited: the part of `exposed_unsplit` before the last arrival of the members with traces.
+        exposed_wait, exposed_transfer, exposed_unsplit: the part in communication categories (`exposed_wait` includes
+            the pipeline's bubble).
+        hidden_wait, hidden_transfer, hidden_unsplit: the part under compute; concurrent calls each count in full.
     """
 
     first: dict[int, int]
@@ -241,7 +238,7 @@ class CallColumns:
     surely_waited: Nanoseconds
 
     def places(self, calls: Iterable[CallId]) -> npt.NDArray[np.intp]:
-        """Where the calls are in the columns."""
+        """Indices of the calls in the columns."""
         first = self.first
         return np.array([first[call.rank] + call.place for call in calls], np.intp)
 
@@ -251,11 +248,11 @@ def call_columns(
     arrivals: Mapping[CallId, Arrival],
     seen_ns: Mapping[CallId, int],
 ) -> CallColumns:
-    """Collect the columns.
+    """All ranks' calls as columns.
 
     Args:
         views: on the job's clock, with their final categories.
-        seen_ns: of calls without a known arrival, the last arrival among the members whose traces are there.
+        seen_ns: as `seen_arrivals` returns.
     """
     first: dict[int, int] = {}
     parts = []
@@ -274,16 +271,16 @@ def _columns_of(
     calls, segments = view.calls, view.segments
     start = np.array([call.start_ns for call in calls], np.int64)
     end = np.array([call.end_ns for call in calls], np.int64)
-    found = [arrivals.get(CallId(view.rank, place)) for place in range(len(calls))]
-    known = np.array([arrival is not None for arrival in found], np.int64)
-    at = np.array([0 if arrival is None else arrival.at_ns for arrival in found], np.int64)
+    last = [arrivals.get(CallId(view.rank, place)) for place in range(len(calls))]
+    known = np.array([arrival is not None for arrival in last], np.int64)
+    at = np.array([0 if arrival is None else arrival.at_ns for arrival in last], np.int64)
     at = np.clip(at, start, end)
     waited_until = np.where(known, at, start)
     transferred_from = np.where(known, at, end)
     unknown_until = np.where(known, start, end)
-    # the thread does not wait for a call that it issued and left (gloo's sends) before it asks for it
+    # a thread does not wait for a call that it issued and left (gloo's sends) until it asks for its completion
     begin = np.array([call.exposed_from_ns for call in calls], np.int64)
-    booked_from = np.where(known, np.clip(at, begin, end), end)
+    exposed_transfer_from = np.where(known, np.clip(at, begin, end), end)
     seen = np.array([seen_ns.get(CallId(view.rank, place), 0) for place in range(len(calls))], np.int64)
     compute = segments.intervals_of(*COMPUTE_CATEGORIES)
     unsplit = segments.intervals_of(TimeCategory.COMMUNICATION_UNSPLIT)
@@ -295,9 +292,11 @@ def _columns_of(
         end - transferred_from,
         unknown_until - start,
         _owned_time(
-            begin, np.where(known, booked_from, begin), segments.intervals_of(TimeCategory.WAIT, TimeCategory.BUBBLE)
+            begin,
+            np.where(known, exposed_transfer_from, begin),
+            segments.intervals_of(TimeCategory.WAIT, TimeCategory.BUBBLE),
         ),
-        _owned_time(booked_from, end, segments.intervals_of(TimeCategory.COMMUNICATION)),
+        _owned_time(exposed_transfer_from, end, segments.intervals_of(TimeCategory.COMMUNICATION)),
         _owned_time(begin, np.where(known, begin, end), unsplit),
         covered_time(start, waited_until, compute),
         covered_time(transferred_from, end, compute),
@@ -309,3 +308,18 @@ def _columns_of(
 def _owned_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanoseconds:
     own_start, own_end = owned(start, end, tie=np.arange(len(start)))
     return covered_time(own_start, own_end, cover)
+
+
+def movable_wait(columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks) -> dict[int, int]:
+    """By rank, nanoseconds of exposed communication that a clock error of the residual moves between waiting and
+    transfer; ranks without any are absent."""
+    moved: dict[int, int] = {}
+    if not clocks.residual_ns:
+        return moved
+    exposed = columns.exposed_wait + columns.exposed_transfer
+    for call, arrival in arrivals.items():
+        error = clocks.uncertainty_ns(call.rank, arrival.rank)
+        if error and clocks.island[call.rank] == clocks.island[arrival.rank]:
+            time = min(int(np.ceil(error)), int(exposed[columns.first[call.rank] + call.place]))
+            moved[call.rank] = moved.get(call.rank, 0) + time
+    return moved

@@ -1,9 +1,4 @@
-"""Arguments of communication calls: kind, group, size, peer and root, from kernels, operators and spans.
-
-Launch context: torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own
-all-reduce, coalesced groups); the operator and the backend's annotation around the launch still tell the kind, the
-size and the root.
-"""
+"""Arguments of communication calls: kind, group, size, peer and root, from kernels, operators and spans."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, Shapes, TraceColumns
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
-"""Which argument of the operator is the root (a rank in the group)."""
+"""Index of the operator's argument that is the root (a rank in the group)."""
 
 _PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
 """torch names the annotation of a send `nccl:send 0->3` (ranks in the group)."""
@@ -33,14 +28,17 @@ _PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What the open spans tell of a call; None where they do not.
+    """Arguments of a call from the spans open at its launch; None where unknown.
+
+    torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own all-reduce,
+    coalesced groups), but the operator and the backend's annotation around the launch show kind, size and root.
 
     Attributes:
         kind: by the innermost communication span.
-        num_bytes: the largest tensor that the communication spans were called with.
+        num_bytes: the largest tensor argument of the communication spans.
         root: the root of a rooted kind, a rank in the group.
-        peer: whom a send goes to or a receive comes from, a rank in the group.
-        open_spans: names of the spans that say whom the call serves.
+        peer: destination of a send or source of a receive, a rank in the group.
+        open_spans: names of the spans that show the parallel dimension.
     """
 
     kind: str | None = None
@@ -54,20 +52,20 @@ NO_CONTEXT = LaunchContext()
 
 
 def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
-    """The context of each launch, given its thread's lane and its time (NONE where the launch is unknown)."""
+    """The context of each launch by its thread's lane and its time; NONE where the launch is unknown."""
     rows = trace.rows_named(
         lambda name: kind_of_span(name) is not None or names_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
     )
     contexts = [NO_CONTEXT] * len(lanes)
     for lane in distinct(lanes[lanes != NONE]).tolist():
-        asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
-        asked = asked[np.argsort(moments_ns[asked], kind="stable")]
+        launched = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
+        launched = launched[np.argsort(moments_ns[launched], kind="stable")]
         spans = rows[trace.lane[rows] == lane]
         spans = spans[np.lexsort((-trace.end_ns[spans], trace.start_ns[spans]))]
-        moments, ends = moments_ns[asked], trace.end_ns[spans]
+        moments, ends = moments_ns[launched], trace.end_ns[spans]
         opened = np.searchsorted(trace.start_ns[spans], moments, side="right").tolist()
         still_open, before = np.empty(0, np.intp), 0
-        for place, moment, behind in zip(asked.tolist(), moments.tolist(), opened, strict=True):
+        for place, moment, behind in zip(launched.tolist(), moments.tolist(), opened, strict=True):
             still_open = np.concatenate((still_open, np.arange(before, behind)))
             still_open, before = still_open[ends[still_open] > moment], behind
             if len(still_open):
@@ -76,7 +74,7 @@ def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArr
 
 
 def _context_of(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
-    """Args: open_rows: outermost first."""
+    """Context from the rows of the open spans, outermost first."""
     names = [trace.names[int(trace.name[row])] for row in open_rows]
     kind = root = peer = None
     sizes = []
@@ -97,12 +95,12 @@ def _context_of(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
 
 def peer_of(name: str, concrete: list[Any]) -> int | None:
     """The peer of a send's or receive's span: in the annotation's name, else the operator's third argument."""
-    told = _PEER.match(name)
-    return int(told.group(3)) if told else _integer_at(concrete, 2)
+    match = _PEER.match(name)
+    return int(match.group(3)) if match else _integer_at(concrete, 2)
 
 
 def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """A row's dimensions, types and concrete inputs, not to be written; empty where not recorded."""
+    """A row's dimensions, types and concrete inputs, read-only; empty where not recorded."""
     place = int(trace.shapes[row])
     if place == NONE:
         return [], [], []
@@ -116,7 +114,7 @@ def _parsed(shapes: Shapes) -> tuple[list[Any], list[Any], list[Any]]:
 
 
 def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
-    """Size of the largest tensor among an operator's inputs whose type is told."""
+    """Size of the largest tensor of known type among an operator's inputs."""
     sizes = []
     for shape, dtype in zip(dims, types, strict=False):
         size = bytes_of_dtype(dtype)
@@ -145,8 +143,10 @@ _SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """What an operator, or a kernel's own arguments, say of one call; None where they do not. `peer` is a rank of the
-    job (arguments), `peer_place` a rank in the group (spans), and so is `root`."""
+    """Arguments of one call from its operator or kernel; None where unknown.
+
+    `peer` is a global rank (from arguments), `peer_place` (from spans) and `root` are ranks in the group.
+    """
 
     kind: str
     group: ProcessGroup | None = None
@@ -160,7 +160,7 @@ class CallArguments:
 
 
 def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -> CallArguments:
-    """Args: operator: the entry of the operator that issued it, which alone records the root."""
+    """Arguments of an entry of `trace.communication`; `operator` is the entry of its operator, which has the root."""
     calls = trace.communication
     kind = kind_of_word(calls.kinds[int(calls.kind[entry])])
     place = int(calls.group[entry])
@@ -183,8 +183,8 @@ def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -
 
 
 def _rank_of_peer(number: int | None, members: tuple[int, ...] | None) -> int | None:
-    """torch writes the peer as a rank of the job; a number that is none of the members can only be a place in the
-    group (a profiler of another make)."""
+    """The peer's global rank. torch writes that; a number outside the group's members is an index into them, as other
+    profilers write."""
     if number is None or members is None or number in members or number >= len(members):
         return number
     return members[number]
@@ -195,7 +195,7 @@ def _or_none(number: int) -> int | None:
 
 
 def operators_by_id(trace: TraceColumns) -> dict[int, int]:
-    """External id -> entry of the operator that records it: a kernel names its operator by this number."""
+    """External id -> entry of its operator; a kernel refers to its operator by this id."""
     calls = trace.communication
     operators = np.flatnonzero(trace.category[calls.row] == Category.CPU_OP)
     ids = trace.external_id[calls.row[operators]]
@@ -203,8 +203,10 @@ def operators_by_id(trace: TraceColumns) -> dict[int, int]:
 
 
 class IssuedOperators:
-    """The communication operators of each host thread, handed out in issue order: those that record arguments, else
-    (torch before 2.3) the sends and receives that name their peer."""
+    """Communication operators of each host thread, returned in issue order.
+
+    Those with arguments, else (torch < 2.3) the spans of sends and receives that name their peer.
+    """
 
     def __init__(self, trace: TraceColumns) -> None:
         calls = trace.communication
@@ -214,22 +216,22 @@ class IssuedOperators:
         self.by_arguments = len(entries) > 0
         if self.by_arguments:
             rows = calls.row[entries]
-            told = [read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
+            arguments = [read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
         else:
             rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
-            told = [_arguments_of_span(trace, row) for row in rows.tolist()]
+            arguments = [_arguments_of_span(trace, row) for row in rows.tolist()]
         order = np.argsort(trace.start_ns[rows], kind="stable")
-        self._told = [told[place] for place in order.tolist()]
+        self._arguments = [arguments[place] for place in order.tolist()]
         self._start = trace.start_ns[rows][order]
         self._lane: IntColumn = trace.lane[rows][order]
         self._taken_until: dict[int, int] = {}
 
     def since_last(self, lane: int, launch_ns: int) -> list[CallArguments]:
-        """Operators that `lane` issued up to `launch_ns` and that no earlier call of this function returned."""
+        """Operators that `lane` issued up to `launch_ns` and that no earlier call returned."""
         after = self._taken_until.get(lane, -1)
         self._taken_until[lane] = launch_ns
         low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
-        return [self._told[i] for i in range(low, high) if self._lane[i] == lane]
+        return [self._arguments[i] for i in range(low, high) if self._lane[i] == lane]
 
 
 def _arguments_of_span(trace: TraceColumns, row: int) -> CallArguments:

@@ -1,10 +1,10 @@
-"""Clock alignment: offset and drift of each rank's clock, and how sure both are.
+"""Clock alignment: offset and drift of each host's clock, with their uncertainty.
 
-Clock pairs: Ends of synchronising collectives, which nobody leaves early, say it to within some microseconds.
-Point-to-point calls only bound it: what was received had been sent before.
-
-Clocks: All hosts are solved together from all pairs that met, each pair weighing by how well it is known (dPRO does
-the same; HTA subtracts each rank's first timestamp, which takes a late rank for a late clock).
+Idea: nobody leaves a synchronizing collective early, so the ends of one coincide on all members, and the median
+difference of two hosts' ends is the offset of their clocks, within some microseconds; over long traces a line through
+the differences adds the drift. Point-to-point calls give bounds: what was received had been sent before. All hosts are
+solved together by least squares over all pairs that met, weighted by the precision of each pair, as in dPRO (Hu et
+al., MLSys 2022).
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS, Call
 from stepscope.analyzer.alignment.matching import Matches
 
 Pair = tuple[str, str]
-"""Two hosts, the lower name first."""
+"""Two hosts, in order of their names."""
 
 MIN_ENDS = 3
-"""Fewer shared collectives have no spread that could tell their offset from noise."""
+"""Fewer shared collectives have no spread to separate their offset from noise."""
 
 OUTLIER_MADS = 3.0
-"""An end further than this many median absolute deviations from the middle is left out (a preempted rank)."""
+"""Ends further than this many median absolute deviations from the median are left out (a preempted rank)."""
 _RESOLUTION_NS = 1_000.0
-"""Deviations are not taken for smaller: GPU timestamps themselves step by up to a microsecond."""
+"""Lower bound of deviations: GPU timestamps have steps of up to a microsecond."""
 
 MIN_ENDS_FOR_DRIFT = 20
 MIN_DRIFT_RATIO = 3.0
-"""Drift is taken out when over the trace it moves the clocks by so many times what remains without it ..."""
+"""Drift is corrected when over the trace it moves the clocks by this many times the remaining deviation ..."""
 MAX_SPREAD_LEFT = 0.7
-"""... and when so much or less of the spread remains."""
+"""... and when at most this share of the spread remains."""
 MAX_DRIFT = 1e-3
-"""Quartz clocks drift by at most 100 parts in a million; ten times that is no clock."""
+"""Quartz clocks drift by at most 100 ppm; ten times that is not a clock's drift."""
 
 MAX_BOUNDS_SHARE = 0.1
-"""Bounds wider than this share of the mean wait between the hosts leave open who waited (ledger, Clocks). Of the mean,
-as the error is to be small against all of the waiting: most messages of a pipeline find their receiver there."""
+"""Widest bounds as a share of the mean wait between the hosts: wider ones leave open who waited. The mean, as the error
+has to be small against all of the waiting: most messages of a pipeline find their receiver waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairOffset:
-    """How far the second host's clock stands before the first's.
+    """How far the second host's clock is ahead of the first's.
 
     Attributes:
         ahead_ns: at `about_ns`.
-        drift: change of `ahead_ns` for each nanosecond.
+        drift: change of `ahead_ns` per nanosecond.
         residual_ns: median absolute deviation of the ends after correction, or half the width of the bounds.
-        num_ends: collectives it rests on; 1 for bounds.
+        num_ends: collectives used; 1 for bounds.
     """
 
     ahead_ns: float
@@ -63,11 +63,11 @@ class PairOffset:
 def offsets_by_ends(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str], about_ns: int
 ) -> dict[Pair, PairOffset]:
-    """For each pair of hosts that share enough synchronising collectives; the first host by name of each collective is
-    compared with its others.
+    """Offsets of pairs of hosts with enough common synchronizing collectives; in each of these the first host by name
+    is compared with the others.
 
     Args:
-        about_ns: the time at which the offsets are given.
+        about_ns: the time to which the offsets refer.
     """
     samples: dict[Pair, list[tuple[int, int]]] = defaultdict(list)
     for match in matches.collectives:
@@ -89,7 +89,7 @@ def offsets_by_ends(
 
 
 def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
-    """Args: samples: (time, how far ahead), shape (ends, 2)."""
+    """Robust line through samples of (time, nanoseconds ahead), shape (ends, 2); a constant unless drift is clear."""
     time, ahead = samples.T
     kept = _kept(ahead - np.median(ahead))
     middle = float(np.median(ahead[kept]))
@@ -98,7 +98,7 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
     length = float(time.max() - time.min())
     if len(time) < MIN_ENDS_FOR_DRIFT or length <= 0:
         return steady
-    for _ in range(2):  # once more without what the first line leaves far off
+    for _ in range(2):  # the second time without the first line's outliers
         slope, start = _line(time[kept], ahead[kept])
         rest = ahead - (start + slope * time)
         kept = _kept(rest)
@@ -114,7 +114,7 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
 
 
 def _line(time: npt.NDArray[np.float64], ahead: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Slope and value at 0 of the least squares' line; around the middle, as times may be large and close together."""
+    """Slope and intercept of the least-squares line; centred, as times may be large and close together."""
     middle = float(time.mean())
     centred = time - middle
     squares = float(centred @ centred)
@@ -134,8 +134,8 @@ def _deviation(rest: npt.NDArray[np.float64]) -> float:
 def offsets_by_bounds(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str]
 ) -> dict[Pair, PairOffset]:
-    """For each pair of hosts with traffic both ways: the middle between the tightest bounds, where these are narrow
-    against the waits that they are to explain."""
+    """Offsets of pairs of hosts with messages both ways: the middle of the tightest bounds, where these are narrow
+    against the waits that they explain."""
     above: dict[Pair, int] = {}
     below: dict[Pair, int] = {}
     starts: dict[Pair, list[tuple[int, int]]] = defaultdict(list)
@@ -147,7 +147,7 @@ def offsets_by_bounds(
                 continue
             sent = calls_of_rank[other.rank][other.place].start_ns
             pair = _pair(host[other.rank], host[identity.rank])
-            if pair[0] == host[other.rank]:  # to the second: its clock is ahead by no more than this
+            if pair[0] == host[other.rank]:  # sent to the second host: its clock is ahead by no more than this
                 above[pair] = min(above.get(pair, own.end_ns - sent), own.end_ns - sent)
                 starts[pair].append((sent, own.start_ns))
             else:
@@ -168,21 +168,21 @@ def _pair(one: str, other: str) -> Pair:
 
 
 SAME_CLOCK_NS = 50_000
-"""Up to here the ends of a collective differ between GPUs of one host (the last arriver leaves later: 21 us on the
-recorded straggler); a host that the traces do not name is taken for the same."""
+"""Largest difference of a collective's ends between GPUs of one host (the last arriver leaves later: 21 us on the
+recorded straggler). Hosts without a recorded name within it are taken for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What to subtract from each rank's times to get the job's clock.
+    """Corrections from each rank's clock to the job's clock.
 
     Attributes:
-        offset_ns: by rank, at `about_ns`.
+        offset_ns: by rank, to subtract, at `about_ns`.
         residual_us: the largest spread (MAD) of the ends after correction between two hosts; None when all ranks share
             one host's clock.
-        island: by rank; ranks of different islands have clocks that nothing ties together.
-        drift: by rank, change of the offset for each nanosecond; empty where no clock drifts noticeably.
-        about_ns: the time that `offset_ns` is of.
+        island: by rank; the clocks of different islands cannot be compared.
+        drift: by rank, change of the offset per nanosecond; empty without noticeable drift.
+        about_ns: the time to which `offset_ns` refers.
         host: by rank; empty when all share one clock.
         residual_ns: the spread by pair of hosts that met.
     """
@@ -210,23 +210,21 @@ class Clocks:
         return self.offset_ns[rank] != 0 or self.drift.get(rank, 0.0) != 0
 
     def uncertainty_ns(self, rank: int, other: int) -> float:
-        """By how much the two ranks' times may be apart after correction: 0 on one host, the pair's residual, else
-        (they never met) the largest of all."""
+        """Error of the two ranks' times against each other after correction: 0 on one host, the pair's residual, or the
+        largest one if the hosts never met."""
         one, two = self.host.get(rank, ""), self.host.get(other, "")
         if one == two:
             return 0.0
-        pair = (one, two) if one < two else (two, one)
-        return self.residual_ns.get(pair, max(self.residual_ns.values(), default=0.0))
+        return self.residual_ns.get(_pair(one, two), max(self.residual_ns.values(), default=0.0))
 
 
 def estimate_clocks(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host_of_rank: Mapping[int, str | None]
 ) -> Clocks:
-    """Offsets between hosts; ranks of one named host share a clock, and so do ranks that show no offset.
+    """Clocks of all hosts; ranks of one named host share a clock, and so do ranks without a visible offset.
 
-    Two hosts differ by the median, over the collectives that both took part in, of the difference of their ends, and
-    on long traces by a line through them; hosts that only pass activations on are bounded by these. Collectives within
-    one host say nothing. Hosts that never meet are compared through others.
+    Offsets come from the ends of common collectives; bounds by messages only tie hosts together that have none. Hosts
+    that never meet are compared through others.
     """
     named = set(host_of_rank.values())
     one_clock = Clocks(dict.fromkeys(calls_of_rank, 0), None, dict.fromkeys(calls_of_rank, 0))
@@ -263,13 +261,13 @@ def estimate_clocks(
 
 
 def _middle_of(calls_of_rank: Mapping[int, list[Call]]) -> int:
-    """A time in the middle of the trace, where an error of the drift does least."""
+    """A time in the middle of the trace, where an error of the drift matters least."""
     ends = [call.end_ns for calls in calls_of_rank.values() for call in (calls[:1] + calls[-1:])]
     return (min(ends) + max(ends)) // 2 if ends else 0
 
 
 def islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
-    """Hosts that pairs tie together, directly or through others, have the same number."""
+    """Connected components: hosts tied by pairs, directly or through others, have the same number."""
     neighbours: dict[str, list[str]] = defaultdict(list)
     for one, other in pairs:
         neighbours[one].append(other)
@@ -289,27 +287,27 @@ def islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
 
 
 def weight(pair: PairOffset) -> float:
-    """One over the standard error of the pair's median, up to a factor."""
+    """Inverse of the standard error of the pair's median, up to a factor."""
     return float(np.sqrt(pair.num_ends)) / max(pair.residual_ns, 1_000.0)
 
 
 def solve(
     hosts: Sequence[str], island: Mapping[str, int], pairs: Mapping[Pair, tuple[float, float]]
 ) -> dict[str, float]:
-    """The values of all hosts that fit all differences best, the first of each island being 0.
+    """Weighted least-squares values of all hosts from their differences; the first host of each island is 0.
 
     Args:
-        pairs: the second host's value less the first's, and its weight.
+        pairs: the second host's value minus the first's, and its weight.
     """
     solved = dict.fromkeys(hosts, 0.0)
     for number in sorted(set(island.values())):
         members = [name for name in hosts if island[name] == number]
         column = {name: place for place, name in enumerate(members[1:])}  # the first is the island's zero
-        told = [(pair, value, weight) for pair, (value, weight) in pairs.items() if island[pair[0]] == number]
         if not column:
             continue
-        matrix, right = np.zeros((len(told), len(column))), np.zeros(len(told))
-        for row, ((one, other), value, weight) in enumerate(told):
+        equations = [(pair, value, weight) for pair, (value, weight) in pairs.items() if island[pair[0]] == number]
+        matrix, right = np.zeros((len(equations), len(column))), np.zeros(len(equations))
+        for row, ((one, other), value, weight) in enumerate(equations):
             if one in column:
                 matrix[row, column[one]] = -weight
             if other in column:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,18 +28,16 @@ from stepscope.analyzer.alignment.calls import (
 from stepscope.analyzer.alignment.process_groups import dimension_of_call
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct
-from stepscope.trace.columns import NONE, Category, TraceColumns
-
-_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+from stepscope.analyzer.rows import distinct, graph_launches
+from stepscope.trace.columns import NONE, TraceColumns
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:
-    """The communication kernels of a rank in launch order, each with what the trace tells about it.
+    """The communication kernels of a rank in launch order, with their arguments.
 
-    A kernel's own arguments come first; a kernel that records none (send/receive, coalesced groups) takes the
-    operators issued on the launching thread since the previous communication kernel, then the spans that this thread
-    had open (before 2023, engines' own kernels), then the stream's known group and the kernel's name.
+    Arguments come from the kernel itself, else (send/receive, coalesced groups) from the operators issued on the
+    launching thread since the previous communication kernel, else from the spans open on that thread (before 2023,
+    inference engines' kernels), else from the stream's known group and the kernel's name.
     """
     chosen, launched = calls_in_order(activities)
     place = np.where(launched == NONE, NONE, steps.position_of(launched))
@@ -94,8 +91,8 @@ def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt
 
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
-    """For each launch, the how-manieth graph launch of its step it is; None for an ordinary launch."""
-    starts = distinct(trace.start_ns[trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)])
+    """For each launch its index among the graph launches of its step; None for an ordinary launch."""
+    starts = distinct(trace.start_ns[graph_launches(trace)])
     if not len(starts):
         return [None] * len(launches)
     place = steps.position_of(starts)
@@ -106,7 +103,7 @@ def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray
 
 
 class _CallReader:
-    """Reads one rank's calls in launch order; remembers which peers and streams it has seen."""
+    """Reads one rank's calls in launch order, with counters of calls per peer and known groups of streams."""
 
     def __init__(self, trace: TraceColumns, rank: int, activities: Activities, chosen: npt.NDArray[np.intp]) -> None:
         self._trace = trace
@@ -124,13 +121,13 @@ class _CallReader:
         position, context = int(self._chosen[number]), self._contexts[number]
         activities = self._activities
         row, stream = int(activities.row[position]), int(activities.stream[position])
-        told, described = self._told(row, position, context)
-        group, members = next(((t.group, t.members) for t in told if t.members is not None), (None, None))
+        parts, described = self._arguments(row, position, context)
+        group, members = next(((p.group, p.members) for p in parts if p.members is not None), (None, None))
         if members is None:
             members = self._group_of_stream.get(stream)
-        peers = self._peers(told, members, step)
+        peers = self._peers(parts, members, step)
         name = self._trace.names[int(self._trace.name[row])]
-        kind = _kind_of(told, peers, context, name)
+        kind = _kind_of(parts, peers, context, name)
         return Call(
             rank=self._rank,
             start_ns=int(activities.start_ns[position]),
@@ -138,19 +135,19 @@ class _CallReader:
             step=step,
             group=members,
             kind=kind,
-            num_bytes=_num_bytes(told, kind) if told else context.num_bytes,
+            num_bytes=_num_bytes(parts, kind) if parts else context.num_bytes,
             peers=peers,
             described=described,
-            sequence=_only({t.sequence for t in told}),
-            communicator=_only({t.communicator for t in told}),
-            root=_root(told, context, kind, members),
+            sequence=_only({part.sequence for part in parts}),
+            communicator=_only({part.communicator for part in parts}),
+            root=_root(parts, context, kind, members),
             stream=stream,
             graph_launch=graph_launch,
             dimension=dimension_of_call(group, context.open_spans, kind),
         )
 
-    def _told(self, row: int, position: int, context: LaunchContext) -> tuple[list[CallArguments], bool]:
-        """What arguments say of the kernel, and whether it is described by them (and not by an annotation)."""
+    def _arguments(self, row: int, position: int, context: LaunchContext) -> tuple[list[CallArguments], bool]:
+        """Arguments of the kernel's calls, and whether they are recorded (and not read from an annotation)."""
         lane, launch = int(self._activities.launch_lane[position]), int(self._activities.launch_ns[position])
         issued = self._issued.since_last(lane, launch) if lane != NONE else []
         entry = self._entry_of_row.get(row)
@@ -166,8 +163,8 @@ class _CallReader:
         return [], False
 
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
-        """A communicator keeps its stream: what its other calls say of their group holds for the silent ones, unless
-        several groups share the stream."""
+        """The group of each stream that only one group uses: a communicator keeps its stream, so this holds for calls
+        without arguments too."""
         groups: dict[int, set[tuple[int, ...]]] = {}
         for position in self._chosen.tolist():
             entry = self._entry_of_row.get(int(self._activities.row[position]))
@@ -176,9 +173,9 @@ class _CallReader:
                 groups.setdefault(int(self._activities.stream[position]), set()).add(members)
         return {stream: next(iter(seen)) for stream, seen in groups.items() if len(seen) == 1}
 
-    def _peers(self, told: list[CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
+    def _peers(self, parts: list[CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
-        for part in told:
+        for part in parts:
             peer = _peer(part, members)
             if part.kind not in ("send", "recv") or peer is None:
                 continue
@@ -190,36 +187,36 @@ class _CallReader:
 
 
 def _peer(part: CallArguments, members: tuple[int, ...] | None) -> int | None:
-    """The peer as a rank of the job; a place in an unknown group is taken for one."""
+    """The peer's global rank; a rank in an unknown group is taken for one."""
     if part.peer is not None or part.peer_place is None:
         return part.peer
     return members[part.peer_place] if members is not None and part.peer_place < len(members) else part.peer_place
 
 
-def _kind_of(told: list[CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
+def _kind_of(parts: list[CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
     if peers:
-        return told[0].kind if len(peers) == 1 else "p2p"
-    by_arguments = next((t.kind for t in reversed(told) if t.kind not in P2P_KINDS), None)
+        return parts[0].kind if len(peers) == 1 else "p2p"
+    by_arguments = next((part.kind for part in reversed(parts) if part.kind not in P2P_KINDS), None)
     by_span = None if context.kind in P2P_KINDS else context.kind
     return by_arguments or by_span or kind_in_name(name)
 
 
-def _num_bytes(told: list[CallArguments], kind: str) -> int | None:
-    """A coalesced group moves all its parts; of sends and receives at once, the busier direction counts."""
-    if any(part.num_bytes is None for part in told):
+def _num_bytes(parts: list[CallArguments], kind: str) -> int | None:
+    """Sum over a coalesced group; of concurrent sends and receives, the larger direction."""
+    if any(part.num_bytes is None for part in parts):
         return None
     if kind not in P2P_KINDS:
-        return sum(part.num_bytes or 0 for part in told if part.kind == kind) or None
-    out = sum(part.num_bytes or 0 for part in told if part.kind == "send")
-    back = sum(part.num_bytes or 0 for part in told if part.kind == "recv")
-    return max(out, back) or None
+        return sum(part.num_bytes or 0 for part in parts if part.kind == kind) or None
+    sent = sum(part.num_bytes or 0 for part in parts if part.kind == "send")
+    received = sum(part.num_bytes or 0 for part in parts if part.kind == "recv")
+    return max(sent, received) or None
 
 
-def _root(told: list[CallArguments], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
-    """The root of a rooted kind as a rank of the job."""
+def _root(parts: list[CallArguments], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
+    """The root of a rooted kind as a global rank."""
     if kind not in FROM_ROOT_KINDS | TO_ROOT_KINDS:
         return None
-    place = _only({part.root for part in told})
+    place = _only({part.root for part in parts})
     place = context.root if place is None else place
     return members[place] if place is not None and members is not None and place < len(members) else None
 

@@ -1,11 +1,12 @@
-"""Communication calls of a rank without a device (gloo), and when each finished.
+"""Communication calls of a rank without a device (gloo).
 
-gloo records no arguments. The operators on the main thread tell what was asked for and when; the backend's spans on
-its worker threads tell when it was done; the enclosing span tells which group it was for.
+gloo records no arguments. The operators on the main thread give kind and start, the backend's spans on its worker
+threads the end, and the enclosing spans the group.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,31 +16,19 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyzer.alignment.call_arguments import LaunchContext, arguments_of, launch_contexts
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
+from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall, kind_of_span
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.alignment.process_groups import dimension_of, dimension_of_call
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.rows import on_lanes
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
-_KIND_OF_OPERATOR = {
-    "c10d::allreduce_": "all_reduce",
-    "c10d::allreduce_coalesced_": "all_reduce",
-    "c10d::_allgather_base_": "all_gather",
-    "c10d::allgather_": "all_gather",
-    "c10d::allgather_into_tensor_coalesced_": "all_gather",
-    "c10d::_reduce_scatter_base_": "reduce_scatter",
-    "c10d::reduce_scatter_": "reduce_scatter",
-    "c10d::alltoall_": "all_to_all",
-    "c10d::alltoall_base_": "all_to_all",
-    "c10d::barrier": "barrier",
-    "c10d::broadcast_": "broadcast",
-    "c10d::reduce_": "reduce",
-    "c10d::gather_": "gather",
-    "c10d::scatter_": "scatter",
-    "c10d::send": "send",
-    "c10d::recv_": "recv",
-}
+_OPERATOR = re.compile(
+    r"^c10d::(allreduce_|allreduce_coalesced_|_allgather_base_|allgather_|allgather_into_tensor_coalesced_"
+    r"|_reduce_scatter_base_|reduce_scatter_|alltoall_|alltoall_base_|barrier|broadcast_|reduce_|gather_|scatter_"
+    r"|send|recv_)$"
+)
 _BACKEND_SPANS = {
     "all_reduce": ("gloo:all_reduce",),
     "all_gather": ("gloo:all_gather",),
@@ -53,10 +42,10 @@ _BACKEND_SPANS = {
     "send": ("gloo:send",),
     "recv": ("gloo:recv",),
 }
-"""Where the backend does the work; gloo's reduce_scatter runs as an all_reduce."""
+"""Spans of the backend's work; gloo's reduce_scatter runs as an all_reduce."""
 
 _ONLY_INPUT = "c10d::allgather_"
-"""Records what each member gives, not what all get."""
+"""Records the input of each member, not the larger output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +87,10 @@ def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> l
 
 
 def _awaited(calls: list[Call]) -> list[Call]:
-    """Point-to-point calls from when the thread waits for them: not before it is done waiting for an earlier one.
+    """The calls, with the time from which the thread waits for each point-to-point call.
 
     gloo closes a call's span when the thread has waited for it, however long the bytes have been there, and a thread
-    waits for one call at a time.
+    waits for one call at a time: not before its wait for an earlier one has ended.
     """
     awaited = list(calls)
     done = 0
@@ -113,22 +102,23 @@ def _awaited(calls: list[Call]) -> list[Call]:
 
 
 def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
-    """The communication operators of the main thread with the parallel dimension that their context suggests."""
-    kind_of_name = {i: _KIND_OF_OPERATOR[name] for i, name in enumerate(trace.names) if name in _KIND_OF_OPERATOR}
-    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
-    rows = rows[(trace.lane[rows] == lane) & np.isin(trace.name[rows], list(kind_of_name))]
+    """The communication operators of the main thread with the parallel dimension of their context."""
+    rows = on_lanes(trace, trace.rows_named(_OPERATOR.match, Category.CPU_OP, Category.USER_ANNOTATION), [lane])
     rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
     contexts = launch_contexts(trace, np.full(len(rows), lane), trace.start_ns[rows])
     found = []
     for row, context in zip(rows.tolist(), contexts, strict=True):
-        kind = kind_of_name[int(trace.name[row])]
+        kind = kind_of_span(trace.names[int(trace.name[row])])
+        assert kind is not None  # the pattern lists only known operators
         found.append(_Operator(row, kind, context, dimension_of_call(None, context.open_spans, kind)))
     return found
 
 
 def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[int, int]]:
-    """Of each operator: when its work was done, and the row of its backend's span (or NONE): the first free span that
-    starts no earlier than the operator. An operator that stays open longer than its span was kept off its core."""
+    """End of each operator's work, and the row of its backend span: the first free one that starts no earlier, or NONE.
+
+    An operator that stays open longer than its span was waiting for a CPU core.
+    """
     free: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for row in trace.rows_of(Category.USER_ANNOTATION).tolist():
         name = trace.names[int(trace.name[row])]
@@ -140,7 +130,7 @@ def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[i
         start, end = int(trace.start_ns[operator.row]), int(trace.end_ns[operator.row])
         spans = next((waiting[name] for name in _BACKEND_SPANS[operator.kind] if waiting.get(name)), None)
         while spans and spans[0][0] < start:
-            spans.popleft()  # its operator lies before the trace begins
+            spans.popleft()  # its operator is from before the trace
         if spans:
             _, span_end, row = spans.popleft()
             ends.append((span_end, row))
@@ -151,15 +141,15 @@ def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[i
 
 def _num_bytes(trace: TraceColumns, operator: _Operator, span: int, group: tuple[int, ...] | None) -> int | None:
     """The larger of input and output. Lists of tensors record no type; the backend's span does."""
-    told = operator.context.num_bytes
-    if told is None:
+    size = operator.context.num_bytes
+    if size is None:
         elements = max((_num_elements(shape) for shape in arguments_of(trace, operator.row)[0]), default=0)
         types = arguments_of(trace, span)[1] if span != NONE else []
-        size = bytes_of_dtype(types[0]) if types else None
-        told = elements * size if elements and size is not None else None
-    if told is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
-        return told * len(group) if group is not None else None
-    return told
+        width = bytes_of_dtype(types[0]) if types else None
+        size = elements * width if elements and width is not None else None
+    if size is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
+        return size * len(group) if group is not None else None
+    return size
 
 
 def _num_elements(shape: Any) -> int:
@@ -172,7 +162,7 @@ def _num_elements(shape: Any) -> int:
 
 
 def _group(trace: TraceColumns, rank: int, dimension: str | None) -> tuple[int, ...] | None:
-    """The group that serves a dimension: by description (mesh_tp, ...), else the only one there is."""
+    """The group of a dimension: by description (mesh_tp, ...), else the only one."""
     groups = [g for g in trace.header.groups if g.ranks and len(g.ranks) > 1 and rank in g.ranks]
     if dimension is not None:
         for group in groups:
@@ -192,20 +182,19 @@ def _peer(
     ordinals: dict[tuple[int, int, int], int],
 ) -> tuple[PeerCall, ...]:
     """The peer of a send or receive."""
-    told = operator.context.peer
-    if operator.kind not in ("send", "recv") or told is None:
+    place = operator.context.peer
+    if operator.kind not in ("send", "recv") or place is None:
         return ()
-    peer = group[told] if group is not None and 0 <= told < len(group) else told
+    peer = group[place] if group is not None and 0 <= place < len(group) else place
     source, destination = (rank, peer) if operator.kind == "send" else (peer, rank)
     ordinal = ordinals[step, source, destination] = ordinals.get((step, source, destination), -1) + 1
     return (PeerCall(source, destination, ordinal),)
 
 
 def complete_together(calls_of_rank: Mapping[int, list[Call]], matches: Matches) -> dict[int, list[Call]]:
-    """End each point-to-point call no later than its counterparts do.
+    """The calls, each point-to-point call ending no later than its counterparts; with all ranks on one clock.
 
-    gloo closes the span of an asynchronous send when the sender asks for it, long after the bytes have gone.
-    Call with all ranks on one clock.
+    gloo closes the span of an asynchronous send when the sender waits for it, long after the bytes have been sent.
     """
     completed = {rank: list(calls) for rank, calls in calls_of_rank.items()}
     for call, others in matches.peers.items():

@@ -1,8 +1,9 @@
-"""Matching of calls: which call on one rank is the same operation as which call on another.
+"""Matching of calls: which calls on different ranks are the same operation.
 
-Key: the group's own sequence number where the trace has it, else the i-th collective of a communicator within a step
-(within a graph launch of the step), kinds and sizes agreeing; never counted from the file's start (profilers start
-apart) and never by record ids. Point-to-point: the i-th call from source to destination in the step.
+Idea: collectives match by the group's sequence number where recorded, else by position among the collectives of their
+communicator within a step (within a graph launch of the step), with equal kinds and sizes; where members differ, by
+the longest common subsequence. Positions are never counted from the start of the file, as profilers start at different
+times. Point-to-point calls match by position among the calls from source to destination in the step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from difflib import SequenceMatcher
 from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 
 _Signature = tuple[str, int | None]
-"""What must agree on all members: kind and size."""
+"""What is equal on all members: kind and size."""
 
 _Key = tuple[tuple[int, ...], int, int | None, int]
 """Group, step, graph launch within the step, communicator."""
@@ -24,15 +25,15 @@ _End = tuple[int, int, int, int, bool]
 """One end of a point-to-point call: step, source, destination, ordinal, whether it sends."""
 
 _UNEVEN_KINDS = frozenset({"all_to_all", "gather", "scatter"})
-"""Each member may send and receive another size: experts, a root."""
+"""Sizes may differ between members: experts, a root."""
 
 _MAX_COMPARISONS = 2_000 * 2_000
-"""Stretches that disagree for longer stay unmatched: comparing them takes time with the square of their length."""
+"""Longer differing sequences stay unmatched: comparing them takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallId:
-    """One call: the rank and its place in that rank's list."""
+    """One call: the rank and its index in that rank's list."""
 
     rank: int
     place: int
@@ -40,14 +41,14 @@ class CallId:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What belongs together.
+    """Calls of different ranks that are one operation.
 
     Attributes:
         collectives: for each matched collective its members' calls, by rank.
         peers: for each point-to-point call the counterpart calls it needs.
-        unmatched: calls of loaded groups without their counterpart.
+        unmatched: calls of groups with all traces without a counterpart.
         incomplete: calls whose group is unknown or has a member without a trace.
-        partial: for collectives of groups with such a member, the calls of the others (two at least), by rank.
+        partial: for collectives of groups with such a member, the calls of the others (at least two), by rank.
     """
 
     collectives: list[dict[int, CallId]]
@@ -91,8 +92,8 @@ def match_calls(calls_of_rank: Mapping[int, list[Call]]) -> Matches:
 
 
 def _communicators(calls_of_rank: Mapping[int, list[Call]]) -> dict[tuple[tuple[int, ...], int, int | None], int]:
-    """Number of each communicator among those with the same members. Ids that all ranks know are the same
-    communicator; else the first one that each rank used is."""
+    """Number of each communicator among those with the same members: by id where all ranks have the same ids, else by
+    order of first use."""
     ids: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, calls in calls_of_rank.items():
         for call in calls:
@@ -116,8 +117,7 @@ def _align(
     *,
     from_end: bool,
 ) -> tuple[list[dict[int, CallId]], list[CallId]]:
-    """Line the members' calls of one step up: by sequence number, else by ordinal where all agree, else by the longest
-    common sequences."""
+    """Matches of the members' calls of one step, and the calls left: by sequence number, else by order."""
     if by_rank.keys() != set(group):
         return [], [call for calls in by_rank.values() for call in calls]
     found = _by_sequence_number(by_rank, calls_of_rank)
@@ -133,8 +133,7 @@ def _align(
 def _by_sequence_number(
     by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]
 ) -> list[dict[int, CallId]] | None:
-    """The calls that carry the same number; None where some carry none, or two of a rank the same (the members have
-    several communicators)."""
+    """Calls with the same sequence number; None where one is missing, or twice on a rank (several communicators)."""
     numbered: dict[int, dict[int | None, CallId]] = {}
     for rank, calls in by_rank.items():
         numbered[rank] = {calls_of_rank[rank][call.place].sequence: call for call in calls}
@@ -150,23 +149,24 @@ def _by_sequence_number(
 
 
 def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
-    words = {rank: [signature_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
-    reference = max(words, key=lambda rank: len(words[rank]))
-    place_of = {rank: _places(words[reference], own) for rank, own in words.items()}
-    whole = [i for i in range(len(words[reference])) if all(i in places for places in place_of.values())]
+    """Calls aligned to those of the rank with most calls."""
+    signatures = {rank: [signature_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    reference = max(signatures.values(), key=len)
+    place_of = {rank: _places(reference, own) for rank, own in signatures.items()}
+    whole = [i for i in range(len(reference)) if all(i in places for places in place_of.values())]
     return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
 
 
 def signature_of(call: Call) -> _Signature:
-    """What must agree on all members for calls to be one."""
+    """Kind and size, which are equal on all members of a collective."""
     return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
 
 
 def _places(reference: list[_Signature], own: list[_Signature]) -> dict[int, int]:
-    """For each place of the reference that has a counterpart, that counterpart's place."""
+    """Index in the reference -> index of its counterpart: equal heads and tails, and common subsequences between."""
     if _agree(reference, own):
         return {i: i for i in range(len(reference))}
-    if any(size is None for words in (reference, own) for _, size in words):
+    if any(size is None for signatures in (reference, own) for _, size in signatures):
         reference, own = [(kind, 0) for kind, _ in reference], [(kind, 0) for kind, _ in own]
     shorter = min(len(reference), len(own))
     head = next((i for i in range(shorter) if reference[i] != own[i]), shorter)
@@ -181,7 +181,7 @@ def _places(reference: list[_Signature], own: list[_Signature]) -> dict[int, int
 
 
 def _agree(a: list[_Signature], b: list[_Signature]) -> bool:
-    """Same kinds and sizes in the same order; a size that one side does not know agrees with any."""
+    """Same kinds and sizes in the same order; an unknown size equals any."""
     return len(a) == len(b) and all(
         x[0] == y[0] and (x[1] == y[1] or None in (x[1], y[1])) for x, y in zip(a, b, strict=True)
     )
@@ -217,7 +217,7 @@ def _match_peers(
 
 
 def _counts_before_steps(directed: Iterable[tuple[CallId, Call]]) -> dict[tuple[int, int, int, bool], int]:
-    """How many calls each direction has before the first step: those are counted from their end."""
+    """Number of calls of each direction before the first step, where positions are counted from the end."""
     counts: dict[tuple[int, int, int, bool], int] = defaultdict(int)
     for _, call in directed:
         if call.step == BEFORE_STEPS:

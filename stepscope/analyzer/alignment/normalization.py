@@ -1,12 +1,4 @@
-"""Normalization of all ranks' views: common step numbers, real machine names, one clock.
-
-Machines: The ends of synchronising collectives tell: on the GPUs of one machine they lie within some 20 us, on two
-machines they stay apart by how far the clocks are. No rival looks: HTA and TraceLens trust the timestamps within a
-job.
-
-Job steps: Calls are matched within steps, so a rank whose numbers no other has would match nothing; by order they are
-the same steps. Rivals that pair iterations by number (HTA) drop such a rank.
-"""
+"""Normalization of all ranks' views: common step numbers, one name per machine, one clock."""
 
 from __future__ import annotations
 
@@ -16,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyzer.alignment.arrivals import Arrival, CallColumns
 from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.alignment.clocks import (
     SAME_CLOCK_NS,
@@ -28,7 +19,7 @@ from stepscope.analyzer.alignment.clocks import (
     solve,
     weight,
 )
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.evidence import Notice
@@ -36,7 +27,7 @@ from stepscope.trace.columns import IntColumn
 
 
 def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
-    """The view with all its times moved."""
+    """The view with all its times on the job's clock."""
     rank = view.rank
     if not clocks.moves(rank):
         return view
@@ -70,28 +61,13 @@ def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
     )
 
 
-def movable_wait(columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks) -> dict[int, int]:
-    """By rank, how many nanoseconds of exposed communication change between waiting and transfer when the clocks are
-    off by their residual; ranks of which nothing does are absent."""
-    moved: dict[int, int] = {}
-    if not clocks.residual_ns:
-        return moved
-    exposed = columns.exposed_wait + columns.exposed_transfer
-    for call, arrival in arrivals.items():
-        spread = clocks.uncertainty_ns(call.rank, arrival.rank)
-        if spread and clocks.island[call.rank] == clocks.island[arrival.rank]:
-            time = min(int(np.ceil(spread)), int(exposed[columns.first[call.rank] + call.place]))
-            moved[call.rank] = moved.get(call.rank, 0) + time
-    return moved
-
-
 def on_machines(
     views: Mapping[int, RankView], calls_of_rank: Mapping[int, list[Call]], matches: Matches
 ) -> dict[int, RankView]:
-    """The views under their machines' names, with a warning where these differ from the hosts'.
+    """The views with one host name per machine, and a warning where that differs from the recorded name.
 
-    Not of CPU jobs, the ends of whose collectives say too little, and not without steps: calls counted from the
-    file's start may be matched a call too early all along, which looks like another clock.
+    CPU jobs are left as they are, as the ends of their collectives spread too much, and so are traces without steps:
+    calls counted from the start of the file may all be matched one call too early, which looks like another clock.
     """
     if not all(view.on_device and view.facts.step_indices for view in views.values()):
         return dict(views)
@@ -114,8 +90,8 @@ def _on_machine(view: RankView, machine: str | None) -> RankView:
 
 
 MIN_OFFSET_SPREADS = 10.0
-"""A named host counts as several machines when its ranks' ends lie apart by so many times their spread: a straggler
-that leaves late (20 us on the recorded one), or gloo's ranks (66 us with a spread of 44), are no other machine."""
+"""A host name covers several machines when its ranks' ends are apart by this many times their spread. A straggler that
+leaves late (20 us on the recorded one) and gloo's ranks (66 us with a spread of 44) stay on one machine."""
 
 
 def machine_of_rank(
@@ -124,10 +100,13 @@ def machine_of_rank(
     host_of_rank: Mapping[int, str | None],
     largest_offset_ns: float,
 ) -> dict[int, str | None]:
-    """The host of each rank, where ranks of one name with different clocks get names of their own.
+    """The machine of each rank: its host name, numbered where ranks of one name have different clocks.
+
+    Idea: the ends of synchronizing collectives coincide within some 20 us on the GPUs of one machine; on two machines
+    they are apart by the difference of the clocks.
 
     Args:
-        largest_offset_ns: what is further apart is taken for calls matched wrongly (by a whole step), not for clocks.
+        largest_offset_ns: larger differences are calls matched wrongly (by a whole step), not clocks.
     """
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, name in host_of_rank.items():
@@ -144,7 +123,7 @@ def machine_of_rank(
 def _clusters(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, ranks: Sequence[int], largest_offset_ns: float
 ) -> list[list[int]]:
-    """Ranks with the same clock together, the lowest first; all together unless their ends contradict that."""
+    """Ranks by clock, those of the lowest rank first; all together unless their ends contradict that."""
     chosen = set(ranks)
     own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
     names = {rank: f"{rank:09d}" for rank in ranks}
@@ -177,9 +156,10 @@ def _ranks_by_clock(
 
 
 def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:
-    """The views with the numbers of the ranks that agree best; a rank that has none of these is numbered by order.
+    """The views with the step numbers that most ranks share; a rank with other numbers is renumbered by order.
 
-    Only where it marks as many steps and ran mostly at the same time: another stretch of the run is none of theirs.
+    Calls are matched within steps, so a rank with other numbers would match nothing. It is renumbered only where it
+    marks as many steps and ran mostly at the same time; otherwise it recorded another part of the run.
     """
     numbers = {rank: frozenset(view.facts.step_indices) for rank, view in views.items()}
     if len(set(numbers.values())) == 1:

@@ -1,13 +1,8 @@
-"""Process groups: the parallel dimension each serves, and the members where the trace does not name them.
+"""Process groups: the parallel dimension of each, and its members where the trace does not name them.
 
-Dimensions: By the group's description (DeviceMesh, torchtitan, Megatron, vLLM name theirs), else by what the
-launching thread had open (FSDP, DDP, functional collectives, context-parallel attention), else by the kind of
-traffic, else by the mesh: where only one dimension has more than one place, all ranks together are its group.
-
-Groupless: Nobody leaves a synchronising collective before everybody has come, so its members' ends coincide. Ranks
-that make the same calls in the same order on a stream are told apart into groups by whether their ends coincide. The
-rivals match such calls by their order in the stream over all ranks, which takes the four tensor-parallel pairs of a
-job for one group of eight; here that is refused, because their ends do not meet.
+The dimension (tp, pp, dp, cp, ep) comes from the group's description (DeviceMesh, torchtitan, Megatron, vLLM), else
+from the spans open on the launching thread (FSDP, DDP, functional collectives, context-parallel attention), else from
+the kind of traffic, else from the mesh: where only one dimension is larger than 1, all ranks together are its group.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from stepscope.core.documents.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 
 _OF_DESCRIPTION = (
-    # the particular above the general: an expert's data-parallel group is data parallel
+    # the specific before the general: an expert's data-parallel group is data parallel
     ("dp", re.compile(r"expert_data_parallel|data_modulo_expert|dp_mod_ep|(?:^|[_:])(?:efsdp|edp)(?:$|[_:\d])")),
     ("tp", re.compile(r"expert_tensor_parallel|(?:^|[_:])(?:etp|tp)(?:$|[:\d])|^tensor_model_parallel")),
     ("ep", re.compile(r"expert_model_parallel|expert_parallel|(?:^|[_:])ep(?:$|[:\d])")),
@@ -51,18 +46,18 @@ _OF_SPAN: tuple[tuple[str, re.Pattern[str], frozenset[str] | None], ...] = (
     ),
     ("dp", re.compile(r"^FSDP::|torch\.distributed\.ddp|DeepSpeedZeroOptimizer"), _NOT_EXCHANGES),
     ("dp", re.compile(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"), _NOT_EXCHANGES),
-    # these hold a whole forward, other dimensions' calls too; their own are gathers of weights, broadcasts of buffers
+    # these enclose a whole forward with other dimensions' calls; their own are gathers of weights, buffer broadcasts
     ("dp", re.compile(r"FullyShardedDataParallel"), _GATHERS),
     ("dp", re.compile(r"DistributedDataParallel"), frozenset({"broadcast"})),
     ("pp", re.compile(r"^PP:"), frozenset({"send", "recv", "p2p"})),
     ("tp", re.compile(r"^_c10d_functional::"), _NOT_EXCHANGES),
     ("tp", re.compile(r"^(?:vllm|sglang)::(?:all_reduce|all_gather|reduce_scatter)"), None),
 )
-"""Spans of the launching thread that tell whom a call of these kinds (None: of any) serves; the innermost decides."""
+"""Dimension of calls of these kinds (None: any) under spans of the launching thread; the innermost span decides."""
 
 
 def dimension_of(group: ProcessGroup) -> str | None:
-    """tp, pp, dp, cp or ep from a description such as `mesh_tp` or a name such as `tp:0`; None where neither tells."""
+    """tp, pp, dp, cp or ep from a description such as `mesh_tp` or a name such as `tp:0`, or None."""
     for text in (group.description.lower(), group.name.lower()):
         for dimension, pattern in _OF_DESCRIPTION:
             if pattern.search(text):
@@ -71,7 +66,7 @@ def dimension_of(group: ProcessGroup) -> str | None:
 
 
 def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...], str]:
-    """Members -> dimension, for the groups whose description tells and that have more than one member."""
+    """Members -> dimension, for the groups of known dimension with more than one member."""
     return {
         group.ranks: dimension
         for group in groups
@@ -81,23 +76,23 @@ def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def names_dimension(span_name: str) -> bool:
-    """Whether an open span of this name says whom a call serves."""
+    """Whether an open span of this name shows the dimension of a call."""
     return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
 
 
 @lru_cache(maxsize=4096)
 def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], kind: str) -> str | None:
-    """The dimension that one call serves, or None.
+    """The parallel dimension of one call, or None.
 
     Args:
-        group: its group, where the trace tells.
-        open_spans: names of the spans that the launching thread had open, outermost first.
-        kind: the call's kind. All-to-alls move experts' tokens (or embedding tables), point-to-point moves a
-            pipeline's activations, unless a span says otherwise.
+        group: its group, where known.
+        open_spans: names of the spans open on the launching thread, outermost first.
+        kind: the call's kind. All-to-alls move experts' tokens (or embedding tables), point-to-point a pipeline's
+            activations, unless a span shows otherwise.
     """
-    told = dimension_of(group) if group is not None else None
-    if told is not None:
-        return told
+    by_group = dimension_of(group) if group is not None else None
+    if by_group is not None:
+        return by_group
     for name in reversed(open_spans):
         for dimension, pattern, kinds in _OF_SPAN:
             if (kinds is None or kind in kinds) and pattern.search(name):
@@ -108,9 +103,9 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], k
 
 
 def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -> list[Call]:
-    """Calls that nothing tells the dimension of serve the only one that the mesh has, where all ranks take part.
+    """The calls, those of all ranks without a dimension getting the only one of the mesh.
 
-    A mesh whose only size is not that of the job is told in part: there it is not known.
+    A mesh whose only size differs from the world size is incomplete, and gives none.
     """
     large = [(dimension, size) for dimension, size in asdict(mesh).items() if size is not None and size > 1]
     if [size for _, size in large] != [world_size]:
@@ -125,8 +120,8 @@ def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -
 
 
 def sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:
-    """Size by dimension: of the largest group that its collectives use; of the longest chain of ranks that pass
-    activations on. Dimensions that nothing crosses are absent."""
+    """Size by dimension: of the largest group of its collectives; for pp of the longest chain of ranks that pass
+    activations on. Dimensions without traffic are absent."""
     sizes: dict[str, int] = {}
     pairs: set[tuple[int, int]] = set()
     for call in calls:
@@ -147,18 +142,21 @@ def _connected(pairs: Iterable[tuple[int, int]]) -> list[set[int]]:
 
 
 MIN_COMMON_ENDS = 8
-"""Ranks of different hosts belong together only if this many ends stand equally far apart."""
+"""Least number of ends that must be equally far apart for ranks of different hosts to be one group."""
 
 _Sequence = tuple[tuple[int, tuple[tuple[str, int | None], ...]], ...]
-"""By step: what a rank called, in order."""
+"""By step, the signatures of a rank's calls in order."""
 
 
 def with_groups(
     calls_of_rank: Mapping[int, list[Call]], world_size: int, host_of_rank: Mapping[int, str | None]
 ) -> dict[int, list[Call]]:
-    """The calls, with the group filled in where the ends tell it.
+    """The calls, with unknown groups filled in by the ends of the calls.
 
-    Nothing is filled in when a rank's trace is missing: it could be a member.
+    Idea: no member leaves a synchronizing collective before all have arrived, so the ends coincide within a group and
+    not between groups. Ranks with the same sequence of calls on a stream are thus divided into groups. (Matching by
+    order over all ranks would take the four tensor-parallel pairs of a job for one group of eight.) Nothing is filled
+    in when a rank's trace is missing: it could be a member.
 
     Args:
         calls_of_rank: each rank's calls in issue order, on its own clock.
@@ -178,8 +176,8 @@ def with_groups(
 
 
 def _by_stream(calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, list[int]]]:
-    """The places of groupless calls by rank, one entry a stream. Streams have the same number on all ranks, or else
-    the same place among a rank's streams."""
+    """Indices of calls without a group by rank, one entry a stream; streams of different ranks correspond by number, or
+    else by order."""
     streams: dict[int, dict[int, list[int]]] = {}
     for rank, calls in calls_of_rank.items():
         own: dict[int, list[int]] = defaultdict(list)
@@ -199,7 +197,7 @@ def _by_stream(calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, list[i
 def _same_call_sequence(
     places_of_rank: Mapping[int, list[int]], calls_of_rank: Mapping[int, list[Call]]
 ) -> list[list[int]]:
-    """Ranks that called the same things in the same order in every step."""
+    """Ranks with the same sequence of calls in every step."""
     alike: dict[_Sequence, list[int]] = defaultdict(list)
     for rank, places in places_of_rank.items():
         by_step: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
@@ -218,7 +216,7 @@ def _groups_by_ends(
     calls_of_rank: Mapping[int, list[Call]],
     host_of_rank: Mapping[int, str | None],
 ) -> list[tuple[int, ...]]:
-    """The groups of at least two ranks whose ends coincide."""
+    """Groups of at least two ranks whose ends coincide."""
     ends = {
         rank: np.array(
             [
@@ -245,11 +243,11 @@ def _groups_by_ends(
 
 
 def _coincide(apart: npt.NDArray[np.int64], same_host: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether two ranks leave together: at the same time on one clock, at a steady distance on two.
+    """Whether a rank leaves together with others: at the same time on one clock, at a constant distance on two.
 
     Args:
-        apart: how much later a rank left than the others, shape (others, calls).
-        same_host: whether they share a clock for sure, shape (others,).
+        apart: nanoseconds that the rank left later, shape (others, calls).
+        same_host: whether they certainly share a clock, shape (others,).
     """
     num_calls = apart.shape[1]
     if not num_calls:
@@ -258,7 +256,7 @@ def _coincide(apart: npt.NDArray[np.int64], same_host: npt.NDArray[np.bool_]) ->
     near = np.abs(middle) <= SAME_CLOCK_NS
     may = near | (~same_host & (num_calls >= MIN_COMMON_ENDS))
     rest = np.abs(apart[may] - np.where(near, 0.0, middle)[may, None])
-    # nine in ten: an unlucky end (a preempted rank, a lost record) must not tear a group apart
+    # nine in ten must coincide: single outliers (a preempted rank, a lost record) must not split a group
     place = int(np.ceil(0.9 * (num_calls - 1)))
     together = np.zeros(len(apart), np.bool_)
     together[may] = np.partition(rest, place, axis=1)[:, place] <= SAME_CLOCK_NS

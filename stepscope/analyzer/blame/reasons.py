@@ -1,9 +1,4 @@
-"""Reasons of each cause with the numbers that show them: late host, blocked host, data loader, communication.
-
-Loader reasons: A loader with w workers that is too slow, but not by much, delivers w batches quickly and then stalls:
-waits come with period w (a real report: "freezes every num_workers iterations"). A loader that is far too slow makes
-every step wait.
-"""
+"""Reasons of each cause with the numbers that show them: late host, blocked host, data loader, communication."""
 
 from __future__ import annotations
 
@@ -18,32 +13,32 @@ from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.communication import TransferFault
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.analysis import Pipeline
+from stepscope.core.documents.analysis import Job, Pipeline, RootCause, TraceQuality
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 REASON_THRESHOLD = 0.20
-"""A reason is named from this share of its cause's time on, on the ranks to blame; the largest always is."""
+"""Least share of its cause's time, on the causing ranks, for a reason to be named; the largest always is."""
 
 
 def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
-    """By what was open on the host's threads while the device idled for them, and in which phase of the script."""
+    """Reasons by what ran on the host's threads while the device idled for them, with the phases of the script."""
     time, phases = Counter[Reason](), Counter[str]()
     for view in late:
         time.update(view.host_work.late_ns)
         phases.update(view.host_work.phases_ns)
     reasons, evidence = _reasons_by_time(time, "late_host_time")
     total = time.total()
-    told = [
+    by_phase = [
         Evidence(f"share_of_late_host_time_in_phase: {phase}", share, "ratio", REASON_THRESHOLD)
         for phase, spent in phases.most_common()
         if (share := spent / total) >= REASON_THRESHOLD
     ]
-    return reasons, [*evidence, *told]
+    return reasons, [*evidence, *by_phase]
 
 
 def why_blocked(blocked: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
-    """By the kind of call that each idle span followed, with how often a step makes such calls."""
+    """Reasons by the kind of call before each idle span, with the number of such calls per step."""
     time, calls = Counter[Reason](), Counter[Reason]()
     for view in blocked:
         time.update(view.host_work.blocked_ns)
@@ -65,13 +60,13 @@ def _reasons_by_time(time: Counter[Reason], of_what: str) -> tuple[list[Reason],
 
 
 MIN_BATCHES = 12
-"""Fewer show no rhythm: a trace of three steps does not, a run that keeps its steps does."""
+"""Fewer batches show no period: a trace of three steps does not, a run with step telemetry does."""
 
 MAX_STEADY_SPREAD = 0.5
-"""Waits whose standard deviation is under this share of their mean are the same at every batch."""
+"""Waits with a standard deviation below this share of their mean are steady."""
 
 MIN_CORRELATION = 0.5
-"""Least correlation of the waits with themselves one period later; chance stays under 0.35 on 60 batches."""
+"""Least autocorrelation of the waits at a period; chance stays under 0.35 on 60 batches."""
 
 MIN_PERIODS = 3
 
@@ -79,11 +74,14 @@ MIN_PERIODS = 3
 def why_data_is_late(
     late: Sequence[RankView], waits_by_rank: Mapping[int, Sequence[int]]
 ) -> tuple[list[Reason], list[Evidence]]:
-    """Reasons by the ranks that waited for their own loader.
+    """Reasons by the waits of the ranks that waited for their own loader.
+
+    A loader with w workers that is a little too slow delivers w batches quickly and then stalls, so waits have period w
+    ("freezes every num_workers iterations"). One that is far too slow makes every step wait.
 
     Args:
-        late: their views, worst first.
-        waits_by_rank: waits of each step as the run kept them (hundreds of steps); else the trace's few must do.
+        late: views of these ranks, worst first.
+        waits_by_rank: waits of each step from the run's telemetry (hundreds of steps); else those of the trace count.
     """
     if not late:
         return [Reason.STARVED], []
@@ -98,7 +96,7 @@ def why_data_is_late(
 def _loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
     if len(waits_ns) < MIN_BATCHES or not waits_ns.any():
         return [Reason.STARVED], []
-    # one endless wait (an epoch's end, a cold cache) would drown the rest
+    # one very long wait (an epoch's end, a cold cache) would dominate the rest
     waits = np.minimum(waits_ns, np.quantile(waits_ns, 0.95, method="higher")).astype(np.float64)
     spread = float(waits.std() / waits.mean())
     uneven = Evidence("spread_of_waits", spread, "of the mean wait", MAX_STEADY_SPREAD, ranks=[rank])
@@ -111,7 +109,7 @@ def _loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Re
 
 
 def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
-    """The shortest lag at which the series repeats itself nearly as well as at any other, and how well."""
+    """The shortest lag with nearly the largest autocorrelation, and that correlation."""
     size = len(deviation)
     lags = np.arange(2, size // MIN_PERIODS + 1)
     correlations = np.array([np.corrcoef(deviation[lag:], deviation[:-lag])[0, 1] for lag in lags])
@@ -121,75 +119,84 @@ def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
 
 
 BOTTLENECK_THRESHOLD = 0.10
-"""A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
+"""Least share of the step for a loss to be named as the cause; below it the job is healthy."""
 
 MOSTLY_UNKNOWN_SHARE = 0.5
-"""From this share of exposed communication on that cannot be told from waiting, it may be somebody's lateness."""
+"""Share of exposed communication that may be waiting from which on it may be a late rank."""
 
 ReasonsWithEvidence = tuple[list[Reason], list[Evidence]]
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictInputs:
-    """What reasons are found on.
+    """Findings from which root causes, their reasons and the verdict follow.
 
     Attributes:
-        table: root causes with the ranks to blame.
-        arrivals_unknown: share of the job's time in which waiting could not be told from transfer.
+        table: root causes with the causing ranks.
+        unexplained_loss: share of the job's time in which ranks waited or idled for an unknown cause; kernels with an
+            unknown limit are not a loss.
+        arrivals_unknown: share of the job's time in which waiting and transfer could not be separated.
         oversubscribed: more runnable ranks than cores.
-        movable: share of the job's time that changes between waiting and transfer within the clocks' residual.
-        communication: what is wrong with the exposed transfers.
-        data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
+        movable: share of the job's time that a clock error of the residual moves between waiting and transfer.
+        communication: faults of the exposed transfers.
+        data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
     """
 
+    job: Job
+    quality: TraceQuality
     views: Mapping[int, RankView]
     table: CauseTable
     pipeline: Pipeline | None
+    unexplained_loss: float = 0.0
     arrivals_unknown: float = 0.0
     oversubscribed: bool = False
     movable: float = 0.0
     communication: Sequence[TransferFault] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
-    def to_blame(self, cause: Cause) -> list[RankView]:
-        """Views of the ranks to blame for a cause, worst first."""
+    def causing(self, cause: Cause) -> list[RankView]:
+        """Views of the ranks that caused it, worst first."""
         return [self.views[rank] for rank in self.table.ranks_of(cause)]
 
+    def is_guess(self, row: RootCause) -> bool:
+        """Whether a row is communication that may as well be waiting for a late rank."""
+        return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * row.fraction
 
-def reasons_of(cause: Cause, grounds: VerdictInputs) -> ReasonsWithEvidence:
+
+def reasons_of(cause: Cause, inputs: VerdictInputs) -> ReasonsWithEvidence:
     """Reasons of a cause, the strongest first, and the evidence of both."""
-    reasons, evidence = _REASONS_OF_CAUSE[cause](grounds) if cause in _REASONS_OF_CAUSE else ([], [])
-    return reasons, [*_evidence_of(cause, grounds), *evidence]
+    reasons, evidence = _REASONS_OF_CAUSE[cause](inputs) if cause in _REASONS_OF_CAUSE else ([], [])
+    return reasons, [*_evidence_of(cause, inputs), *evidence]
 
 
-def _communication(grounds: VerdictInputs) -> ReasonsWithEvidence:
-    reasons = [reason for reason, _ in grounds.communication]
-    evidence = [item for _, items in grounds.communication for item in items]
-    if grounds.arrivals_unknown > 0:
-        is_mostly = grounds.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * grounds.table.fractions()[Cause.COMMUNICATION]
+def _communication(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    reasons = [reason for reason, _ in inputs.communication]
+    evidence = [item for _, items in inputs.communication for item in items]
+    if inputs.arrivals_unknown > 0:
+        is_mostly = inputs.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * inputs.table.fractions()[Cause.COMMUNICATION]
         reasons.insert(0 if is_mostly else len(reasons), Reason.ARRIVALS_UNKNOWN)
-        evidence.append(Evidence("arrivals_unknown", grounds.arrivals_unknown, "ratio"))
+        evidence.append(Evidence("arrivals_unknown", inputs.arrivals_unknown, "ratio"))
     return reasons, evidence
 
 
-def _host(grounds: VerdictInputs) -> ReasonsWithEvidence:
-    reasons, evidence = why_host_is_late(grounds.to_blame(Cause.HOST_BOUND))
-    return ([*reasons, Reason.CPU_LIMITED] if grounds.oversubscribed else reasons), evidence
+def _host(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    reasons, evidence = why_host_is_late(inputs.causing(Cause.HOST_BOUND))
+    return ([*reasons, Reason.CPU_LIMITED] if inputs.oversubscribed else reasons), evidence
 
 
-def _imbalance(grounds: VerdictInputs) -> ReasonsWithEvidence:
-    if grounds.pipeline is not None and grounds.pipeline.imbalance > 0:
+def _imbalance(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    if inputs.pipeline is not None and inputs.pipeline.imbalance > 0:
         return [Reason.UNEVEN_STAGES], []
     return [Reason.UNEVEN_BATCHES], []
 
 
-def _loading(grounds: VerdictInputs) -> ReasonsWithEvidence:
-    return why_data_is_late(grounds.to_blame(Cause.DATA_LOADING), grounds.data_waits_ns)
+def _loading(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    return why_data_is_late(inputs.causing(Cause.DATA_LOADING), inputs.data_waits_ns)
 
 
-def _straggler(grounds: VerdictInputs) -> ReasonsWithEvidence:
-    late = grounds.table.ranks_of(Cause.STRAGGLER)
-    return why_slower([grounds.views[rank] for rank in late], [v for r, v in grounds.views.items() if r not in late])
+def _straggler(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    late = inputs.table.ranks_of(Cause.STRAGGLER)
+    return why_slower([inputs.views[rank] for rank in late], [v for r, v in inputs.views.items() if r not in late])
 
 
 _REASONS_OF_CAUSE: dict[Cause, Callable[[VerdictInputs], ReasonsWithEvidence]] = {
@@ -199,18 +206,18 @@ _REASONS_OF_CAUSE: dict[Cause, Callable[[VerdictInputs], ReasonsWithEvidence]] =
     Cause.IMBALANCE: _imbalance,
     Cause.PIPELINE_BUBBLE: lambda _: ([Reason.FEW_MICRO_BATCHES], []),
     Cause.STRAGGLER: _straggler,
-    Cause.SYNCHRONIZATION: lambda grounds: why_blocked(grounds.to_blame(Cause.SYNCHRONIZATION)),
+    Cause.SYNCHRONIZATION: lambda inputs: why_blocked(inputs.causing(Cause.SYNCHRONIZATION)),
 }
 
 
-def _evidence_of(cause: Cause, grounds: VerdictInputs) -> list[Evidence]:
-    table, pipeline = grounds.table, grounds.pipeline
+def _evidence_of(cause: Cause, inputs: VerdictInputs) -> list[Evidence]:
+    table, pipeline = inputs.table, inputs.pipeline
     evidence = [Evidence("fraction_of_step", table.fractions()[cause], "ratio", BOTTLENECK_THRESHOLD)]
-    culprits = table.culprits.get(cause, {})
-    total = sum(culprits.values())
+    by_rank = table.caused_ns.get(cause, {})
+    total = sum(by_rank.values())
     ranks = table.ranks_of(cause)
-    if total > 0 and 0 < len(ranks) < len(culprits):
-        share = sum(culprits[rank] for rank in ranks) / total
+    if total > 0 and 0 < len(ranks) < len(by_rank):
+        share = sum(by_rank[rank] for rank in ranks) / total
         evidence.append(Evidence("share_caused_by_these_ranks", share, "ratio", ranks=ranks))
     if cause in (Cause.PIPELINE_BUBBLE, Cause.IMBALANCE) and pipeline is not None:
         evidence.append(Evidence("pipeline_structural", pipeline.structural, "ratio"))

@@ -1,4 +1,4 @@
-"""Remedies: what to do first about each cause and reason."""
+"""Remedies: the first things to try for each cause and reason."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary.causes import Cause
 
 NAMED_RANK_SHARE = 0.25
-"""A rank is named from this share of the worst rank's contribution on."""
+"""Least share of the worst rank's contribution for a rank to be named."""
 
 
 def ranks_to_name(contribution: Mapping[int, float]) -> list[int]:
@@ -32,7 +32,7 @@ def ranks_to_name(contribution: Mapping[int, float]) -> list[int]:
 
 NUM_RESAMPLES = 1000
 INTERVAL = (0.05, 0.95)
-"""Quantiles of the bootstrap that the intervals give."""
+"""Bootstrap quantiles of the intervals."""
 
 Resampled = npt.NDArray[np.float64]
 """Fractions by cause in each bootstrap resample, shape (resamples, causes)."""
@@ -44,22 +44,22 @@ class CauseTable:
 
     Attributes:
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
-        step_ns: shape (steps,), the ranks' step lengths added up.
-        culprits: by cause, nanoseconds by the rank that is to blame.
-        blamed_ns: by cause, how much of it is waiting that was attributed to somebody; shape (causes,).
-        num_whole: steps, from the first on, that are whole on every rank; the only one where there is one.
+        step_ns: shape (steps,), sum of the ranks' step lengths.
+        caused_ns: by cause, nanoseconds by the rank that caused them.
+        waited_ns: by cause, the part of it that is attributed waiting; shape (causes,).
+        num_whole: number of first steps that are whole on every rank; at least 1.
     """
 
     time_ns: npt.NDArray[np.float64]
     step_ns: npt.NDArray[np.float64]
-    culprits: dict[Cause, dict[int, float]]
-    blamed_ns: npt.NDArray[np.float64]
+    caused_ns: dict[Cause, dict[int, float]]
+    waited_ns: npt.NDArray[np.float64]
     num_whole: int
 
     def spread(self, movable: float) -> npt.NDArray[np.float64]:
-        """By how much each cause's share may be off, shape (causes,), when so much of the time may be waiting instead
-        of transfer or the other way round: transfer by all of it, who was waited for in proportion."""
-        spread = movable * self.blamed_ns / max(float(self.blamed_ns.sum()), 1.0)
+        """Error of each cause's share, shape (causes,), when a share `movable` of the time may be waiting instead of
+        transfer or vice versa: all of it for communication, in proportion for the causes of waiting."""
+        spread = movable * self.waited_ns / max(float(self.waited_ns.sum()), 1.0)
         spread[CAUSE_CODE[Cause.COMMUNICATION]] += movable
         return spread
 
@@ -68,34 +68,33 @@ class CauseTable:
         return dict(zip(CAUSE_ORDER, (self.time_ns.sum(axis=0) / self.step_ns.sum()).tolist(), strict=True))
 
     def whole_step_shares(self) -> dict[Cause, float]:
-        """Share of the whole steps by cause: the last one ends with the trace, so that shares of the window are not
-        shares of a step."""
+        """Share of the whole steps by cause: the last step ends with the trace, so that the window's shares differ."""
         whole = slice(self.num_whole)
         shares = self.time_ns[whole].sum(axis=0) / self.step_ns[whole].sum()
         return dict(zip(CAUSE_ORDER, shares.tolist(), strict=True))
 
     def unexplained_waiting(self) -> float:
-        """Share of the summed windows that is waiting for a rank whose lateness nothing explains."""
-        return float(self.blamed_ns[CAUSE_CODE[Cause.UNEXPLAINED]] / self.step_ns.sum())
+        """Share of the summed windows that is waiting for a rank with unexplained lateness."""
+        return float(self.waited_ns[CAUSE_CODE[Cause.UNEXPLAINED]] / self.step_ns.sum())
 
     def ranks_of(self, cause: Cause) -> list[int]:
-        """Ranks to blame for a cause, worst first."""
-        return ranks_to_name(self.culprits.get(cause, {}))
+        """Ranks that caused it, worst first."""
+        return ranks_to_name(self.caused_ns.get(cause, {}))
 
 
 def cause_table(
-    views: Mapping[int, RankView], blamed: Sequence[AttributedWait], heavy: Mapping[int, Mapping[int, float]]
+    views: Mapping[int, RankView], waits: Sequence[AttributedWait], heavy: Mapping[int, Mapping[int, float]]
 ) -> CauseTable:
-    """Add up own causes and blamed waits, step by step.
+    """Sum up own causes and attributed waits, step by step.
 
     Args:
-        heavy: by rank of a pipeline, the shares of that pipeline's ranks in what its uneven cut costs.
+        heavy: by rank of a pipeline, the shares of that pipeline's ranks in the cost of its uneven stages.
     """
     steps_of_ranks = [len(view.window.boundary_ns) for view in views.values()]
     num_steps, num_whole = max(steps_of_ranks), max(min(steps_of_ranks) - 1, 1)
     time = np.zeros((num_steps, len(CAUSE_ORDER)))
     length = np.zeros(num_steps)
-    to_blame: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    caused: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for rank, view in views.items():
         bounds = view.step_bounds_ns
         table = TimeTable(view.segments, view.segments.cause, TO_ATTRIBUTE + 1).between(bounds[:-1], bounds[1:])
@@ -104,33 +103,33 @@ def cause_table(
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
-            for culprit, share in _causing_ranks(cause, rank, heavy).items():
-                to_blame[cause][culprit] += nanoseconds * share
+            for causing, share in _causing_ranks(cause, rank, heavy).items():
+                caused[cause][causing] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
-    attributed = np.zeros(len(CAUSE_ORDER))
-    for wait in blamed:
+    waited = np.zeros(len(CAUSE_ORDER))
+    for wait in waits:
         step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
-        for (cause, culprit), nanoseconds in wait.shares.items():
+        for (cause, causing), nanoseconds in wait.shares.items():
             time[step, CAUSE_CODE[cause]] += nanoseconds
-            attributed[CAUSE_CODE[cause]] += nanoseconds
-            to_blame[cause][culprit] += nanoseconds
-    return CauseTable(time, length, to_blame, attributed, num_whole)
+            waited[CAUSE_CODE[cause]] += nanoseconds
+            caused[cause][causing] += nanoseconds
+    return CauseTable(time, length, caused, waited, num_whole)
 
 
 def _causing_ranks(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
-    """Whose doing it is that a rank lost time: the heavy stages' when the pipeline is cut unevenly, else its own."""
+    """Shares of the ranks that caused a rank's loss: the heavy stages' for imbalance of a pipeline, else its own."""
     return heavy.get(rank) or {rank: 1.0} if cause is Cause.IMBALANCE else {rank: 1.0}
 
 
 def resample(table: CauseTable) -> Resampled:
-    """Bootstrap over steps. The same input gives the same answer."""
+    """Bootstrap over steps; deterministic."""
     chosen = _resampled_steps(len(table.step_ns))
     fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
     return fractions
 
 
 def resample_whole(table: CauseTable) -> Resampled:
-    """The same over whole steps, in mean whole steps: a resample of long steps adds up to more than 1."""
+    """Bootstrap over whole steps, in units of the mean whole step: a resample of long steps sums to more than 1."""
     time, length = table.time_ns[: table.num_whole], table.step_ns[: table.num_whole]
     steps: npt.NDArray[np.float64] = time[_resampled_steps(len(length))].mean(axis=1) / length.mean()
     return steps

@@ -25,7 +25,7 @@ class ComputeComparison:
 
     Args:
         compute_ns: by rank, compute time of each step.
-        role: by rank, its place in the pipeline; ranks of one role should do the same work.
+        role: by rank, its pipeline stage; ranks of one role should do the same work.
     """
 
     def __init__(self, compute_ns: Mapping[int, npt.NDArray[np.float64]], role: Mapping[int, int]) -> None:
@@ -34,7 +34,7 @@ class ComputeComparison:
         self._causes: dict[tuple[int, int], Cause] = {}
 
     def cause(self, late: int, waiting: int) -> Cause:
-        """What it is that `late` computes more than `waiting`."""
+        """Cause of the longer compute of `late` against `waiting`."""
         if (late, waiting) not in self._causes:
             self._causes[late, waiting] = self._compare(late, waiting)
         return self._causes[late, waiting]
@@ -48,7 +48,7 @@ class ComputeComparison:
         return Cause.STRAGGLER if self._share_slowest(late, peers) >= SAME_RANK_SHARE else Cause.IMBALANCE
 
     def _changing(self, late: int, peers: list[int]) -> Cause:
-        """On average no slower; imbalance if in some steps it clearly is, as with uneven sequences."""
+        """Cause where the rank is no slower on average: imbalance if it is in some steps, as with uneven batches."""
         own, others = self._by_step(late, peers)
         return Cause.IMBALANCE if np.any(own >= SLOWER_THRESHOLD * np.median(others, axis=0)) else Cause.UNEXPLAINED
 
@@ -65,20 +65,17 @@ class ComputeComparison:
 
 
 MIN_EXPLAINED = 0.5
-"""A reason is named when it explains this share of the difference."""
+"""Least share of the difference that a named reason explains."""
 
 EVENLY_SLOWER_SHARE = 0.8
-"""Share of the kernels' usual time that must be slower by about the same factor for a low clock."""
+"""Least share of the kernels' usual time that is slower by about the same factor when a clock is low."""
 
 EVEN_TOLERANCE = 0.5
-"""About the same: within this part of the factor's excess over 1."""
+"""About the same factor: within this share of its excess over 1."""
 
 
 def why_slower(late: Sequence[RankView], peers: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
-    """Compare the worst late rank's kernels, name by name, with its peers' median.
-
-    Without recorded kernels (CPU runs) nothing can be told, and nothing is.
-    """
+    """Reasons from the worst late rank's kernels, by name against its peers' median; none without kernels."""
     peers = [view for view in peers if view.kernels]
     if not late or not late[0].kernels or not peers:
         return [], []
@@ -90,7 +87,7 @@ def why_slower(late: Sequence[RankView], peers: Sequence[RankView]) -> tuple[lis
         usual_count, usual_ms = others.get(name, (0.0, 0.0))
         excess = kernel.ms - usual_count * usual_ms
         if kernel.count > usual_count:
-            more += excess  # kernels of one name need not be alike: what is more than usual is the additional ones'
+            more += excess  # kernels of one name may differ: the excess is attributed to the additional ones
             continue
         slower += excess
         if usual_ms and kernel.count:

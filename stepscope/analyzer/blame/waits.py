@@ -1,13 +1,11 @@
-"""Wait attribution: each wait goes to the late rank and to what that rank did meanwhile.
+"""Wait attribution: attributes each wait to the late rank and to what that rank did meanwhile.
 
-Meetings: Both leave a common operation at the same time, but one that ran behind compute levels nobody: a rank that
-began its backward late leaves each of its gradient buckets with the others and is as late as before. Only a rank that
-had nothing else to do when the operation ended brings no lateness along. HolisticTraceAnalysis and its like name who
-came last to each collective; with overlapped ones that is a rank in the middle of ordinary backward, and the cause is
-lost.
-
-Waits: Each exposed wait is attributed to the last arriver's excess over the waiting rank since they were last level
-(`SyncPoints`); an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
+Idea: since their last sync point (`SyncPoints`) the late rank has spent more time than the waiting one on something.
+Time by category of both ranks since then is compared, and the wait is shared out in proportion to the late rank's
+excesses: compute, data loading, host, ... An excess in waiting is followed to whoever the late rank waited for; waits
+are processed in time order, so those are attributed already and the recursion ends. Tools that name the last arriver
+of each collective (such as HolisticTraceAnalysis) find, with overlapped ones, a rank in ordinary backward, not the
+cause.
 """
 
 from __future__ import annotations
@@ -31,16 +29,21 @@ from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIE
 from stepscope.core.vocabulary.causes import Cause
 
 SHORTEST_HOLD_NS = 5_000
-"""An operation that ends in a gap of 1-2 us between two queued kernels did not hold its device up."""
+"""An operation that ends in a gap of 1-2 us between two queued kernels did not delay its device."""
 
 _END_OF_TIME = 2**63
 
 _SyncPoint = tuple[int, int, bool]
-"""Both ranks' ends of an operation, and whether it held the other one up."""
+"""Both ranks' ends of an operation, and whether the other rank was blocked by it."""
 
 
 class SyncPoints:
-    """Every operation that ranks left together."""
+    """Operations that ranks left together.
+
+    One that ran behind compute synchronizes nobody: a rank that began its backward late leaves each gradient bucket
+    with the others and is as late as before. A rank is level with the others after an operation only if it had nothing
+    else to do when that ended.
+    """
 
     def __init__(self, views: Mapping[int, RankView], matches: Matches) -> None:
         self._views = views
@@ -52,71 +55,71 @@ class SyncPoints:
                     self._partners_of[call.rank].append((call, match))
         for call, others in matches.peers.items():
             self._partners_of[call.rank].append((call, {other.rank: other for other in others}))
-        self._met: dict[tuple[int, int], list[_SyncPoint]] = {}
-        self._held_up: dict[int, list[bool]] = {}
+        self._common: dict[tuple[int, int], list[_SyncPoint]] = {}
+        self._was_blocked: dict[int, list[bool]] = {}
 
     def last_before(self, call: CallId, late: CallId) -> tuple[bool, int, int]:
-        """Since when the late rank's lateness at this call counts: the last operation that held it up with the other,
-        at most back to the last one of the step before.
+        """The last operation before this call after which the late rank was level with the waiting one; no earlier than
+        the last common one of the step before.
 
         Returns:
-            Whether they met, and each rank's own end of that operation; else where the step began on each.
+            Whether there is one, and each rank's own end of it; else the begin of the step on each.
         """
         view, late_view = self._views[call.rank], self._views[late.rank]
         start = view.calls[call.place].start_ns
         late_start = late_view.calls[late.place].start_ns
         step_begin = _step_begin(view, start)
-        meetings = self._between(call.rank, late.rank)
-        for end, late_end, level in reversed(meetings[: bisect_right(meetings, (start, _END_OF_TIME, True))]):
-            if late_end <= late_start and (level or end <= step_begin):
+        points = self._between(call.rank, late.rank)
+        for end, late_end, is_level in reversed(points[: bisect_right(points, (start, _END_OF_TIME, True))]):
+            if late_end <= late_start and (is_level or end <= step_begin):
                 return True, end, late_end
         return False, step_begin, _step_begin(late_view, late_start)
 
     def _between(self, rank: int, other: int) -> list[_SyncPoint]:
-        """In time order, by the first rank's end; made when first asked for."""
-        if (rank, other) not in self._met:
-            calls, others, held_up = self._views[rank].calls, self._views[other].calls, self._held(other)
-            met = [
+        """Common operations ordered by the first rank's end; cached."""
+        if (rank, other) not in self._common:
+            calls, others, was_blocked = self._views[rank].calls, self._views[other].calls, self._blocked(other)
+            common = [
                 (calls[call.place].end_ns, partners[other].place)
                 for call, partners in self._partners_of[rank]
                 if other in partners
             ]
-            self._met[rank, other] = sorted((end, others[place].end_ns, held_up[place]) for end, place in met)
-        return self._met[rank, other]
+            self._common[rank, other] = sorted((end, others[at].end_ns, was_blocked[at]) for end, at in common)
+        return self._common[rank, other]
 
-    def _held(self, rank: int) -> list[bool]:
+    def _blocked(self, rank: int) -> list[bool]:
         """By call: whether at its end the rank did nothing but communicate."""
-        if rank not in self._held_up:
+        if rank not in self._was_blocked:
             view = self._views[rank]
             end = np.array([call.end_ns for call in view.calls], np.int64)
             begin = np.array([call.exposed_from_ns for call in view.calls], np.int64)
             begin = np.maximum(begin, end - SHORTEST_HOLD_NS)
             alone = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
-            self._held_up[rank] = (covered_time(begin, end, alone) == end - begin).tolist()
-        return self._held_up[rank]
+            self._was_blocked[rank] = (covered_time(begin, end, alone) == end - begin).tolist()
+        return self._was_blocked[rank]
 
 
 def _step_begin(view: RankView, time_ns: int) -> int:
-    """The boundary of the step that the time falls in; before the first, the window's start."""
+    """Begin of the step that contains the time; before the first, the window's start."""
     place = int(np.searchsorted(view.window.boundary_ns, time_ns, side="right")) - 1
     return int(view.window.boundary_ns[max(place, 0)])
 
 
 Shares = dict[tuple[Cause, int], float]
-"""(cause, the rank that is to blame) -> nanoseconds."""
+"""(cause, the rank that caused it) -> nanoseconds."""
 
 ComputeCause = Callable[[int, int], Cause]
-"""(late rank, waiting rank) -> what more compute on the late rank is: straggler, imbalance or unexplained."""
+"""(late rank, waiting rank) -> cause of more compute on the late rank: straggler, imbalance or unexplained."""
 
 
 _DISPLACED = (Cause.UNEXPLAINED, Cause.PIPELINE_BUBBLE)
-"""What the late rank merely did later, as the waiting one did before: no more compute than its peers' in the step, and
-its own part of the schedule's bubble. It only fills what nothing else explains."""
+"""Time that the late rank only spent later than the waiting one: compute no longer than its peers' in the step, and its
+own part of the bubble. It explains only what nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttributedWait:
-    """One piece of exposed waiting on `rank` and whom it is attributed to; the shares add up to its length."""
+    """A piece of exposed waiting on `rank` with its causes; the shares add up to its length."""
 
     rank: int
     start_ns: int
@@ -131,25 +134,25 @@ def attribute_waits(
     matches: Matches,
     compute_cause: ComputeCause,
 ) -> list[AttributedWait]:
-    """Charge every piece of waiting, earliest first, so that followed waits are already attributed."""
-    meetings = SyncPoints(views, matches)
+    """Attribute every piece of waiting, earliest first, so that followed waits are already attributed."""
+    sync_points = SyncPoints(views, matches)
     cases = [
-        _wait_with_lateness(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
+        _wait_with_lateness(views, sync_points, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
         for rank, wait in waits.items()
         for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True)
     ]
     cases.sort(key=lambda case: (case.end_ns, case.rank, case.start_ns))
-    court = _WaitAttribution(compute_cause)
+    attribution = _WaitAttribution(compute_cause)
     for case, excess in zip(cases, _excess(views, cases), strict=True):
-        court.judge(case, excess)
-    return court.blamed
+        attribution.add(case, excess)
+    return attribution.waits
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A piece of waiting, who came late, and what is compared: each rank's time from their last meeting to its arrival.
+    """A piece of waiting for a late rank, with the spans that are compared: from the last sync point to each arrival.
 
-    `before_ns` is how much of the lateness lies before the late rank's window.
+    `before_ns` is the part of the lateness before the late rank's window.
     """
 
     rank: int
@@ -164,9 +167,9 @@ class _Wait:
 
 
 def _wait_with_lateness(
-    views: Mapping[int, RankView], meetings: SyncPoints, call: CallId, piece: tuple[int, int], arrival: Arrival
+    views: Mapping[int, RankView], sync_points: SyncPoints, call: CallId, piece: tuple[int, int], arrival: Arrival
 ) -> _Wait:
-    met, since_own, since_late = meetings.last_before(call, arrival.call)
+    is_common, since_own, since_late = sync_points.last_before(call, arrival.call)
     unseen_own = max(views[call.rank].window.start_ns - since_own, 0)
     unseen_late = max(views[arrival.rank].window.start_ns - since_late, 0)
     return _Wait(
@@ -178,18 +181,18 @@ def _wait_with_lateness(
         arrived_own_ns=views[call.rank].calls[call.place].exposed_from_ns,
         since_late_ns=since_late,
         arrived_late_ns=views[arrival.rank].calls[arrival.call.place].start_ns,
-        before_ns=max(unseen_late - unseen_own, 0) + (0 if met else max(since_late - since_own, 0)),
+        before_ns=max(unseen_late - unseen_own, 0) + (0 if is_common else max(since_late - since_own, 0)),
     )
 
 
 def _excess(views: Mapping[int, RankView], cases: list[_Wait]) -> npt.NDArray[np.float64]:
-    """By case and cause: how much longer the late rank spent than the waiting one; shape (cases, causes)."""
+    """By case and code: nanoseconds that the late rank spent more than the waiting one; shape (cases, codes)."""
     late = _time_by_code(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
     return late - _time_by_code(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
 
 
 def _time_by_code(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
-    """Time by cause of each (rank, start, end)."""
+    """Nanoseconds by code of each (rank, start, end), shape (spans, codes)."""
     rank, start, end = np.array(spans, np.int64).reshape(-1, 3).T
     spent = np.zeros((len(spans), NUM_COMPARED_CODES))
     for number in distinct(rank).tolist():
@@ -199,14 +202,14 @@ def _time_by_code(views: Mapping[int, RankView], spans: list[tuple[int, int, int
 
 
 class _WaitAttribution:
-    """Charges waits in time order and remembers its earlier verdicts, which later waits follow."""
+    """Attributes waits in time order; later waits follow the results of earlier ones."""
 
     def __init__(self, compute_cause: ComputeCause) -> None:
-        self.blamed: list[AttributedWait] = []
+        self.waits: list[AttributedWait] = []
         self._compute_cause = compute_cause
         self._history: dict[int, list[AttributedWait]] = defaultdict(list)
 
-    def judge(self, case: _Wait, excess: npt.NDArray[np.float64]) -> None:
+    def add(self, case: _Wait, excess: npt.NDArray[np.float64]) -> None:
         length = case.end_ns - case.start_ns
         weights = _without_displaced(self._weigh(np.maximum(excess, 0.0), case), length)
         total = sum(weights.values())
@@ -215,9 +218,9 @@ class _WaitAttribution:
             if total > 0
             else {(Cause.UNEXPLAINED, case.late): float(length)}
         )
-        blamed = AttributedWait(case.rank, case.start_ns, case.end_ns, shares)
-        self.blamed.append(blamed)
-        self._history[case.rank].append(blamed)
+        wait = AttributedWait(case.rank, case.start_ns, case.end_ns, shares)
+        self.waits.append(wait)
+        self._history[case.rank].append(wait)
 
     def _weigh(self, excess: npt.NDArray[np.float64], case: _Wait) -> Shares:
         weights: Shares = defaultdict(float)
@@ -235,20 +238,20 @@ class _WaitAttribution:
         return weights
 
     def _followed(self, rank: int, since: int, until: int) -> Shares:
-        """To whom `rank`'s own waits in that time were attributed; shares add up to 1."""
+        """Causes of `rank`'s own waits in that time; shares add up to 1."""
         shares: Shares = defaultdict(float)
         history = self._history[rank]
-        for blamed in history[bisect_right(history, since, key=lambda wait: wait.end_ns) :]:
-            if blamed.start_ns >= until:
+        for wait in history[bisect_right(history, since, key=lambda wait: wait.end_ns) :]:
+            if wait.start_ns >= until:
                 break
-            for key, share in blamed.shares.items():
+            for key, share in wait.shares.items():
                 shares[key] += share
         total = sum(shares.values())
         return {key: share / total for key, share in shares.items()} if total else {(Cause.UNEXPLAINED, rank): 1.0}
 
 
 def _without_displaced(weights: Shares, length: int) -> Shares:
-    """The weights, with displaced time only as far as the rest does not cover the wait."""
+    """The weights, with displaced time reduced to what the rest does not explain of the wait."""
     displaced = sum(weight for (cause, _), weight in weights.items() if cause in _DISPLACED)
     if not displaced:
         return weights

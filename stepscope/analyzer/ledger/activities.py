@@ -1,4 +1,4 @@
-"""Device activities: what occupied the device, and which host thread launched it when."""
+"""Device activities (kernels, copies, memsets) with the host call that launched each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stepscope.analyzer.rows import launch_rows, order_of
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
 
 _PEER_COPY = "Memcpy PtoP"
-"""Carries a collective through the copy engines (async tensor parallelism, symmetric memory)."""
+"""Copies of a collective that uses the copy engines (async tensor parallelism, symmetric memory)."""
 
 
 class Work(IntEnum):
-    """What a device activity does."""
+    """Kind of work of a device activity."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -31,12 +31,10 @@ class Activities:
 
     Attributes:
         row: index into the trace's columns.
-        start_ns, end_ns: on the device.
         stream: stream id.
         work: Work codes.
-        launch_ns: start of the host call that asked for it, or NONE when the trace lacks that call.
+        launch_ns, launch_end_ns: start and end of the host call that launched it, or NONE when the trace lacks it.
         launch_lane: index of that call's thread in the trace's lanes, or NONE.
-        launch_end_ns: when that call returned, or NONE.
         launch_row: that call's row in the trace's columns, or NONE.
     """
 
@@ -54,14 +52,14 @@ class Activities:
         return len(self.row)
 
     def of(self, *work: Work) -> npt.NDArray[np.intp]:
-        """Positions of the activities that do this work."""
+        """Positions of the activities of these kinds."""
         is_wanted = np.zeros(len(Work), np.bool_)
         is_wanted[list(work)] = True
         return np.flatnonzero(is_wanted[self.work])
 
 
 def device_activities(trace: TraceColumns) -> Activities:
-    """Collect kernels, copies and memsets, and tie each to its launch by correlation id."""
+    """Collect kernels, copies and memsets, and link each to its launch by correlation id."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
     order = order_of(trace.start_ns[rows], streams)
@@ -82,7 +80,7 @@ def device_activities(trace: TraceColumns) -> Activities:
 
 
 def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
-    """Communication by what the row says of itself, else by its name; so are copies from GPU to GPU."""
+    """Work codes: communication by the row's arguments or name, also copies from GPU to GPU."""
     communicates = trace.named(rows, is_communication)
     communicates |= np.isin(rows, trace.communication.row)
     is_kernel = trace.category[rows] == Category.KERNEL

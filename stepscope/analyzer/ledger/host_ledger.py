@@ -1,7 +1,7 @@
-"""Ledger of a run without a device (CPU and gloo): category of each instant of the main thread.
+"""Time breakdown of a run without a device (CPU and gloo): category of each instant of the main thread.
 
-A checkpoint or the loader claims everything inside it; then operators and simulated compute; then communication in
-flight with no operator open; the rest is the host's own. Nested spans need no stack: each class is a union.
+Priority: checkpoint and data loading with everything inside them; operators and simulated compute; communication in
+flight without an open operator; the rest is the host's. Nested spans need no stack, as each class is a union of spans.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|record_param_comms)|wait_tensor")
 _BACKEND_SPAN = re.compile(r"^(gloo|mpi|ucc):")
-"""On worker threads, and on the main thread from an asynchronous send until somebody waits for it: whatever the main
-thread does inside is not part of it."""
+"""On worker threads, and on the main thread from an asynchronous send until it is waited for; what the main thread does
+inside is not part of it."""
 _AUTOGRAD_NODE = re.compile(r"^autograd::engine::evaluate_function: |^\w+Backward\d*$")
-"""Wraps the operators of a backward step and, under FSDP, the reduction that its hook waits for."""
+"""Encloses the operators of a backward step and, with FSDP, the reduction that its hook waits for."""
 _SIMULATED_COMPUTE = re.compile(r"^simulated_compute")
 
 
 def main_lane(trace: TraceColumns, steps: HostSteps) -> int:
-    """The thread that runs the training loop: the steps' own, else the one with the most operators."""
+    """The thread of the training loop: that of the steps, else the one with the most operators; or NONE."""
     if steps.main_lane != NONE:
         return steps.main_lane
     operators = trace.rows_of(Category.CPU_OP)
@@ -39,7 +39,7 @@ def main_lane(trace: TraceColumns, steps: HostSteps) -> int:
 
 
 def host_window(trace: TraceColumns, steps: HostSteps) -> Window:
-    """The steps as they are on the host; without steps, first to last event of the main thread."""
+    """The steps on the host; without steps, first to last event of the main thread."""
     if len(steps):
         return Window(int(steps.start_ns[0]), int(steps.end_ns[-1]), steps.index, steps.start_ns, 0)
     rows = np.flatnonzero(trace.lane == main_lane(trace, steps))
@@ -48,13 +48,13 @@ def host_window(trace: TraceColumns, steps: HostSteps) -> Window:
 
 
 def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments:
-    """Book the main thread's window."""
+    """Attribute the main thread's window."""
     lane = main_lane(trace, steps)
     annotations = host_annotations(trace, [lane])
     rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
     operators, communicating = _classes(trace, rows, lane)
     left = single(window.start_ns, window.end_ns)
-    paints = []
+    parts = []
     for cover, category, cause in (
         (annotations.checkpoint, TimeCategory.CHECKPOINT, None),
         (annotations.data_loading, TimeCategory.DATA_LOADING, None),
@@ -62,9 +62,9 @@ def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -
         (communicating, TimeCategory.COMMUNICATION_UNSPLIT, None),
         (annotations.profiler, TimeCategory.PROFILER, None),
     ):
-        paints.append(CategorySpans(intersect(left, cover), category, cause))
+        parts.append(CategorySpans(intersect(left, cover), category, cause))
         left = subtract(left, cover)
-    return assemble([*paints, CategorySpans(left, TimeCategory.HOST_BOUND)])
+    return assemble([*parts, CategorySpans(left, TimeCategory.HOST_BOUND)])
 
 
 def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tuple[Intervals, Intervals]:

@@ -16,7 +16,7 @@ from stepscope.analyzer.rows import on_lanes
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000
-"""A gap that opens this soon after a blocking call returned is still that call's doing (the return itself costs)."""
+"""A gap that opens this soon after a blocking call returned is still caused by it (returning takes time)."""
 
 _PROFILER = re.compile(r"profiler (start|stop|export)|(start|stop|export)[_ ]profil|export_chrome_trace", re.IGNORECASE)
 _CHECKPOINT = re.compile(
@@ -31,15 +31,15 @@ _DATA_LOADING = re.compile(
 ANNOTATES = (Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
 BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
 _NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
-"""Recorded as profiler overhead though it is none: back-pressure of the launch queue, CUDA loading its kernels."""
+"""Recorded as profiler overhead, but back-pressure of the launch queue or CUDA loading its kernels."""
 _ASYNCHRONOUS_CALL = re.compile(r"Async")
 _NOT_WAITED_FOR = re.compile(r"^Memset|DtoD|DeviceToDevice|PtoP|Pinned")
-"""Fills and copies that an asynchronous call does not wait for, even where it happens to return after they ended."""
+"""Fills and copies that an asynchronous call does not wait for, even if it happens to return after they end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Annotated:
-    """Spans by what their names say."""
+    """Annotated spans by purpose."""
 
     profiler: Intervals
     checkpoint: Intervals
@@ -48,25 +48,25 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True)
 class HostSpans:
-    """One launching thread's spans; `blocked` are calls that lasted until device work ended."""
+    """Spans of one launching thread; `blocked` are calls that lasted until device work ended."""
 
     annotated: Annotated
     blocked: Intervals
 
     def joined(self, other: HostSpans) -> HostSpans:
-        """What is open on one thread or the other."""
-        mine, its = self.annotated, other.annotated
+        """Spans open on either thread."""
+        own, others = self.annotated, other.annotated
         annotated = Annotated(
-            profiler=join(mine.profiler, its.profiler),
-            checkpoint=join(mine.checkpoint, its.checkpoint),
-            data_loading=join(mine.data_loading, its.data_loading),
+            profiler=join(own.profiler, others.profiler),
+            checkpoint=join(own.checkpoint, others.checkpoint),
+            data_loading=join(own.data_loading, others.data_loading),
         )
         return HostSpans(annotated, join(self.blocked, other.blocked))
 
 
 @dataclass(frozen=True, slots=True)
 class _AnnotationRows:
-    """Rows of all threads by what their names say."""
+    """Annotation rows of all threads by purpose."""
 
     profiler: npt.NDArray[np.intp]
     checkpoint: npt.NDArray[np.intp]
@@ -74,7 +74,7 @@ class _AnnotationRows:
     overhead: npt.NDArray[np.intp]
 
     def on(self, trace: TraceColumns, lanes: list[int]) -> Annotated:
-        """The spans on some threads; the profiler's own overhead counts wherever it is."""
+        """The spans on some threads; profiler overhead counts on any thread."""
         return Annotated(
             profiler=time_of(trace, np.concatenate((on_lanes(trace, self.profiler, lanes), self.overhead))),
             checkpoint=time_of(trace, on_lanes(trace, self.checkpoint, lanes)),
@@ -99,10 +99,10 @@ class _BlockingCalls:
 def host_spans(
     trace: TraceColumns, steps: HostSteps, activities: Activities, lanes: Sequence[int]
 ) -> dict[int, HostSpans]:
-    """The spans of each of these threads, together with those of the training loop's own thread.
+    """The spans of each of these threads, joined with those of the training loop's thread.
 
-    Backward kernels are launched by a thread that autograd keeps for it; what the loop did before it called
-    backward (load data, save a checkpoint, wait for the device) stands on the loop's thread.
+    Autograd launches backward kernels from a thread of its own, while what delayed them (loading data, saving a
+    checkpoint, waiting for the device) is on the loop's thread.
     """
     annotations, blocking = _annotation_rows(trace), _all_blocking_calls(trace, activities)
 
@@ -114,7 +114,7 @@ def host_spans(
 
 
 def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
-    """Profiler, checkpoint and loader spans on these threads (the profiler's own overhead on any)."""
+    """Profiler, checkpoint and loader spans on these threads; profiler overhead on any thread."""
     return _annotation_rows(trace).on(trace, lanes)
 
 
@@ -133,7 +133,7 @@ def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.i
 
 
 def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities) -> tuple[Nanoseconds, Nanoseconds]:
-    """Start and end of the calls that synchronize, and of the copies whose call returned only when they had ended."""
+    """Start and end of synchronizing calls, and of the calls of copies that returned only when the copy had ended."""
     return _all_blocking_calls(trace, activities).on(lanes)
 
 

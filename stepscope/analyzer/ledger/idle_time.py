@@ -1,4 +1,4 @@
-"""Idle time of the device: the rule that attributes each gap, and what kept the host meanwhile."""
+"""Idle time of the device: the rule that attributes each gap to a category, and what delayed the host meanwhile."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the host threads of a rank did, by the thread that launched an activity."""
+    """Host spans of a rank by launching thread; `launches_known` is whether the trace has any launch."""
 
     spans_of_lane: dict[int, HostSpans]
     launches_known: bool
-    """whether the trace has any launch at all"""
 
     def copy_causes(self, activities: Activities) -> IntColumn:
-        """Charge of each activity if it is a copy: the checkpoint's or the loader's that launched it, else copy."""
+        """Cause code of each activity if it is a copy: checkpoint or data loading that launched it, else copy."""
         causes = np.full(len(activities), CAUSE_CODE[Cause.COPY], np.int8)
         for lane, spans in self.spans_of_lane.items():
             here = activities.launch_lane == lane
@@ -62,10 +61,11 @@ def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) 
 
 
 def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
-    """Book idle time, gap by gap: by the activity that ends the gap, its launch, and what its thread did before.
+    """Attribute idle time, gap by gap.
 
-    From the launch on, the work was queued and the device was late (`device_gap`). Before it, instant by instant:
-    profiler, checkpoint, data loading; else the blocking call that the gap opens in; else the host was slow.
+    Idea: the activity that ends a gap is what the device was missing. From its launch on it was queued, so the device
+    was late (`device_gap`). Before its launch the launching thread was late, for what it did at each instant: profiler,
+    checkpoint, data loading; else the blocking call in which the gap opens; else it was just slow (`host_bound`).
     """
     ended_by = np.minimum(np.searchsorted(activities.start_ns, gaps.end, side="left"), max(len(activities) - 1, 0))
     launch, lane = activities.launch_ns[ended_by], activities.launch_lane[ended_by]
@@ -77,23 +77,23 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     orphan = (launch == NONE) & ~launched_before
     queued_from = np.where(launched_before, gaps.start, np.clip(launch, gaps.start, gaps.end))
     queued_from = np.where(orphan, gaps.end, queued_from)
-    paints = [CategorySpans(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
-    paints.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
+    parts = [CategorySpans(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
+    parts.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
     for number, spans in host.spans_of_lane.items():
         here = lane == number
         start, end = gaps.start[here], queued_from[here]
         opens_blocked = _opens_blocked(spans.blocked, start)
-        paints += _by_spans(union(start[opens_blocked], end[opens_blocked]), spans, TimeCategory.SYNCHRONIZATION)
-        paints += _by_spans(union(start[~opens_blocked], end[~opens_blocked]), spans, TimeCategory.HOST_BOUND)
-    return paints
+        parts += _by_spans(union(start[opens_blocked], end[opens_blocked]), spans, TimeCategory.SYNCHRONIZATION)
+        parts += _by_spans(union(start[~opens_blocked], end[~opens_blocked]), spans, TimeCategory.HOST_BOUND)
+    return parts
 
 
 def late_host(alone: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
-    """The part of communication-only time in which the next compute kernel was not even launched.
+    """The part of communication-only time in which the next compute kernel was not yet launched, by idle category.
 
-    Exposed is not blocking: were the communication instantaneous, the device would have idled there all the same,
-    so that time is attributed by the idle rule. While the launching thread itself is blocked (it may wait for this very
-    communication) nothing is moved. Paints carry the idle category as their category.
+    Exposed is not blocking: with instantaneous communication the device would have idled there all the same, so the
+    idle rule attributes that time. Time in which the launching thread itself is blocked (perhaps by this very
+    communication) is left out.
     """
     compute = activities.of(Work.COMPUTE)
     if not len(compute) or not len(alone):
@@ -103,12 +103,12 @@ def late_host(alone: Intervals, activities: Activities, host: Host) -> list[Cate
     following = compute[np.minimum(place, len(compute) - 1)]
     launch = activities.launch_ns[following]
     known &= launch != NONE
-    paints: list[CategorySpans] = []
+    parts: list[CategorySpans] = []
     for number, spans in host.spans_of_lane.items():
         here = known & (activities.launch_lane[following] == number)
         late = union(alone.start[here], np.minimum(alone.end[here], launch[here]))
-        paints += _by_spans(subtract(late, spans.blocked), spans, TimeCategory.HOST_BOUND)
-    return paints
+        parts += _by_spans(subtract(late, spans.blocked), spans, TimeCategory.HOST_BOUND)
+    return parts
 
 
 def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.bool_]:
@@ -121,15 +121,15 @@ def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.b
 
 def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[CategorySpans]:
     """First match: profiler, checkpoint, data loading, the rest."""
-    paints = []
+    parts = []
     for cover, category in (
         (spans.annotated.profiler, TimeCategory.PROFILER),
         (spans.annotated.checkpoint, TimeCategory.CHECKPOINT),
         (spans.annotated.data_loading, TimeCategory.DATA_LOADING),
     ):
-        paints.append(CategorySpans(intersect(time, cover), category))
+        parts.append(CategorySpans(intersect(time, cover), category))
         time = subtract(time, cover)
-    return [*paints, CategorySpans(time, rest)]
+    return [*parts, CategorySpans(time, rest)]
 
 
 _GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
@@ -152,10 +152,10 @@ class HostWork:
 
     Attributes:
         late_ns: time attributed to a late host, by what its threads did meanwhile.
-        phases_ns: the same time, by the phase that the training script named, innermost or not.
-        blocked_ns: time booked as synchronization, by the kind of call that it followed.
+        phases_ns: the same time by phase of the training script; nested phases each count in full.
+        blocked_ns: time attributed to synchronization, by the kind of call before it.
         num_blocking_calls: in the window, by kind.
-        load_waits_ns: how long each batch was waited for, in order, over the whole trace.
+        load_waits_ns: wait for each batch, in order, over the whole trace.
         loads_in_process: whether the training process itself makes the batches.
     """
 
@@ -168,7 +168,7 @@ class HostWork:
 
 
 def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | None, segments: Segments) -> HostWork:
-    """Look at what was open on the launching threads and the training loop's while the device idled for them.
+    """Sum up what the launching threads and the training loop's did while the device idled for them.
 
     Args:
         activities: None for a run without a device.
@@ -189,7 +189,7 @@ def _charged(segments: Segments, cause: Cause) -> Intervals:
 
 
 def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, left: Intervals) -> dict[Reason, int]:
-    """First match: collecting garbage, asking the driver for memory, compiling, an optimizer on the CPU, operators."""
+    """Late time by first match: garbage collection, driver allocations, compilation, CPU optimizer, operators."""
     if not len(left):
         return {}
     time = {}
@@ -208,7 +208,7 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
 
 
 def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str, int]:
-    """By the name that the script gave them."""
+    """Late time by phase of the training script."""
     everywhere = trace.rows_named(lambda name: name.startswith(PHASE_PREFIX), Category.USER_ANNOTATION)
     rows = on_lanes(trace, everywhere, lanes)
     found = {}
@@ -220,7 +220,7 @@ def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str,
 
 
 def _optimizers_on_cpu(trace: TraceColumns, activities: Activities | None) -> npt.NDArray[np.intp]:
-    """Optimizer steps in which nothing was launched: the parameters live on the host."""
+    """Optimizer steps in which nothing was launched: the parameters are on the host."""
     rows = trace.rows_named(_OPTIMIZER.search, *ANNOTATES)
     if activities is None:
         return rows[:0]
@@ -253,7 +253,7 @@ def _blocked(
 
 
 def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -> npt.NDArray[np.int64]:
-    """Place in _CALLS by the operator that each call was made in; outside of all, it is a synchronization."""
+    """Index in _CALLS by the operator around each call; without one it is an explicit synchronization."""
     kind = np.full(len(start), _CALLS.index(Reason.EXPLICIT_SYNCHRONIZE), np.int64)
     for reason, pattern in ((Reason.BLOCKING_COPY, _COPIES), (Reason.READS_VALUE, _READS_A_VALUE)):
         rows = on_lanes(trace, trace.rows_named(pattern.search, Category.CPU_OP), lanes)
@@ -262,7 +262,7 @@ def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -
 
 
 def _loads(trace: TraceColumns, lanes: list[int]) -> tuple[tuple[int, ...], bool]:
-    """How long each batch was waited for, and whether the process itself made it."""
+    """Wait for each batch, and whether the process itself made them."""
     rows = data_loading_rows(trace, lanes)
     spans = time_of(trace, rows)
     inside = time_of(trace, rows[trace.named(rows, _IN_PROCESS_LOADER.search)])

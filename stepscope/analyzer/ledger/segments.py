@@ -17,7 +17,7 @@ CAUSE_CODE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
 """Cause -> its code in a segment."""
 
 TO_ATTRIBUTE = len(CAUSE_ORDER)
-"""Cause code of waiting: never a cause itself, blame/waits.py attributes it to whoever was late."""
+"""Cause code of waiting, until blame/waits.py attributes it to the late rank."""
 
 _OWN_CAUSE = {
     TimeCategory.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
@@ -39,7 +39,7 @@ _OWN_CAUSE = {
 OWN_CAUSE = np.array(
     [TO_ATTRIBUTE if h is TimeCategory.WAIT else CAUSE_CODE[_OWN_CAUSE[h]] for h in CATEGORY_ORDER], np.int8
 )
-"""By category code: the cause when nothing else is to blame."""
+"""By category code: cause code of the category itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,9 @@ class Segments:
     """Disjoint spans in time order.
 
     Attributes:
-        start_ns, end_ns: the span.
-        category: code of the category it is booked under.
-        cause: code of the cause it is attributed to: the category's own, unless something other than what runs is to
-            blame (the host was late anyway, the copy belongs to a checkpoint), or TO_BLAME.
+        category: category code.
+        cause: cause code: the category's own unless something else caused the time (the host was late anyway, the copy
+            belongs to a checkpoint), or TO_ATTRIBUTE.
     """
 
     start_ns: Nanoseconds
@@ -66,39 +65,37 @@ class Segments:
         return self.end_ns - self.start_ns
 
     def intervals_of(self, *categories: TimeCategory) -> Intervals:
-        """The time booked under any of the categories."""
+        """The time in any of the categories."""
         keep = np.isin(self.category, [CATEGORY_CODE[category] for category in categories])
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
 @dataclass(frozen=True, slots=True)
 class CategorySpans:
-    """Spans that get the same category and cause, or one each; without a cause, the category's own."""
+    """Spans with one category and cause, or one each; without a cause it is the category's own."""
 
     intervals: Intervals
     category: TimeCategory | IntColumn
     cause: Cause | IntColumn | None = None
 
     def codes(self) -> tuple[IntColumn, IntColumn]:
-        """Heading and cause of each span."""
+        """Category and cause codes of each span."""
         size = len(self.intervals)
-        category = (
-            np.full(size, CATEGORY_CODE[self.category], np.int8)
-            if isinstance(self.category, TimeCategory)
-            else self.category
-        )
+        category = self.category
+        if isinstance(category, TimeCategory):
+            category = np.full(size, CATEGORY_CODE[category], np.int8)
         if self.cause is None:
             return category, OWN_CAUSE[category]
         return category, np.full(size, CAUSE_CODE[self.cause], np.int8) if isinstance(self.cause, Cause) else self.cause
 
 
-def assemble(paints: list[CategorySpans]) -> Segments:
-    """Put disjoint paints in time order and join neighbours that say the same."""
-    codes = [paint.codes() for paint in paints]
-    start = np.concatenate([paint.intervals.start for paint in paints])
+def assemble(parts: list[CategorySpans]) -> Segments:
+    """Put disjoint parts in time order and join neighbours with equal codes."""
+    codes = [part.codes() for part in parts]
+    start = np.concatenate([part.intervals.start for part in parts])
     order = np.argsort(start, kind="stable")
     start = start[order]
-    end = np.concatenate([paint.intervals.end for paint in paints])[order]
+    end = np.concatenate([part.intervals.end for part in parts])[order]
     category = np.concatenate([code[0] for code in codes]).astype(np.int8)[order]
     cause = np.concatenate([code[1] for code in codes]).astype(np.int8)[order]
     if not len(start):
@@ -110,23 +107,22 @@ def assemble(paints: list[CategorySpans]) -> Segments:
 
 
 class TimeTable:
-    """How much time of each code lies inside a span? Sums are prepared once, each question costs a search.
+    """Time by code within spans. Running sums are prepared once; a query then costs a binary search.
 
     Args:
-        segments: what is summed.
         codes: one code a segment, 0 <= code < num_codes.
     """
 
     def __init__(self, segments: Segments, codes: IntColumn, num_codes: int) -> None:
         self._segments = segments
         self._codes = codes
-        # the segments code by code, with their running sum: the codes that do not occur cost nothing
+        # the segments sorted by code, with their running sum; codes that do not occur cost nothing
         self._by_code = np.argsort(narrow(codes), kind="stable")
         self._first = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=num_codes))))
         self._before = np.concatenate(([0], np.cumsum(segments.duration_ns[self._by_code])))
 
     def between(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Nanoseconds by code inside each span: shape (spans, num_codes). What no segment covers is in no column."""
+        """Nanoseconds by code inside each span, shape (spans, num_codes); time without a segment is in no column."""
         return (self._until(end_ns) - self._until(start_ns)).astype(np.float64)
 
     def _until(self, time_ns: npt.ArrayLike) -> npt.NDArray[np.int64]:

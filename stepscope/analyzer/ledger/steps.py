@@ -20,7 +20,7 @@ _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 
 @dataclass(frozen=True, slots=True)
 class HostSteps:
-    """The steps as the host sees them, in order. `main_lane` is the thread that runs the training loop, or NONE."""
+    """The steps on the host, in order. `main_lane` is the thread of the training loop, or NONE."""
 
     index: IntColumn
     start_ns: Nanoseconds
@@ -32,7 +32,7 @@ class HostSteps:
         return len(self.index)
 
     def position_of(self, time_ns: Nanoseconds) -> npt.NDArray[np.intp]:
-        """Which step (0-based place) each host time falls in; NONE outside all of them."""
+        """Position of the step that contains each host time, or NONE."""
         if not len(self):
             return np.full(len(time_ns), NONE, np.intp)
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
@@ -42,7 +42,7 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What of a rank is booked. `boundary_ns[i]` is where step `index[i]` begins; the window starts at the first."""
+    """The analysed part of a rank's trace; step `index[i]` begins at `boundary_ns[i]`, the first with the window."""
 
     start_ns: int
     end_ns: int
@@ -64,7 +64,7 @@ class Window:
 
 
 def host_steps(trace: TraceColumns) -> HostSteps:
-    """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none. None is without length."""
+    """The steps by `ProfilerStep#` marks, else by the optimizer's cycle, else none; steps of length 0 are left out."""
     rows = trace.rows_named(_PROFILER_STEP.match, Category.USER_ANNOTATION)
     rows = rows[trace.end_ns[rows] > trace.start_ns[rows]]
     marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
@@ -72,7 +72,7 @@ def host_steps(trace: TraceColumns) -> HostSteps:
         marks = [(match, row) for match, row in marks if int(match.group(1)) in trace.header.whole_steps]
     if marks:
         marks = list({int(trace.start_ns[row]): (match, row) for match, row in reversed(marks)}.values())
-        marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))  # doubled marks would be steps without length
+        marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))  # repeated marks would be steps of length 0
         chosen = np.array([row for _, row in marks])
         index = np.array([int(match.group(1)) for match, _ in marks])
         return HostSteps(index, trace.start_ns[chosen], trace.end_ns[chosen], int(trace.lane[chosen[0]]))
@@ -98,13 +98,13 @@ def _optimizer_cycles(trace: TraceColumns) -> HostSteps:
 def device_window(activities: Activities, steps: HostSteps) -> Window | None:
     """Boundaries and window on the device; None when no kernel that takes time was launched inside a step.
 
-    A boundary is the start of the first kernel launched inside the host step, never of a copy: a prefetch
-    stream follows the host's clock.
+    A boundary is the start of the first kernel launched inside the host step, never of a copy: those of a prefetch
+    stream run as soon as they are launched.
     """
     launched_in = np.where(activities.launch_ns == NONE, NONE, steps.position_of(activities.launch_ns))
     takes_time = activities.end_ns > activities.start_ns
     kernels = np.flatnonzero((activities.work != Work.COPY) & (launched_in != NONE) & takes_time)
-    # activities come by start: the first of each step is its earliest
+    # activities are ordered by start, so the first of each step is its earliest
     places, first = np.unique(launched_in[kernels], return_index=True)
     boundaries: list[int] = []
     kept: list[int] = []
@@ -123,6 +123,6 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
 
 
 def file_window(activities: Activities) -> Window:
-    """First to last device activity of the file, as other tools count."""
+    """First to last device activity of the file, as other tools use."""
     start, end = int(activities.start_ns.min()), int(activities.end_ns.max())
     return Window(start, end, np.array([0]), np.array([start], np.int64), 0)

@@ -1,15 +1,8 @@
 """Cost of operators: least FLOPs and bytes, FLOPs of a whole trace, recomputed operators.
 
-Operator cost: Only exact and simple models: an operator, or a form of it, that is not surely understood has no cost.
-The tables are in matmul_cost (matrix products and attention), convolution_cost and traffic_cost (all that streams
-through memory or picks by index).
-
-Recomputation: Backward formulas call other operators than modules do: the gradient of a linear layer is `aten::mm`,
-that of a convolution `aten::convolution_backward`. A module's own operators inside a backward node are a forward that
-runs again.
-
-Operator flops: That is all there is to count on a CPU. A modelled operator often calls another (convolution,
-_convolution, mkldnn_convolution): the outermost one counts.
+Only exact and simple models: an operator, or a form of it, that is not fully understood has no cost. The tables are in
+matmul_cost (matrix products and attention), convolution_cost and traffic_cost (operators that stream through memory or
+select by index).
 """
 
 from __future__ import annotations
@@ -21,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.element_types import element_bytes_of
-from stepscope.analyzer.intervals import Intervals, contains, intersect, time_of, union
+from stepscope.analyzer.intervals import Intervals, contains, intersect, join, time_of
 from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
 from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCost, distinct_calls, parse_call
 from stepscope.analyzer.roofline.traffic_cost import LOOKUP_MODELS, TRAFFIC_MODELS, generated_kernel, pointwise_model
-from stepscope.analyzer.rows import distinct
+from stepscope.analyzer.rows import distinct, outermost
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _MODELS: dict[str, CostModel] = {
@@ -47,8 +40,8 @@ def operator_cost(name: str, shapes: Shapes, *, kernel_name: str = "") -> Operat
     Args:
         name: its profiler name, e.g. "aten::mm".
         shapes: what it was called with.
-        kernel_name: the kernel that did most of its work: tells the element type of lists, and that an operator without
-            a row in the tables works element by element.
+        kernel_name: the kernel that did most of its work: gives the element type of lists, and shows that an operator
+            without a row in the tables works element by element.
     """
     model = _MODELS.get(name)
     if model is None and name.startswith(_GENERATED):
@@ -69,11 +62,15 @@ _FORWARD = re.compile(
 )
 """Entry points of modules that no backward formula calls."""
 _PRODUCT = re.compile(r"^aten::(matmul|einsum)$")
-"""Called by modules, and by hand-written backward formulas: a repetition only beside an entry point of the others."""
+"""Called by modules and by hand-written backward formulas: recomputation only beside one of the other entry points."""
 
 
 def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_]:
-    """Whether each operator row (or NONE) lies in a forward that runs inside backward."""
+    """Whether each operator row (or NONE) is part of a forward that runs again inside backward.
+
+    Backward formulas call other operators than modules do: the gradient of a linear layer is `aten::mm`, that of a
+    convolution `aten::convolution_backward`. So a module's own operators inside a backward node are recomputation.
+    """
     result = np.zeros(len(operator), np.bool_)
     forward = trace.rows_named(_FORWARD.match, Category.CPU_OP)
     backward = trace.rows_named(_BACKWARD.search, Category.CPU_OP)
@@ -89,11 +86,7 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
         repeated = intersect(starts, nodes)
         holds_forward = np.searchsorted(repeated.start, nodes.end) > np.searchsorted(repeated.start, nodes.start)
         nodes = Intervals(nodes.start[holds_forward], nodes.end[holds_forward])
-        again = union(
-            np.concatenate((repeated.start, intersect(products, nodes).start)),
-            np.concatenate((repeated.end, intersect(products, nodes).end)),
-        )
-        result[mine] = contains(again, trace.start_ns[operator[mine]])
+        result[mine] = contains(join(repeated, intersect(products, nodes)), trace.start_ns[operator[mine]])
     return result
 
 
@@ -107,7 +100,7 @@ class OperatorFlops:
     Attributes:
         row: index into the trace's columns.
         flops: executed.
-        model_flops: those that repeat nothing.
+        model_flops: those without recomputation.
     """
 
     row: npt.NDArray[np.intp]
@@ -116,7 +109,10 @@ class OperatorFlops:
 
 
 def operator_flops(trace: TraceColumns) -> OperatorFlops:
-    """Matrix FLOPs of the host's operators."""
+    """Matrix FLOPs of the host's operators: of a CPU run all there is to count.
+
+    A modelled operator often calls another (convolution, _convolution, mkldnn_convolution): the outermost one counts.
+    """
     rows = trace.rows_of(Category.CPU_OP)
     shapes = recorded_shapes(trace, rows)
     rows, shapes = rows[shapes != NONE], shapes[shapes != NONE]
@@ -127,19 +123,6 @@ def operator_flops(trace: TraceColumns) -> OperatorFlops:
         if cost is not None:
             table[place] = cost.flops, cost.flops - cost.recomputed_flops
     flops, model_flops = table[which].T
-    counts = _outermost(trace, rows[flops > 0])
-    counted = np.flatnonzero(flops > 0)[counts]
+    counted = np.flatnonzero(np.isin(rows, outermost(trace, rows[flops > 0])))
     rows = rows[counted]
     return OperatorFlops(rows, flops[counted], np.where(recomputed(trace, rows), 0.0, model_flops[counted]))
-
-
-def _outermost(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Whether no other of the rows encloses each of them on its thread."""
-    outermost = np.ones(len(rows), np.bool_)
-    start, end = trace.start_ns[rows], trace.end_ns[rows]
-    for lane in distinct(trace.lane[rows]):
-        mine = np.flatnonzero(trace.lane[rows] == lane)
-        mine = mine[np.lexsort((-end[mine], start[mine]))]
-        reach = np.maximum.accumulate(end[mine])
-        outermost[mine[1:]] = start[mine[1:]] >= reach[:-1]
-    return outermost

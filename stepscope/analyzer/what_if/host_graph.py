@@ -21,7 +21,7 @@ from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.rows import order_of
+from stepscope.analyzer.rows import order_of, outermost
 from stepscope.analyzer.what_if.rank_graph import (
     HOST_COLUMN,
     HOST_WORK,
@@ -45,10 +45,9 @@ COMPUTES = CATEGORY_CODE[TimeCategory.COMPUTE_OTHER]
 
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """Window of one rank's main thread, without holes, on the rank's own clock.
+    """Window of one rank's main thread, without holes, on the rank's own clock, by piece.
 
     Attributes:
-        start_ns, end_ns: by piece.
         category: code of its time category.
         name_hash: hash of the operator that computes, equal on every rank; else 0.
     """
@@ -69,7 +68,7 @@ class HostTimeline:
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
     """Timeline of the main thread's window from its time categories; None if it has more than MAX_PIECES pieces."""
-    rows = _outermost(trace, computing_rows(trace, lane))
+    rows = outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
     inside = (place >= 0) & (segments.category[place] == COMPUTES)
@@ -84,15 +83,6 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     hashes = hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
     name_hash = np.where((category == COMPUTES) & (under >= 0), hashes, 0)
     return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), category, name_hash)
-
-
-def _outermost(trace: TraceColumns, rows: IntColumn) -> IntColumn:
-    """The rows that are nested in no other, by start."""
-    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
-    if not len(rows):
-        return rows
-    reach = np.maximum.accumulate(trace.end_ns[rows])
-    return rows[np.concatenate(([True], trace.start_ns[rows[1:]] >= reach[:-1]))]
 
 
 _SPANS = (
@@ -112,13 +102,7 @@ _RETURN, _WAIT, _MARK, _ISSUE, _COMPUTE = range(5)
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Points where the thread starts something or waits for it, in time order.
-
-    Attributes:
-        time_ns: as measured.
-        kind: one of the five kinds.
-        item: the activity that is started or waited for.
-    """
+    """Points where the thread starts or waits for an activity (`item`), in time order."""
 
     time_ns: Nanoseconds
     kind: IntColumn

@@ -106,12 +106,7 @@ def work_between_calls(
 ) -> tuple[Counts, IntColumn]:
     """Host time before and in each call by kind, shape (calls, HOST_WORK), and the kind of each call.
 
-    Args:
-        calls: the calls.
-        follows: from `followed_calls`.
-        own_ns: host time of each call itself, without blocking.
-        opens_ns: start of the host's timeline, which a call that follows none follows.
-        spans_of_lane: spans of each launching thread.
+    A call that follows none (`follows` is NONE) follows `opens_ns`; `own_ns` is the host time of each call itself.
     """
     work = np.zeros((len(calls), len(HOST_WORK)), np.int64)
     label = np.full(len(calls), HOST_COLUMN[Cause.HOST_BOUND], np.int8)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from stepscope.cli.options import FILE
 from stepscope.cli.workload.layout import layout_options, read_layout
 from stepscope.core.errors import DataError, UsageError
 
@@ -25,25 +26,23 @@ from stepscope.core.errors import DataError, UsageError
     type=int,
     help="Use this many sequences or images per step at the smallest scale.  [default: the preset's]",
 )
-@click.option("--repeat", "num_repeats", default=1, show_default=True, help="Run each scale this many times.")
-@click.option("--steps", "num_steps", default=30, show_default=True, help="Measure this many steps of each run.")
-@click.option("--warmup", "num_warmup_steps", default=10, show_default=True, help="Leave out this many steps before.")
+@click.option("--repeat", "num_repeats", default=1, help="Run each scale this many times.")
+@click.option("--steps", "num_steps", default=30, help="Measure this many steps of each run.")
+@click.option("--warmup", "num_warmup_steps", default=10, help="Leave out this many steps before.")
 @click.option(
     "--simulate-compute",
     default=0.0,
     metavar="MS",
     help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of weights and data.")
-@click.option("--device", default="auto", show_default=True, help="Train on auto, cpu or cuda.")
+@click.option("--seed", default=0, help="Seed of weights and data.")
+@click.option("--device", default="auto", help="Train on auto, cpu or cuda.")
 @click.option("--result", type=click.Path(path_type=Path), help="Run nothing; read this earlier bench instead.")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this earlier bench.")
 @click.option(
     "--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower than that."
 )
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON document to this file."
-)
+@click.option("-o", "--output", type=FILE, help="Write the JSON document to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
 def command(
     name: str | None,
@@ -60,7 +59,7 @@ def command(
     Exits with status 1 only when a gate failed beyond noise.
     """
     from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench
-    from stepscope.reference_workloads.placement import is_spokesman
+    from stepscope.reference_workloads.placement import is_main_rank
     from stepscope.store.files import check_writable
 
     if result is not None:
@@ -69,7 +68,7 @@ def command(
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
     earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
-    speaks = is_spokesman()  # under torchrun one rank speaks for all
+    speaks = is_main_rank()  # under torchrun one rank speaks for all
     if output is not None and speaks:
         check_writable(output)
     if result is not None:

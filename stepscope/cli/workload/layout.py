@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stepscope.cli.options import FOLDER
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 WORKLOADS = ("gpt", "llama", "resnet50")
 
 _PLAN_OPTIONS = (
-    click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
-    click.option("--pp", default=1, show_default=True, help="Pipeline parallel size."),
-    click.option("--dp", default=1, show_default=True, help="Data parallel size."),
+    click.option("--tp", default=1, help="Tensor parallel size."),
+    click.option("--pp", default=1, help="Pipeline parallel size."),
+    click.option("--dp", default=1, help="Data parallel size."),
     click.option("--zero", type=int, help="ZeRO stage of data parallelism, 0 to 3.  [default: 2 with dp > 1]"),
     click.option(
         "--schedule",
         default="1f1b",
-        show_default=True,
         help="Pipeline schedule: gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
     ),
     click.option(
@@ -42,7 +42,6 @@ _RECIPE_OPTIONS = (
     click.option(
         "--activation-checkpointing",
         default="none",
-        show_default=True,
         help="Recompute activations instead of keeping them: none, selective or full.",
     ),
     click.option("--max-gradient-norm", type=float, help="Clip gradients to this norm.  [default: never]"),
@@ -53,13 +52,14 @@ _RECIPE_OPTIONS = (
         metavar="STEPS",
         help="Write a distributed checkpoint every so many steps.  [default: never]",
     ),
-    click.option("--checkpoint-mode", default="sync", show_default=True, help="Write checkpoints sync or async."),
+    click.option("--checkpoint-mode", default="sync", help="Write checkpoints sync or async."),
     click.option("--resume-from", metavar="DIR", help="Resume from a run's checkpoints/step{n} folder."),
     click.option(
         "--no-overlap",
         "overlaps_reduction",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Do not overlap gradient reduction with compute.",
     ),
     click.option(
@@ -67,12 +67,11 @@ _RECIPE_OPTIONS = (
         "prefetches",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Gather FSDP weights only when they are needed.",
     ),
     click.option("--compile", "compiles", is_flag=True, help="Compile the blocks with torch.compile."),
-    click.option(
-        "--initial-loss-scale", default=65536.0, show_default=True, help="Start float16's dynamic loss scale here."
-    ),
+    click.option("--initial-loss-scale", default=65536.0, help="Start float16's dynamic loss scale here."),
     click.option("--loader-workers", type=int, help="Number of DataLoader workers per rank.  [default: the preset's]"),
     click.option("--loader-prefetch", type=int, help="Batches that each worker prefetches.  [default: torch's own]"),
     click.option(
@@ -80,19 +79,18 @@ _RECIPE_OPTIONS = (
         "loader_pins_memory",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Keep batches for a GPU in pageable memory.",
     ),
     click.option(
         "--data-dir",
-        type=click.Path(file_okay=False),
+        type=FOLDER,
         help="Read JPEG images for resnet50 from here, one subfolder per class; filled if empty.  [default: synthetic]",
     ),
 )
 _MODEL_OPTIONS = (
     click.option("--dtype", help="Dtype of matrix products: float32, bfloat16 or float16.  [default: the preset's]"),
-    click.option(
-        "--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."
-    ),
+    click.option("--preset", default="tiny", help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."),
     click.option(
         "--layers",
         metavar="N[,N...]",

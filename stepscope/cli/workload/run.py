@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stepscope.cli.options import FOLDER
 from stepscope.cli.workload.layout import Layout, layout_options, read_layout
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
@@ -36,18 +37,12 @@ SCHEMA = "stepscope.workload/1"
     metavar="MS",
     help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
 )
-@click.option("--steps", default=9, show_default=True, help="Train for this many optimizer steps.")
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False),
-    help="Write the run into this folder of runs.",
-)
+@click.option("--steps", default=9, help="Train for this many optimizer steps.")
+@click.option("--out", default="runs", type=FOLDER, help="Write the run into this folder of runs.")
 @click.option("--run-name", help="Name the run.  [default: preset, layout and time]")
 @click.option("--no-profile", is_flag=True, help="Train only; write nothing but checkpoints.")
-@click.option("--seed", default=0, show_default=True, help="Seed of weights and data.")
-@click.option("--device", default="auto", show_default=True, help="Train on auto, cpu or cuda.")
+@click.option("--seed", default=0, help="Seed of weights and data.")
+@click.option("--device", default="auto", help="Train on auto, cpu or cuda.")
 @click.option(
     "--against-plan",
     "with_plan",
@@ -64,7 +59,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
 
     from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_workload
-    from stepscope.reference_workloads.placement import is_spokesman
+    from stepscope.reference_workloads.placement import is_main_rank
 
     if options["with_plan"]:
         _check_gpu(options["device"])
@@ -84,7 +79,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         device=options["device"],
         on_progress=_show_progress,
     )
-    if not is_spokesman():  # under torchrun one rank speaks for all
+    if not is_main_rank():  # under torchrun one rank speaks for all
         return
     rows = None
     if options["with_plan"]:

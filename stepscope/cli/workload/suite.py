@@ -9,15 +9,14 @@ from typing import Any
 
 import click
 
+from stepscope.cli.options import FOLDER
+
 LIST_SCHEMA = "stepscope.suite-cases/1"
 
 
 @click.command("suite")
 @click.option(
-    "--preset",
-    default="tiny",
-    show_default=True,
-    help="Train the cases of tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node.",
+    "--preset", default="tiny", help="Train the cases of tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node."
 )
 @click.option("--cases", metavar="A[,B...]", help="Train only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
@@ -29,7 +28,6 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
     "--keep-traces",
     type=click.Choice(["whole", "trimmed", "none"]),
     default="whole",
-    show_default=True,
     help="Keep traces whole, trimmed (a small fixture per case in DIR/fixtures), or not at all.",
 )
 @click.option("--again", is_flag=True, help="Repeat runs that failed.")
@@ -40,14 +38,9 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
     metavar="RATIO",
     help="Exit with status 1 when the accuracy is lower.",
 )
-@click.option("--device", default="auto", show_default=True, help="Train on auto (the preset's), cpu or cuda.")
+@click.option("--device", default="auto", help="Train on auto (the preset's), cpu or cuda.")
 @click.option(
-    "-o",
-    "--out",
-    required=False,
-    type=click.Path(file_okay=False),
-    metavar="DIR",
-    help="Keep the suite's runs and results in this folder.",
+    "-o", "--out", required=False, type=FOLDER, metavar="DIR", help="Keep the suite's runs and results in this folder."
 )
 @click.option(
     "--json", "as_json", is_flag=True, help=f"Print one stepscope.suite/1 document; with --list, {LIST_SCHEMA}."

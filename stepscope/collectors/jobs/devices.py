@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.hardware.devices import Device, DeviceJoin, device_in
+from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Reading
+from stepscope.core.metrics.readings import Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
+_UP, _INFO, _MIG_ENABLED, _WORKLOAD = (GPU + name for name in ("up", "info", "mig_enabled", "workload_info"))
 _USED, _TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
 _WORKING_KINDS = frozenset({"compute", "mps"})
 """Of NVML's lists of processes. One that only draws has no job."""
@@ -88,15 +89,20 @@ class _Survey:
     def add(self, collection: Collection) -> None:
         """Add one source: first its devices, then the processes that hold them."""
         first = self._join.source(collection)
-        of_devices, of_processes = [], []
+        by_labels: dict[Labels, list[Reading]] = {}
         for reading in collection.readings:
-            labels = dict(reading.labels) if reading.metric.startswith(GPU) else {}
+            if reading.metric.startswith(GPU):
+                by_labels.setdefault(reading.labels, []).append(reading)
+        of_devices, of_processes = [], []
+        for pairs, readings in by_labels.items():
+            labels = dict(pairs)
             if "pid" in labels:
-                of_processes.append((reading, labels))
+                of_processes += [(reading, labels) for reading in readings]
             elif labels.get("gpu"):
-                of_devices.append((first(device_in(labels)), reading, labels))
-        for device, reading, labels in of_devices:
-            self._find(device, reading, labels)
+                device = first(device_in(labels))
+                of_devices.append((device, readings, labels))
+        for device, readings, labels in of_devices:
+            self._find(device, readings, labels)
         for missing in collection.missing:  # a process whose memory is not known holds the device all the same
             if missing.metric == _PROCESS_MEMORY:
                 labels = dict(missing.labels)
@@ -107,20 +113,22 @@ class _Survey:
         for reading, labels in of_processes:
             if reading.metric == _PROCESS_SM_TIME:
                 self._ran(self._join.gpu_of(first(device_in(labels))), int(labels["pid"]), reading.value)
-        for device, reading, labels in of_devices:
+        for device, readings, labels in of_devices:
             if (usage := self._found.get(device)) is not None:
-                self._fill(usage, reading, labels)
+                self._fill(usage, readings, labels)
 
-    def _find(self, device: Device, reading: Reading, labels: Mapping[str, str]) -> None:
+    def _find(self, device: Device, readings: Sequence[Reading], labels: Mapping[str, str]) -> None:
         gpu = self._join.gpu_of(device)
-        if reading.metric == GPU + "info":
-            self._minors.setdefault(gpu, labels.get("minor_number", ""))
-        elif reading.metric == GPU + "mig_enabled" and reading.value:
+        for reading in readings:
+            if reading.metric == _INFO:
+                self._minors.setdefault(gpu, labels.get("minor_number", ""))
+            elif reading.metric == _MIG_ENABLED and reading.value:
+                self._split.add(gpu)
+            elif reading.metric == _UP:
+                self._found.setdefault(device, DeviceUsage(device, gpu, answers=reading.value > 0))
+        if device.instance:
+            self._found.setdefault(device, DeviceUsage(device, gpu))
             self._split.add(gpu)
-        elif reading.metric == GPU + "up" or device.instance:
-            is_up = reading.metric != GPU + "up" or reading.value > 0
-            self._found.setdefault(device, DeviceUsage(device, gpu, answers=is_up))
-            self._split |= {gpu} if device.instance else set()
 
     def _hold(self, device: Device, labels: Mapping[str, str], memory_bytes: float | None) -> None:
         kinds = set(labels.get("kind", "").split("+"))
@@ -136,13 +144,14 @@ class _Survey:
             if usage.gpu_uuid == gpu and pid in usage.holders:
                 usage.holders[pid].sm_ratio = ratio
 
-    def _fill(self, usage: DeviceUsage, reading: Reading, labels: dict[str, str]) -> None:
-        if reading.metric in _ACTIVITY:
-            usage.activity = max(reading.value, usage.activity or 0.0)
-        elif reading.metric in (_USED, _TOTAL):
-            self._memory.setdefault((usage.device, reading.metric), reading.value)
-        elif reading.metric == GPU + "workload_info":
-            usage.workloads.append(labels)
+    def _fill(self, usage: DeviceUsage, readings: Sequence[Reading], labels: dict[str, str]) -> None:
+        for reading in readings:
+            if reading.metric in _ACTIVITY:
+                usage.activity = max(reading.value, usage.activity or 0.0)
+            elif reading.metric in (_USED, _TOTAL):
+                self._memory.setdefault((usage.device, reading.metric), reading.value)
+            elif reading.metric == _WORKLOAD:
+                usage.workloads.append(labels)
 
     def devices(self) -> list[DeviceUsage]:
         """All but the GPUs that are split."""
@@ -162,7 +171,6 @@ def _sort_number(word: str) -> int:
 
 _SHARE_SUFFIX = re.compile(r"::\d+$")
 """What NVIDIA's device plugin puts behind the device of which it gives shares."""
-_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 _GKE_NAME = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(/vgpu\d+)?")
 _DRA_GPU_NAME = re.compile(r"gpu-(\d+)")
 _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
@@ -170,7 +178,7 @@ _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
     """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
-    old = _OLD_MIG_UUID.fullmatch(name)
+    old = OLD_MIG_UUID.fullmatch(name)
     if old:
         return next((one for one in devices if one.gpu_uuid == old[1] and one.device.instance == old[2]), None)
     if not name.startswith(("GPU-", "MIG-")) or len(name) <= len("GPU-"):

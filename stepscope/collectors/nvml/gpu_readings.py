@@ -19,7 +19,7 @@ _METRIC_OF_SHORT_NAME = {name.removeprefix(GPU): name for name in BY_NAME}
 
 
 def is_sentinel(raw: float) -> bool:
-    """Whether NVML says with this number that it has no value."""
+    """Whether NVML uses this number for "no value"."""
     return raw in _SENTINELS or raw >= _MIN_SENTINEL
 
 

@@ -1,19 +1,19 @@
 """XIDs and SXids: meaning, severity and action of each.
 
-An XID is an error that NVIDIA's driver reports of a GPU, an SXid one of an NVSwitch. Three catalogues were compared:
-NVIDIA's own (docs.nvidia.com, of October 2025, which gpud generates its tables from), NVSentinel's tables, and DCGM's
-health watch (DcgmHealthWatch.cpp). NVIDIA's own is followed. Where they disagree:
+An XID is an error that NVIDIA's driver reports for a GPU, an SXid one for an NVSwitch. This table follows NVIDIA's
+catalogue (docs.nvidia.com, October 2025, also the source of gpud's tables). It was compared with NVSentinel's tables
+and DCGM's health watch (DcgmHealthWatch.cpp); where they disagree:
 
-- Faults of applications (13, 31, 32, 43 ...) are `info` here, DCGM warns of them: a bug of a user's must not take a GPU
-  out of service. That one GPU has them again and again is a rule of its own (`xid_repeats`).
-- 62: reset the GPU (NVIDIA), DCGM only warns: the microcontroller that halted manages power and clocks.
-- 63, 92, 121, 137: nothing (NVIDIA), DCGM warns. Remapped rows and the rate of corrected errors are measured anyway.
-- 42, 56 to 58, 73: not in use any more (NVIDIA), DCGM warns. Whoever sees one has an old driver: warning, diagnostics.
-- 74, 144 to 150: NVIDIA's answer depends on further words of the line. Without them: diagnostics. 74 is critical as in
-  DCGM; of the others most are not fatal, and the fatal ones come with a 48, 154 or 155: warning.
-- 94: restart the application, nothing else (NVIDIA; gpud sets the reboots it asks for to 1,000 on purpose).
-- 160, 161: nothing (NVIDIA), NVSentinel has a reboot for one of them.
-- 162 to 170: NVIDIA names no action yet; ours follows from what they tell.
+- Faults of applications (13, 31, 32, 43 ...) are `info`; DCGM warns. A user's bug must not take a GPU out of service;
+  repeated faults of one GPU are a rule of their own (`xid_repeats`).
+- 62: reset the GPU (NVIDIA); DCGM only warns. The halted microcontroller manages power and clocks.
+- 63, 92, 121, 137: no action (NVIDIA); DCGM warns. Remapped rows and corrected errors are measured separately.
+- 42, 56 to 58, 73: no longer in use (NVIDIA); DCGM warns. They mean an old driver: warning, diagnostics.
+- 74, 144 to 150: NVIDIA's action depends on further fields of the line; without them: diagnostics. 74 is critical as in
+  DCGM; most of the others are not fatal, and fatal ones come with a 48, 154 or 155: warning.
+- 94: only restart the application (NVIDIA; gpud's threshold for a reboot is 1,000 on purpose).
+- 160, 161: no action (NVIDIA); NVSentinel reboots for one of them.
+- 162 to 170: no action from NVIDIA yet; ours follows from their description.
 """
 
 from __future__ import annotations
@@ -28,29 +28,25 @@ _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 
 
 class XidClass(StrEnum):
-    """Of what kind an error is."""
+    """Kind of an error."""
 
-    APPLICATION = "application"  # what runs on the GPU is to blame first
+    APPLICATION = "application"  # most likely caused by the application
     INFORMATIONAL = "informational"
-    CLEANUP = "cleanup"  # the driver takes away what an error, or a killed process, left
-    CONTAINED = "contained"  # a memory error that cost one application and nothing else
+    CLEANUP = "cleanup"  # the driver cleans up after an error or a killed process
+    CONTAINED = "contained"  # a memory error that affected one application only
     MEMORY = "memory"
     LINK = "link"
-    RESET = "reset"  # the GPU works no more until it is reset
+    RESET = "reset"  # the GPU does not work until it is reset
     HARDWARE = "hardware"
-    SOFTWARE = "software"  # driver, firmware and virtual machine
-    UNCLASSIFIED = "unclassified"  # no catalogue says anything of use
+    SOFTWARE = "software"  # driver, firmware or virtual machine
+    UNCLASSIFIED = "unclassified"  # no catalogue has useful information
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One error.
+    """One kind of error: XID or SXid.
 
     Attributes:
-        number: XID or SXid.
-        kind: its class.
-        severity: how bad one is.
-        action: what is to be done.
         sentence: what happened, for people.
     """
 
@@ -78,11 +74,11 @@ _NO_LONGER_USED = (
     *(81, 87, 90, 91, 108, *range(111, 119), *range(122, 126), 138),
 )
 FOLLOWERS = frozenset({43, 45})
-"""They follow another XID; alone they mean that somebody ended a process."""
+"""XIDs that follow another one; alone they mean that a process was killed."""
 MEMORY_XIDS = frozenset({48, 64, 94, 95, 140})
-"""Errors of memory that were not corrected. Only 94 says that the damage was contained."""
+"""Uncorrected memory errors. Only 94 says that the damage was contained."""
 REPEATABLE = frozenset({13, 31})
-"""An application's fault, unless one GPU shows them with one application after the other."""
+"""Faults of an application, unless one GPU has them with several applications."""
 LOST_XID = 79
 
 XIDS: dict[int, Xid] = dict(
@@ -257,11 +253,11 @@ XIDS: dict[int, Xid] = dict(
         ),
     )
 )
-"""By number."""
+"""All XIDs by number."""
 
 
 def xid_of(number: int) -> Xid:
-    """The XID; one that is in no catalogue is a warning."""
+    """The XID of a number; numbers in no catalogue are warnings."""
     return XIDS.get(number) or Xid(
         number, XidClass.UNCLASSIFIED, _WARNING, Action.CONTACT_SUPPORT, "This XID is in no catalogue known here."
     )
@@ -271,11 +267,11 @@ _FABRIC_RESETS = frozenset({10003, 10006, 10007, 10008, 12020, 12028, 12032, 140
 
 
 def sxid_of(number: int, *, is_fatal: bool) -> Xid:
-    """The SXid.
+    """The SXid of a number.
 
     Args:
         number: as the switch's driver logs it.
-        is_fatal: what the same line says: there are hundreds, and most matter as little as their line says.
+        is_fatal: as the same line says; there are hundreds of SXids, and for most of them this decides the severity.
     """
     if number in _FABRIC_RESETS:
         sentence = "An NVSwitch met an error that only a reset of all GPUs and switches clears."

@@ -59,7 +59,7 @@ def read_bench(path: Path) -> Bench:
     """A bench from the file that `workload bench -o` wrote.
 
     Raises:
-        DataError: it is not there, or is no such document.
+        DataError: it does not exist or is not such a document.
     """
     import msgspec
 

@@ -55,7 +55,7 @@ DEFAULT_NUM_WARMUP_STEPS = 10
 _OF_DATA_PARALLELISM = ("bucket_mb", "overlaps_reduction", "prefetches")
 
 STEADY = 1.1
-"""Where the 95th percentile is this much above the median, steps are told to be unsteady."""
+"""Where the 95th percentile is this much above the median, steps are reported as unsteady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class BenchRequest:
         return replace(self.preset, batch_size=self.preset.batch_size * dp // smallest)
 
     def work(self) -> Work:
-        """What it measures, told before it is measured."""
+        """Description of what it measures, printed before the run."""
         presets = {dp: self.preset_of(dp) for dp in self.scales}
         sizes = {
             dp: {"batch_size": preset.batch_size, "num_items": _num_items(preset)} for dp, preset in presets.items()
@@ -161,7 +161,7 @@ class Measured:
 
 
 def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
-    """Measure all scales; `on_run` is told of each run before it starts.
+    """Measure all scales; `on_run` is called with each run before it starts.
 
     Scales take turns, so that whatever drifts meanwhile touches all alike. A rank that dies and Ctrl-C end the bench;
     what was measured until then stays.

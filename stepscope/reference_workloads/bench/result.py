@@ -161,7 +161,7 @@ def as_work(
     """The work of these parts, tuples as the lists that a document has."""
     parts = {"workload": workload, "scaling": scaling, "simulate_ms": simulate_ms} | _as_json(model) | _as_json(recipe)
     del parts[_OF_A_SCALE]
-    return Work(parts, {dp: _as_json(told) for dp, told in at.items()})
+    return Work(parts, {dp: _as_json(sizes) for dp, sizes in at.items()})
 
 
 def work_of(bench: Bench) -> Work:
@@ -190,8 +190,8 @@ def check_same_work(ours: Work, theirs: Work, name: str) -> None:
     if not shared:
         raise DataError("shares no scale with this bench", where=name, what_next="measure the same --scales")
     for dp in sorted(shared):
-        told = ours.at[dp].keys() & theirs.at[dp].keys()
-        here, there = ({key: side.at[dp][key] for key in told} for side in (ours, theirs))
+        shared_keys = ours.at[dp].keys() & theirs.at[dp].keys()
+        here, there = ({key: side.at[dp][key] for key in shared_keys} for side in (ours, theirs))
         _refuse_other(here, there, name, at=f" at dp {dp}")
 
 

@@ -22,7 +22,14 @@ from stepscope.reference_workloads.estimate.communication import (
     stage_bytes,
     tensor_parallel_seconds,
 )
-from stepscope.reference_workloads.estimate.flops import StepFlops, num_parameters, stage_flops, stage_parts, step_flops
+from stepscope.reference_workloads.estimate.flops import (
+    FLOPS_PER_PARAMETER_AND_TOKEN,
+    StepFlops,
+    num_parameters,
+    stage_flops,
+    stage_parts,
+    step_flops,
+)
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
 from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
 from stepscope.reference_workloads.plan import ParallelPlan
@@ -117,7 +124,7 @@ class Estimate:
 
     @property
     def most_bytes(self) -> int:
-        """What the fullest rank needs, with what lies outside torch's allocator."""
+        """Memory of the fullest rank, including what is outside torch's allocator."""
         return max(rank.peak_bytes for rank in self.memory) + self.outside_allocator_bytes
 
 
@@ -247,7 +254,6 @@ def _not_modelled(preset: Preset, recipe: Recipe) -> tuple[str, ...]:
     return tuple(notes)
 
 
-FLOPS_PER_PARAMETER_AND_TOKEN = 6
 _SECONDS_PER_HOUR = 3600
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
@@ -289,7 +295,7 @@ def training_cost(
     gpu_hours = num_gpus * num_tokens / tokens_per_second / _SECONDS_PER_HOUR
     money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
     if not all(map(math.isfinite, (flops, gpu_hours, money or 0.0))):
-        raise UsageError("so many tokens cost more than any number says", where="--tokens")
+        raise UsageError("the cost of so many tokens is not a finite number", where="--tokens")
     return TrainingCost(num_tokens, flops, gpu_hours, gpu_hours / num_gpus / 24, money)
 
 
@@ -306,6 +312,6 @@ def parse_amount(text: str, *, option: str = "") -> float:
     amount = float(match[1]) * _SUFFIXES[match[2]] if match else 0.0
     if not 0 < amount < math.inf:
         raise UsageError(
-            f"{text!r} is no number above 0", where=option, what_next="give an amount like 2T, 1.5B or 300e9"
+            f"{text!r} is not a number above 0", where=option, what_next="give an amount like 2T, 1.5B or 300e9"
         )
     return amount

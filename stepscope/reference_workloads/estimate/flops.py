@@ -157,6 +157,9 @@ def stage_flops(plan: ParallelPlan, preset: Preset, recipe: Recipe, stage_index:
 
 FLOAT32_BYTES = 4
 
+FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Of a matrix: one product in the forward pass, two in the backward pass."""
+
 
 def element_bytes(preset: Preset) -> int:
     """Bytes of an element in matrix products."""

@@ -2,7 +2,7 @@
 
 A step is walked through in the schedule's own order, without torch: each pass adds and frees what it adds and frees in
 a real step, and the highest sum counts. It is what torch.cuda.max_memory_allocated tells, not the driver's figure.
-What stands outside torch's allocator is told apart (`outside_allocator_bytes`).
+Memory outside torch's allocator is a category of its own (`outside_allocator_bytes`).
 
 Activations are in bytes per token, for each part between its forward and its backward pass.
 Derived from the operators, not fitted. h is the hidden size, e the bytes of an element in matrix products (2 under
@@ -237,7 +237,7 @@ class _Walk:
 
     def _kept(self, stage: int, place: int, part: Part) -> float:
         kept = self._tokens * kept_bytes_per_token(part.kind, self._plan, self._preset, self._recipe)
-        if stage > 0 and place == 0:  # what it received lies in the receive buffer
+        if stage > 0 and place == 0:  # its input is in the receive buffer
             kept -= stage_bytes(self._plan, self._preset) if not self._is_fully_sharded else 0.0
         return kept
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import NUM_CHUNKS, SPLIT_BACKWARD_SCHEDULES, ParallelPlan
+from stepscope.reference_workloads.plan import (
+    LOOPED_SCHEDULES,
+    NUM_CHUNKS,
+    SINGLE_STAGE_SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    ParallelPlan,
+)
 from stepscope.reference_workloads.presets import Preset
 
 
@@ -83,10 +89,10 @@ def _looped(plan: ParallelPlan, rank: int) -> list[Task]:
 
 def _zero_bubble(plan: ParallelPlan, rank: int) -> list[Task]:
     """ZB1P as torch's ScheduleInterleavedZeroBubble deals it: the weights' half comes `rank` backwards later."""
-    dealt, a_round = _dealt(plan)
-    forwards = [Task(Pass.FORWARD, chunk * plan.pp + rank, number) for chunk, number in dealt]
-    backwards = [((NUM_CHUNKS - 1 - chunk) * plan.pp + rank, number) for chunk, number in dealt]
-    warmup = min((NUM_CHUNKS - 1) * a_round + plan.pp - 1 - rank, len(dealt))
+    chunk_order, round_size = _chunk_order(plan)
+    forwards = [Task(Pass.FORWARD, chunk * plan.pp + rank, number) for chunk, number in chunk_order]
+    backwards = [((NUM_CHUNKS - 1 - chunk) * plan.pp + rank, number) for chunk, number in chunk_order]
+    warmup = min((NUM_CHUNKS - 1) * round_size + plan.pp - 1 - rank, len(chunk_order))
     order = forwards[:warmup]
     num_weights = 0
     for ordinal, (stage, number) in enumerate(backwards):
@@ -98,20 +104,20 @@ def _zero_bubble(plan: ParallelPlan, rank: int) -> list[Task]:
     return order + [Task(Pass.BACKWARD_WEIGHT, *backward) for backward in backwards[num_weights:]]
 
 
-def _dealt(plan: ParallelPlan) -> tuple[list[tuple[int, int]], int]:
+def _chunk_order(plan: ParallelPlan) -> tuple[list[tuple[int, int]], int]:
     """(chunk, micro-batch) in the order of the forward passes, and the micro-batches of a round."""
     num_micro_batches = plan.num_micro_batches
-    a_round = num_micro_batches // max(1, num_micro_batches // plan.pp)
-    dealt = [
+    round_size = num_micro_batches // max(1, num_micro_batches // plan.pp)
+    order = [
         (chunk, number)
-        for first in range(0, num_micro_batches, a_round)
+        for first in range(0, num_micro_batches, round_size)
         for chunk in range(NUM_CHUNKS)
-        for number in range(first, min(first + a_round, num_micro_batches))
+        for number in range(first, min(first + round_size, num_micro_batches))
     ]
-    return dealt, a_round
+    return order, round_size
 
 
-KNOWN_SCHEDULES = ("gpipe", "1f1b", "looped-bfs", "interleaved", "zero-bubble")
+KNOWN_SCHEDULES = SINGLE_STAGE_SCHEDULES + LOOPED_SCHEDULES
 
 
 def refuse_unknown(plan: ParallelPlan, preset: Preset) -> None:
@@ -122,7 +128,7 @@ def refuse_unknown(plan: ParallelPlan, preset: Preset) -> None:
         if getattr(plan, option)
     ]
     if preset.image is not None:
-        unknown.append("a model of images, whose memory lies in its activations")
+        unknown.append("a model of images, whose memory is mostly activations")
     if plan.pp > 1 and plan.schedule not in KNOWN_SCHEDULES:
         unknown.append(f"the {plan.schedule} schedule")
     if unknown:

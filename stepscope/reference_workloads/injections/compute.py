@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.vocabulary.causes import Cause, Reason
-from stepscope.reference_workloads.estimate.flops import block_matrices
+from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
 from stepscope.reference_workloads.injections.injected_job import GPUS, NO_COMPILER, PEERS, TIMED_COMPUTE, TRANSFORMER
 from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity, widest_matrix
 
@@ -55,8 +55,6 @@ _MATRIX_SIZE = 8192
 """Large enough that a multiplication runs at the device's best rate."""
 
 _MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
-_FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Of a matrix: one product forwards and two backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +119,4 @@ def rank_flops(job: TrainingJob, pp_rank: int) -> float:
         return num_items * training_flops(preset)
     num_layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
     weights = num_layers * block_matrices(preset) / plan.tp
-    return _FLOPS_PER_PARAMETER_AND_TOKEN * weights * num_items * preset.sequence_length
+    return FLOPS_PER_PARAMETER_AND_TOKEN * weights * num_items * preset.sequence_length

@@ -70,7 +70,7 @@ class UnevenData(Hang):
     num_batches: int = severity(7, least=1)
     timeout_seconds: float = severity(15.0, above=0)
 
-    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
         """Ranks must have waited in vain for each other, and all have lived to tell."""
         error = ending.error.lower()
         waited = any(sign in error for sign in _SIGNS_OF_TIMEOUT)
@@ -104,8 +104,8 @@ class DyingRank(Hang):
     at_step: int = severity(7, least=0)
     timeout_seconds: float = severity(15.0, above=0)
 
-    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
-        """This rank must have been killed, and the others must have told what they waited for."""
+    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+        """This rank must have been killed, and the others must have reported what they waited for."""
         if f"rank {self.rank} was killed by {signal.SIGKILL.name}" not in ending.error:
             return f"rank {self.rank} was to be killed, but: {ending.error}"
         others = [rank for rank in range(job.plan.world_size) if rank != self.rank]

@@ -91,7 +91,7 @@ class AllocatorChurn(Injection):
     shows: ClassVar[str] = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
 
     extra_ratio: float = severity(0.4, above=0)
-    """of a step without the fault; a loss is named from a tenth of the longer step on, and 0.4 is 29 % of it"""
+    """of a step without the fault; the threshold of a cause is a tenth of the longer step, and 0.4 is 29 % of it"""
 
     def refusal(self, job: TrainingJob) -> str | None:
         if job.num_steps <= MEASURED_STEP + 1:
@@ -145,7 +145,7 @@ class OutOfMemory(Injection):
     cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
     needs: ClassVar[tuple[Need, ...]] = (GPUS,)
 
-    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
         """The error must be the device's."""
         if any(sign in ending.error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
             return None

@@ -22,7 +22,7 @@ def control_of(job: TrainingJob) -> TrainingJob:
         UsageError: the layout or model that a fault asks for cannot be.
     """
     for injection in job.injections:
-        with _named(injection):
+        with _naming_the_fault(injection):
             job = injection.control(job)
     return replace(job, injections=())
 
@@ -46,7 +46,7 @@ def injected(job: TrainingJob) -> TrainingJob:
         why = injection.refusal(faulty)
         if why is not None:
             raise UsageError(f"cannot inject {injection.name}: {why}")
-        with _named(injection):
+        with _naming_the_fault(injection):
             changed = injection.change(faulty)
             _refuse_overwriting(faulty, changed)
             if changed == faulty and _lies_in_the_job(injection):
@@ -58,8 +58,8 @@ def injected(job: TrainingJob) -> TrainingJob:
 
 
 @contextmanager
-def _named(injection: Injection) -> Iterator[None]:
-    """Whatever cannot be says which fault asked for it."""
+def _naming_the_fault(injection: Injection) -> Iterator[None]:
+    """Add the name of the fault to a UsageError that it causes."""
     try:
         yield
     except UsageError as error:

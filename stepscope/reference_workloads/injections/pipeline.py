@@ -31,7 +31,7 @@ class FewMicroBatches(Injection):
         return replace(job, plan=replace(job.plan, micro_batches=2 * job.plan.pp))
 
     def change(self, job: TrainingJob) -> TrainingJob:
-        """Layers take twice as long for twice the batch; simulated ones must be told."""
+        """Layers take twice as long for twice the batch; simulated ones are made to."""
         plan = replace(job.plan, micro_batches=job.plan.pp)
         return replace(job, plan=plan, simulate_ms=2 * job.simulate_ms)
 

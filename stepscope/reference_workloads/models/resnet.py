@@ -21,7 +21,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut, with an optional sleep that stands for a device's compute time."""
+    """Three convolutions around a shortcut, with an optional sleep that simulates a device's compute time."""
 
     def __init__(self, num_inputs: int, width: int, stride: int, simulate_milliseconds: float) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ResNet(nn.Module):
 
 
 def image_model(preset: Preset) -> ImageModel:
-    """What the preset says of images; it must be one of a model of images."""
+    """Image options of the preset, which must be one of a model of images."""
     assert preset.image is not None
     return preset.image
 

@@ -74,7 +74,7 @@ def name_seed(seed: int, name: str) -> int:
 
 
 class GPTBlock(nn.Module):
-    """A transformer block, with an optional sleep that stands for a device's compute time."""
+    """A transformer block, with an optional sleep that simulates a device's compute time."""
 
     def __init__(self, preset: Preset, simulate_milliseconds: float) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class FeedForward(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A transformer block, with an optional sleep that stands for a device's compute time."""
+    """A transformer block, with an optional sleep that simulates a device's compute time."""
 
     def __init__(self, preset: Preset, simulate_milliseconds: float) -> None:
         super().__init__()

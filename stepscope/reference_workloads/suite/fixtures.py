@@ -1,7 +1,7 @@
 """Fixtures: a trimmed run directory for tests, which the analysis judges as it judged the whole one.
 
 fixtures/CASE/traces/step{k}/   trimmed traces, one a rank
-fixtures/CASE/steps/            the telemetry, whole: rhythms are told by many steps
+fixtures/CASE/steps/            the telemetry, whole: periodic patterns need many steps
 fixtures/CASE/run.json          mesh and the unprofiled step, without the machine's name, versions and environment
 fixtures/CASE/truth.json        what was built in, what the whole trace was called, what was measured
 
@@ -239,7 +239,7 @@ def _in_window(events: list[dict[str, Any]], begin: float, end: float) -> list[d
 
 
 def _without_inner_operators(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out operators inside others, whose time is the outer one's, and what the profiler says of itself."""
+    """Leave out operators inside others, whose time is the outer one's, and the profiler's own events."""
     kept = [event for event in events if event["cat"] not in {"cpu_op", "overhead"}]
     for operators, _ in _by_thread(events):
         kept += [

@@ -171,5 +171,5 @@ def why_failed(run: Run, result: RunResult) -> str | None:
         return "the fault was to end the run, which went on to its last step"
     ending = Ending(result.error or "it ended without a word", frozenset(result.artefacts))
     # One of them ends the run; the others are not reached then.
-    reasons = [fault.wrong_end(run.job, ending) for fault in ending_faults]
+    reasons = [fault.unexpected_ending(run.job, ending) for fault in ending_faults]
     return None if None in reasons else reasons[0]

@@ -27,7 +27,7 @@ from stepscope.core.vocabulary.causes import Cause
 from stepscope.reference_workloads.environment import provenance
 from stepscope.reference_workloads.injections.injected_job import injected
 from stepscope.reference_workloads.launch import run_workload
-from stepscope.reference_workloads.placement import check_device, refuse_launcher
+from stepscope.reference_workloads.placement import device_type_of, refuse_launcher
 from stepscope.reference_workloads.suite.cases import Case, Run
 from stepscope.reference_workloads.suite.fixtures import write_fixture
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder, why_failed
@@ -104,7 +104,7 @@ def run_suite(
     cases = [case for case in cases if case.name not in refused]
     runs = _runs(cases)
     for run in runs:
-        check_device(run.job.device_type, run.job.plan)
+        device_type_of(run.job.device_type, run.job.plan, 0.0, is_rank=False)
     with folder.held():
         known = known_results(cases, folder)
         results = {

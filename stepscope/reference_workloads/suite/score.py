@@ -89,7 +89,7 @@ class CaseScore:
         fault: name of the injection, or "healthy".
         expected: the causes that are right, the foremost first.
         expected_reasons: by cause, one of which must be named with it; no entry where any will do.
-        why: in a few words where the outcome is no plain success.
+        why: short reason where the outcome is not a plain success.
         severity: step with the fault / step without, neither profiled; None where the fault changes the model.
         overhead: captured step / unprofiled step - 1.
         prediction: None where the fault has no fix, or its cause was not called.

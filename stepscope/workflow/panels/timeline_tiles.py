@@ -58,7 +58,7 @@ def make_track(timeline: RankTimeline) -> Track:
     return Track(
         rank=timeline.rank,
         edges_ns=np.array([*timeline.start_ns, timeline.end_ns], dtype=np.int64),
-        codes=np.array(timeline.headings, dtype=np.int64),
+        codes=np.array(timeline.categories, dtype=np.int64),
         step_starts_ns=np.array(timeline.step_starts_ns, dtype=np.int64),
         step_indices=timeline.step_indices,
     )

@@ -1,1 +1,1 @@
-"""Folder that stands first on the PYTHONPATH of what `stepscope run` starts; it holds a sitecustomize."""
+"""Folder put first on the PYTHONPATH of what `stepscope run` starts; it holds a sitecustomize."""

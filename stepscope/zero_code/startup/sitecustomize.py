@@ -33,7 +33,7 @@ _WHERE_STEPSCOPE_IS = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
 
 
 class _ImportWatch:
-    """Stands before the finders of sys.meta_path, finds nothing itself, and says which module was imported."""
+    """First finder of sys.meta_path: it finds nothing itself and reports which modules are imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """What the other finders find."""

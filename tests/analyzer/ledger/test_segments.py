@@ -47,12 +47,12 @@ def test_assemble_puts_paints_in_time_order_and_gives_each_heading_its_own_charg
     assert segments.cause.tolist() == [CAUSE_CODE[Cause.COPY], TO_ATTRIBUTE, CAUSE_CODE[Cause.CHECKPOINT]]
 
 
-def test_every_heading_has_a_charge_and_only_waiting_is_still_to_blame() -> None:
+def test_every_category_has_a_cause_and_only_waiting_is_still_to_attribute() -> None:
     time = Intervals(np.array([0]), np.array([1]))
-    to_blame = [
+    to_attribute = [
         category for category in CATEGORY_ORDER if assemble([CategorySpans(time, category)]).cause[0] == TO_ATTRIBUTE
     ]
-    assert to_blame == [TimeCategory.WAIT]
+    assert to_attribute == [TimeCategory.WAIT]
 
 
 @settings(max_examples=80, deadline=None)

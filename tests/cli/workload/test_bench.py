@@ -157,4 +157,4 @@ def test_runs_before_the_one_that_failed_are_written_and_shown(
 def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "x")
     assert _exit_code("gpt") == 2
-    assert "stepscope: RANK: is no rank or size: 'x'" in capfd.readouterr().err
+    assert "stepscope: RANK: is not a rank or size: 'x'" in capfd.readouterr().err

@@ -42,7 +42,7 @@ def test_amounts_as_people_write_them(text: str, amount: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-2T", "2X", "T", "1e999"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--tokens: .* is no number above 0; give an amount like 2T"):
+    with pytest.raises(UsageError, match=r"^--tokens: .* is not a number above 0; give an amount like 2T"):
         parse_amount(text, option="--tokens")
 
 

@@ -120,7 +120,7 @@ def test_an_item_is_a_crop_of_what_the_file_shows(tmp_path: Path) -> None:
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.jpg").write_bytes(b"\xff\xd8 cut short")
-    with pytest.raises(DataError, match=r"broken\.jpg: is no image"):
+    with pytest.raises(DataError, match=r"broken\.jpg: is not an image"):
         JpegImages(_TINY, tmp_path, num_images=1, seed=0)[0]
     (tmp_path / "a" / "broken.jpg").unlink()
     with pytest.raises(DataError, match="no JPEG files"):
@@ -139,7 +139,9 @@ def test_a_file_that_is_no_image_is_named_by_the_run_too(tmp_path: Path, workers
     recipe = Recipe(data_dir=str(tmp_path), loader_workers=workers)
     with pytest.raises(DataError) as refused:
         run_workload(ParallelPlan(), preset=_TINY, recipe=recipe, device="cpu", profiled=False, num_steps=1)
-    assert str(refused.value).startswith(f"{tmp_path}/a/broken.jpg: is no image that can be decoded (cannot identify")
+    assert str(refused.value).startswith(
+        f"{tmp_path}/a/broken.jpg: is not an image that can be decoded (cannot identify"
+    )
     assert str(refused.value).endswith("; replace or remove it")
 
 
