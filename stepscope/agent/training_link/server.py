@@ -52,6 +52,8 @@ class TrainingServer:
         why_closed: why it does not listen although it is open; None while it does.
     """
 
+    _selector: selectors.BaseSelector
+
     def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
         """
         Args:
@@ -92,6 +94,7 @@ class TrainingServer:
             self.why_closed = Missing("", (), reason, detail)
             return self
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
         self._thread.start()
         return self
 
@@ -134,48 +137,48 @@ class TrainingServer:
         return taken
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._event, selectors.EVENT_READ)
+        with self._selector:
+            self._selector.register(self._event, selectors.EVENT_READ)
             while not self._closing:
                 try:
-                    self._turn(selector)
+                    self._turn()
                 except Exception:  # the thread's edge: the next turn serves training again
                     _log.exception("the training socket failed; it continues")
                     time.sleep(_TURN_SECONDS)
             for connection in list(self._clients):
-                self._end(selector, connection, "agent_ends", "")
+                self._end(connection, "agent_ends", "")
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    def _turn(self) -> None:
         now = time.monotonic()
         for connection, until in list(self._paused.items()):
             if until <= now:
                 del self._paused[connection]
                 if is_hung_up(connection):
-                    self._serve_last(selector, connection)
+                    self._serve_last(connection)
                 else:
-                    self._listen(selector, connection)
+                    self._listen(connection)
         due = [*self._paused.values()]
         listening = self._file.listening
         if self._accept_at > now:
             due.append(self._accept_at)
-        elif listening not in selector.get_map():
-            selector.register(listening, selectors.EVENT_READ)
-        for key, events in selector.select(min([_TURN_SECONDS, *(at - now for at in due)])):
+        elif listening not in self._selector.get_map():
+            self._selector.register(listening, selectors.EVENT_READ)
+        for key, events in self._selector.select(min([_TURN_SECONDS, *(at - now for at in due)])):
             if key.fileobj is listening:
-                self._accept(selector)
+                self._accept()
             elif isinstance(key.fileobj, socket.socket):
-                self._serve(selector, key.fileobj, events)
+                self._serve(key.fileobj, events)
             else:
                 os.eventfd_read(self._event)
-        self._deliver(selector)
+        self._deliver()
         now = time.monotonic()
         for connection, client in list(self._clients.items()):
             try:
                 client.check_hello(now)
             except ConnectionEndedError as ended:
-                self._end(selector, connection, ended.reason, str(ended))
+                self._end(connection, ended.reason, str(ended))
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept(self) -> None:
         try:
             connection, _ = self._file.listening.accept()
         except BlockingIOError:
@@ -184,10 +187,10 @@ class TrainingServer:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning("training processes cannot be accepted: %s", error)
-            self._accept_later(selector, _TURN_SECONDS)
+            self._accept_later(_TURN_SECONDS)
             return
         self._accepts.use(1)
-        self._accept_later(selector, self._accepts.wait_seconds(_ACCEPTS_PER_SECOND, time.monotonic()))
+        self._accept_later(self._accepts.wait_seconds(_ACCEPTS_PER_SECOND, time.monotonic()))
         connection.setblocking(False)
         peer = peer_of(connection)
         of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
@@ -197,14 +200,14 @@ class TrainingServer:
             return
         with self._lock:
             self._clients[connection] = TrainingConnection(peer, time.monotonic())
-        selector.register(connection, selectors.EVENT_READ)
+        self._selector.register(connection, selectors.EVENT_READ)
 
-    def _accept_later(self, selector: selectors.BaseSelector, seconds: float) -> None:
+    def _accept_later(self, seconds: float) -> None:
         if seconds:
             self._accept_at = time.monotonic() + seconds
-            selector.unregister(self._file.listening)
+            self._selector.unregister(self._file.listening)
 
-    def _serve(self, selector: selectors.BaseSelector, connection: socket.socket, events: int) -> None:
+    def _serve(self, connection: socket.socket, events: int) -> None:
         client = self._clients[connection]
         try:
             if events & selectors.EVENT_READ:
@@ -213,19 +216,19 @@ class TrainingServer:
         except ConnectionEndedError as ended:
             with suppress(OSError):  # such as the version of this agent
                 connection.send(client.unsent)
-            self._end(selector, connection, ended.reason, str(ended))
+            self._end(connection, ended.reason, str(ended))
         except OSError as error:
-            self._end(selector, connection, "gone", str(error))
+            self._end(connection, "gone", str(error))
         else:
-            self._listen(selector, connection)
+            self._listen(connection)
 
-    def _serve_last(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+    def _serve_last(self, connection: socket.socket) -> None:
         """Read some of the bytes that a process that is gone has left, not for minutes."""
         for _ in range(_LAST_READS):
             if connection in self._clients:
-                self._serve(selector, connection, selectors.EVENT_READ)
+                self._serve(connection, selectors.EVENT_READ)
         if connection in self._clients:
-            self._end(selector, connection, "gone", "")
+            self._end(connection, "gone", "")
 
     def _receive(self, connection: socket.socket, client: TrainingConnection) -> None:
         try:
@@ -250,19 +253,19 @@ class TrainingServer:
             with suppress(BlockingIOError):
                 client.unsent = client.unsent[connection.send(client.unsent, socket.MSG_NOSIGNAL) :]
 
-    def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+    def _listen(self, connection: socket.socket) -> None:
         """Select the connection for reading and writing as it needs."""
         events = (connection not in self._paused) * selectors.EVENT_READ
         events |= bool(self._clients[connection].unsent) * selectors.EVENT_WRITE
-        known = selector.get_map().get(connection)
+        known = self._selector.get_map().get(connection)
         if known is None and events:
-            selector.register(connection, events)
+            self._selector.register(connection, events)
         elif known is not None and not events:
-            selector.unregister(connection)
+            self._selector.unregister(connection)
         elif known is not None and known.events != events:
-            selector.modify(connection, events)
+            self._selector.modify(connection, events)
 
-    def _deliver(self, selector: selectors.BaseSelector) -> None:
+    def _deliver(self) -> None:
         """Send the queued messages."""
         by_key = {client.key: connection for connection, client in self._clients.items() if client.key}
         with suppress(IndexError):
@@ -274,13 +277,13 @@ class TrainingServer:
                 try:
                     self._clients[connection].queue(line)
                 except ConnectionEndedError as ended:
-                    self._end(selector, connection, ended.reason, str(ended))
+                    self._end(connection, ended.reason, str(ended))
                 else:
-                    self._serve(selector, connection, 0)
+                    self._serve(connection, 0)
 
-    def _end(self, selector: selectors.BaseSelector, connection: socket.socket, reason: str, detail: str) -> None:
-        if connection in selector.get_map():
-            selector.unregister(connection)
+    def _end(self, connection: socket.socket, reason: str, detail: str) -> None:
+        if connection in self._selector.get_map():
+            self._selector.unregister(connection)
         self._paused.pop(connection, None)
         with self._lock:
             client = self._clients.pop(connection)

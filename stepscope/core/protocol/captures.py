@@ -161,6 +161,11 @@ class CaptureTarget:
     step_ms: float | None = None
     job: Word | None = None
 
+    @property
+    def sort_key(self) -> tuple[str, int, str]:
+        """By run and rank."""
+        return self.run or "", -1 if self.rank is None else self.rank, self.key
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
