@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from stepscope.collectors.nccl.ras import ask_ras, read_ras
-from stepscope.collectors.readings_builder import ReadingsBuilder
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.nccl_logs import RasCommunicator, RasStatus, ranks_behind
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.readings import Collection, Missing, MissingReason
+from stepscope.core.metrics.readings import Collection, MissingReason
 from stepscope.core.text.numbers import ranks_words
 
 _MIN_STALL_SECONDS = 15.0
@@ -55,9 +55,9 @@ class NcclSource:
             return Collection()
         except OSError as error:
             reason = MissingReason.TIMED_OUT if isinstance(error, TimeoutError) else MissingReason.UNREACHABLE
-            return Collection((), (Missing("", (), reason, f"NCCL's RAS at {name}: {error.strerror or error}"),))
+            return NoValue(reason, f"NCCL's RAS at {name}: {error.strerror or error}").of_all()
         except DataError as error:
-            return Collection((), (Missing("", (), MissingReason.UNREADABLE, str(error)),))
+            return NoValue(MissingReason.UNREADABLE, str(error)).of_all()
         stalled = self._stalled.observe(status, self._clock())
         lasting = [one for one in stalled if one.seconds >= _MIN_STALL_SECONDS][:_MAX_REPORTED]
         return self._collection(lasting, self._wall_clock_ns())

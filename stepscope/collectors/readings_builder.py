@@ -27,6 +27,10 @@ class NoValue(NamedTuple):
     reason: MissingReason
     detail: str = ""
 
+    def of_all(self) -> Collection:
+        """A collection without any value, for this reason."""
+        return Collection(missing=(Missing("", (), self.reason, self.detail),))
+
 
 class ReadingsBuilder:
     """Readings, missing metrics and findings, added one by one.

@@ -1,4 +1,4 @@
-"""Does each key come from whoever counts most, and is a wrong one said in one line that helps?"""
+"""Configuration of the agent: order of precedence, and one-line errors that help."""
 
 from __future__ import annotations
 

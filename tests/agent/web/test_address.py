@@ -1,4 +1,4 @@
-"""May the agent listen there?"""
+"""Addresses on which the agent may listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a web config keep out whom it should, and is it read anew? With real certificates and requests."""
+"""Web config: clients are kept out and the file is reloaded, with real certificates and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are passwords checked right, and can nobody make the agent compute for ever?"""
+"""Passwords are checked correctly, within a CPU budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the agent answer over HTTP, also while a source hangs and clients misbehave?"""
+"""HTTP server of the agent, also while a source hangs and clients misbehave."""
 
 from __future__ import annotations
 

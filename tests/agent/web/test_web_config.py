@@ -1,4 +1,4 @@
-"""Is a web config read as exporter-toolkit reads it, and a wrong one said in one line?"""
+"""Web config is read as by exporter-toolkit; an invalid one gives a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the readers of /proc and /sys give back what was written, and bear any text?"""
+"""Parsers of /proc and /sys give back what was written, and accept any text."""
 
 from __future__ import annotations
 
