@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 
 _MAX_CODES = 2**62
 _MAX_DENSE = 2**20
@@ -90,9 +90,6 @@ def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
     tied = order[places]
     order[places] = tied[np.lexsort((minor[tied], major[tied]))]
     return order
-
-
-Rows = npt.NDArray[np.intp]
 
 
 def outermost(trace: TraceColumns, rows: IntColumn) -> Rows:

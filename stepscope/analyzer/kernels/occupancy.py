@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from stepscope.analyzer.roofline.kernel_costs import Codes
+from stepscope.analyzer.roofline.operator_call import Floats
 from stepscope.trace.columns import KernelLaunch, TraceDevice
-
-Floats = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.uint8]
 
 
 class Limiter(IntEnum):

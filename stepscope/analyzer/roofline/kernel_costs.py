@@ -16,11 +16,10 @@ from stepscope.analyzer.roofline.convolution_cost import OutputSizes, learn_outp
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_operator import launching_operators, stand_ins
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
-from stepscope.analyzer.roofline.operator_call import distinct_calls
+from stepscope.analyzer.roofline.operator_call import Floats, distinct_calls
 from stepscope.analyzer.roofline.operator_cost import operator_cost, recomputed
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
 
 DTYPES = ("", "bfloat16", "float16", "tfloat32", "float32", "float64", "float8")

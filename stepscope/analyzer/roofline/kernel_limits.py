@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.roofline.kernel_costs import DTYPES, Codes, DecidedBy, Floats, KernelCosts, kernel_costs
+from stepscope.analyzer.roofline.kernel_costs import DTYPES, Codes, DecidedBy, KernelCosts, kernel_costs
 from stepscope.analyzer.roofline.kernel_family import Family, family_of
+from stepscope.analyzer.roofline.operator_call import Floats
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.rows import Rows, are_among, distinct, last_row_of_id, order_of
-from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns, narrow
+from stepscope.analyzer.rows import are_among, distinct, last_row_of_id, order_of
+from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns, narrow
 
 
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
@@ -84,8 +84,6 @@ def _empty_from_here_on(start: IntColumn, end: IntColumn) -> Rows:
     return np.asarray(up_to_here - (empty - is_empty))
 
 
-Places = npt.NDArray[np.intp]
-
 REACHES = (3, 1, 0)
 """Numbers of neighbours on either side that must be equal, tried in turn."""
 
@@ -93,7 +91,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd multiplier (2**64 / golden ratio) of a multiplicative hash; contexts collide once in 2**64 pairs."""
 
 
-def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) -> Places:
+def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) -> Rows:
     """For each kernel without operator the position of an equivalent kernel with one, or NONE.
 
     Kernels queued when the window opens have no operator, but the same work comes again a step later. Equivalent
@@ -149,7 +147,7 @@ def _contexts(code: npt.NDArray[np.uint64], lane: IntColumn, reach: int) -> npt.
     return context
 
 
-def _nearest(key: npt.NDArray[np.uint64], duration: IntColumn, asking: Places, donors: Places) -> Places:
+def _nearest(key: npt.NDArray[np.uint64], duration: IntColumn, asking: Rows, donors: Rows) -> Rows:
     """The donor with the same key whose duration is nearest, or NONE."""
     keys, rank = np.unique(key[donors], return_inverse=True)
     place = np.minimum(np.searchsorted(keys, key[asking]), len(keys) - 1)

@@ -17,6 +17,7 @@ from stepscope.analyzer.rows import combinations
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 
 Dims = tuple[int, ...]
+Floats = npt.NDArray[np.float64]
 
 _COMPUTE_DTYPES = {
     "c10::BFloat16": "bfloat16",

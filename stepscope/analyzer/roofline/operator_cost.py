@@ -18,7 +18,7 @@ from stepscope.analyzer.intervals import Intervals, contains, intersect, join, t
 from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
-from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCost, distinct_calls, parse_call
+from stepscope.analyzer.roofline.operator_call import CostModel, Floats, OperatorCost, distinct_calls, parse_call
 from stepscope.analyzer.roofline.traffic_cost import LOOKUP_MODELS, TRAFFIC_MODELS, generated_kernel, pointwise_model
 from stepscope.analyzer.rows import distinct, outermost
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
@@ -88,9 +88,6 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
         nodes = Intervals(nodes.start[holds_forward], nodes.end[holds_forward])
         result[mine] = contains(join(repeated, intersect(products, nodes)), trace.start_ns[operator[mine]])
     return result
-
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

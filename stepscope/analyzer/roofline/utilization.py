@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy, Floats
+from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
+from stepscope.analyzer.roofline.operator_call import Floats
 from stepscope.core.documents.analysis import RooflineCoverage
 
 PEAK_MARGIN = 1.05
