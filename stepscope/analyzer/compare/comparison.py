@@ -190,8 +190,8 @@ def _describe_cause(row: CauseDifference) -> str:
 RUN_SPREAD = 0.015
 """Assumed relative standard deviation of the step time between runs of the same code on the same kind of node.
 
-Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise (docs/guides/compare.md);
-kernels that keep the GPU busy differ less, other nodes more."""
+Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise
+(docs/explanation/accuracy.md); kernels that keep the GPU busy differ less, other nodes more."""
 
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 

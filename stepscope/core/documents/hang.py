@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.protocol.fields import Rank
@@ -93,10 +94,44 @@ def group_words(name: str | None, description: str | None) -> str:
     return description if description not in (None, "", "undefined") else f"group {name}"
 
 
+STUCK_SCHEMA = "stepscope.stuck/1"
 LIVE_HANG_SCHEMA = "stepscope.live-hang/1"
 RANK_STATE_SCHEMA = "stepscope.rank-state/1"
 STALE_SECONDS = 15.0
 """Age from which a rank's state is stale: ranks write it every few seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckReport:
+    """State of one rank whose step does not end: flight/rank{r}.stuck.json (`stepscope.stuck/1`).
+
+    Attributes:
+        began_ns: start of the step, ns since the epoch.
+        age_seconds: of the step.
+        limit_seconds: stall threshold: the age from which a step is reported.
+        median_seconds: of earlier steps; None where there are too few.
+        is_still: False where this rank makes progress, and is reported because another does not.
+        seen_ns: when the state was taken; ended_ns: end of the step, None while it is open.
+        open_spans: names of the open spans of `profile()`.
+        where: the innermost collective, phase or function that has a name.
+        collective: the oldest unfinished one: name, group, sequence, since_ns; None without any.
+        threads: name and frames (name, filename, line) of each thread.
+    """
+
+    rank: int
+    host: str
+    step: int
+    began_ns: int
+    age_seconds: float
+    limit_seconds: float
+    median_seconds: float | None
+    is_still: bool
+    seen_ns: int = 0
+    ended_ns: int | None = None
+    open_spans: list[str] = field(default_factory=list)
+    where: str = ""
+    collective: dict[str, Any] | None = None
+    threads: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,20 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
 from stepscope.training.hangs.live_hang import LiveStateWriter
 from stepscope.training.hangs.stall import StallThresholds, StepSituation, ThreadProgress, is_thread_compiling
 from stepscope.training.hangs.stuck_report import (
-    StuckStep,
+    OpenStep,
     least_timeout_seconds,
     stacks_file,
-    write_state,
+    write_report,
     write_stuck_report,
 )
 from stepscope.training.run.run_files import run_within
@@ -62,9 +64,10 @@ class StepWatchdog:
         self._glance_after = min(_GLANCE_AFTER_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
         self._stillness = ThreadProgress(self._thread_id)
-        self._open: tuple[int, float, int] | None = None
-        self._looked_at: tuple[int, float, int] | None = None
-        self._state: dict[str, Any] | None = None
+        self._open: OpenStep | None = None
+        self._looked_at: OpenStep | None = None
+        self._has_reported = False
+        self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
         self._net: GilTimer | None = None
         self._net_seconds = 0.0
@@ -77,7 +80,7 @@ class StepWatchdog:
 
     def step_began(self, index: int) -> None:
         """Watch it."""
-        self._open = (index, time.monotonic(), time.time_ns())
+        self._open = OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
         """Learn from it."""
@@ -97,9 +100,9 @@ class StepWatchdog:
         if step is not self._looked_at:
             self._leave_episode()
             self._looked_at = step
-        if step is None or self._state is not None or now - step[1] < self._glance_after:
+        if step is None or self._has_reported or now - step.began_seconds < self._glance_after:
             return
-        age = now - step[1]
+        age = now - step.began_seconds
         if age < doubted / 2:
             return
         situation = StepSituation(self._is_long_by_nature(), timeout)
@@ -126,7 +129,7 @@ class StepWatchdog:
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
         if self._open is self._looked_at:
-            self._state = None
+            self._report = None
         self._leave_episode()
         if self._net is not None:
             self._net.close()
@@ -157,10 +160,19 @@ class StepWatchdog:
         at_last = _SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _tell(self, step: tuple[int, float, int], is_still: bool, age: float, limit: float) -> None:
-        index, _, began_ns = step
-        open_step = StuckStep(index, began_ns, age, limit, self._patience.median_seconds, is_still, self._thread_id)
-        self._state = {}  # once an episode, whatever comes of it
+    def _tell(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
+        identity, median = self._context.identity, self._patience.median_seconds
+        report = StuckReport(
+            rank=identity.rank,
+            host=identity.host,
+            step=step.number,
+            began_ns=step.began_ns,
+            age_seconds=round(age, 3),
+            limit_seconds=round(limit, 3),
+            median_seconds=None if median is None else round(median, 6),
+            is_still=is_still,
+        )
+        self._has_reported = True  # once an episode, whatever comes of it
         assert self._stacks is not None
         for rescue in self._context.when_stuck if is_still else ():
             try:
@@ -168,15 +180,20 @@ class StepWatchdog:
             except Exception:  # what is told next matters more
                 logger.debug("writing what waits failed", exc_info=True)
         try:
-            self._state = write_stuck_report(self._context, open_step, self._stacks)
-            written = f"{self._state['where']}; stacks and flight recorder: {stacks_file(self._context).parent}"
+            self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
+            written = f"{self._report.where}; stacks and flight recorder: {stacks_file(self._context).parent}"
         except OSError as error:
             written = f"a place that cannot be written down: {error}"
-        usual = "" if open_step.median_seconds is None else f" (usually {open_step.median_seconds:.2g} s)"
+        usual = "" if median is None else f" (usually {median:.2g} s)"
         what = "stuck" if is_still else "at work while another rank is stuck,"
-        rank = self._context.identity.rank
         logger.warning(
-            "step %d of rank %d has not ended for %.0f s%s: %s in %s", index, rank, age, usual, what, written
+            "step %d of rank %d has not ended for %.0f s%s: %s in %s",
+            step.number,
+            identity.rank,
+            age,
+            usual,
+            what,
+            written,
         )
 
     def _leave_episode(self) -> None:
@@ -185,12 +202,12 @@ class StepWatchdog:
         if self._said_busy:
             self._said_busy = 0.0
             self._others.say_no_longer_busy()
-        state, self._state = self._state, None
-        if state:
-            seconds = (time.time_ns() - state["began_ns"]) / 1e9
-            logger.warning("step %d is over after %.0f s", state["step"], seconds)
+        report, self._report, self._has_reported = self._report, None, False
+        if report is not None:
+            seconds = (time.time_ns() - report.began_ns) / 1e9
+            logger.warning("step %d is over after %.0f s", report.step, seconds)
             with suppress(OSError):
-                write_state(self._context, state | {"ended_ns": time.time_ns()})
+                write_report(self._context, replace(report, ended_ns=time.time_ns()))
 
     def _mind_the_net(self, now: float, seconds: float) -> None:
         if self._stacks is None:
