@@ -39,8 +39,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
     causes = [(cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_table("root cause", causes, "ranks in b"))
-    headings = [(category_phrase(row.heading), row.ms, "") for row in comparison.headings]
-    console.print(_table("ledger heading", headings, ""))
+    categories = [(category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    console.print(_table("ledger heading", categories, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
     _print_some(console, "kernel", kernels)
