@@ -23,18 +23,18 @@ from stepscope.training.steps.spans import DATA_SPAN
 SCHEMA = "stepscope.stuck/1"
 
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
-"""Of this package: training code may well lie below another folder of its name."""
+"""Folder of this package; training code may be below another folder of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StuckStep:
-    """The step that does not end.
+    """Step that does not end.
 
     Attributes:
         began_ns: since the epoch.
-        limit_seconds: the age at which it was looked into.
-        median_seconds: what steps took before; None before the first ones were over.
-        is_still: False when this rank moves, and is looked into because another does not.
+        limit_seconds: the age at which it was examined.
+        median_seconds: median duration of the steps before; None before there are some.
+        is_still: False when this rank makes progress and is reported because another one does not.
     """
 
     index: int
@@ -47,13 +47,13 @@ class StuckStep:
 
 
 def write_stuck_report(context: RunContext, step: StuckStep, stacks: FileIO) -> dict[str, Any]:
-    """Write stacks, state and flight recorder, in the order of what is surest to come off; returns the state.
+    """Write stacks, state and flight recorder, the most reliable first; returns the state.
 
     Raises:
         OSError: nothing can be written.
     """
-    heading = f"step {step.index} open for {step.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
-    stacks.write(heading.encode())
+    title = f"step {step.index} open for {step.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
+    stacks.write(title.encode())
     faulthandler.dump_traceback(stacks, all_threads=True)
     stacks.write(b"\n")
     state = _state(context, step, None)
@@ -80,7 +80,7 @@ def write_state(context: RunContext, state: dict[str, Any]) -> None:
 
 
 def stacks_file(context: RunContext) -> Path:
-    """Where stacks of this rank go as text."""
+    """Path of the text file with this rank's stacks."""
     return context.run_directory / stacks_path(context.identity.rank)
 
 
@@ -107,12 +107,12 @@ def _state(context: RunContext, step: StuckStep, collective: dict[str, Any] | No
 
 
 def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
-    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's.
+    """Name of the innermost known activity: a collective, the wait for data, a phase, or a function of the user.
 
     Args:
-        spans: of ours, that are open.
-        frames: of the training thread, the innermost first.
-        collective: the oldest that is not over.
+        spans: open spans of stepscope.
+        frames: of the training thread, innermost first.
+        collective: the oldest unfinished one.
     """
     in_collective = collective_frames(frames)
     if in_collective:
@@ -131,7 +131,7 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
 
 
 def collective_frames(frames: list[FrameType]) -> list[FrameType]:
-    """Those in calls of torch.distributed; empty where the thread is in none."""
+    """Frames inside calls of torch.distributed; empty where there are none."""
     return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
 
 
@@ -155,7 +155,7 @@ def _threads() -> list[dict[str, Any]]:
 
 
 def least_timeout_seconds() -> float | None:
-    """The least patience of this process's groups: torch's watchdog ends the job when it is over. None without any."""
+    """Shortest timeout of this process's groups, after which torch's watchdog ends the job; None without groups."""
     found: list[float] = []
     for group in _groups():
         for device in getattr(group, "_device_types", []):
@@ -165,7 +165,7 @@ def least_timeout_seconds() -> float | None:
 
 
 def unfinished_collective() -> dict[str, Any] | None:
-    """The oldest one begun and not over, as torch's flight recorder has it; None where none is, or it does not record.
+    """Oldest unfinished collective in torch's flight recorder; None without one, or where recording is off.
 
     Keys: name ("nccl:all_reduce"), group, sequence number, since_ns (since the epoch), stack where it is known.
     """
@@ -190,8 +190,8 @@ def flight_record(*, has_stacks: bool = True) -> bytes | None:
     """torch's flight recorder as it dumps it, a pickle without code; None where there is none.
 
     Args:
-        has_stacks: with where each call was made. The first time that takes about a second of a processor, without
-            less than a millisecond.
+        has_stacks: include the stack of each call. The first time this takes about a second of CPU time;
+            without stacks under a millisecond.
     """
     return _call("", includeCollectives=True, includeStackTraces=has_stacks, onlyActive=False)
 
