@@ -1,6 +1,6 @@
 """Accuracy of parallel layouts: which compute what one process does, and what the refused ones do.
 
-Prints the table of docs/explanation/layouts.md.
+Prints the rows that docs/explanation/layouts.md sums up.
 
     python -m benchmarks.accuracy.layouts [--only TEXT] [--device cuda]
 

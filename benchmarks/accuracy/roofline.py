@@ -1,6 +1,6 @@
 """Coverage of the roofline: the share of kernel time whose cost is known, and whether FLOPs are right.
 
-Prints the tables of docs/explanation/roofline.md.
+Prints the figures of docs/explanation/accuracy.md.
 
     PYTHONPATH=. python benchmarks/accuracy/roofline.py TRACES
 

@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 15.0
 _LAST_CALL_SECONDS = 0.15
 """What a reading that was asked for may take to end: a round of a GPU is some milliseconds."""
 _PR_SET_PDEATHSIG = 1
-_ADDRESS = re.compile(r":(\d+)/metrics tells")
+_ADDRESS = re.compile(r":(\d+)/metrics serves")
 _WANTED = ("stepscope_gpu_", "stepscope_agent_")
 
 Labels = tuple[tuple[str, str], ...]

@@ -37,7 +37,7 @@ from stepscope.core.vocabulary.causes import Cause
 
 _WORDS = {"compute": "computing", "exposed_comm": "communication", "copy": "copying", "idle": "empty"}
 _RANGES: dict[str, tuple[float, ...]] = {
-    "named_loss": (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
+    "min_loss": (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
     "compute_density": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     "waiting_density": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3),
     "compute_tensor": (0.2, 0.3, 0.4, 0.5, 0.6, 0.8),

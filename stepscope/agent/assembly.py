@@ -30,20 +30,20 @@ from stepscope.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an agent is made of; nothing runs or listens yet.
+    """Parts of an agent; nothing runs or listens yet.
 
     Attributes:
-        address: where to listen.
-        guard: who may ask, and how connections are encrypted.
-        sources: what to read.
-        dcgm_names: how to show GPUs under DCGM's names; None: not at all.
-        training: who hears training processes; None: nobody.
-        kineto: who answers processes started with KINETO_USE_DAEMON=1; None: nobody.
+        address: to listen on.
+        guard: access rules and encryption of connections.
+        sources: to read.
+        dcgm_names: names under which GPUs are shown as dcgm-exporter does; None: not at all.
+        training: server of training processes; None: no server.
+        kineto: server of processes started with KINETO_USE_DAEMON=1; None: no server.
         captures: takes requests for captures.
         state_directory: keeps captures, and the token where no file is named.
         token_file: holds the token of who may change something; None: in the state directory.
         state: keeps every other agent out of the state directory.
-        host: how this machine is called.
+        host: name of this machine.
     """
 
     address: Address
@@ -60,15 +60,15 @@ class Parts:
 
 
 def assembled(configuration: Configuration) -> Parts:
-    """The parts.
+    """The parts of an agent with these settings.
 
     Raises:
-        UsageError: a setting names nothing that can be, or what must not be. One line with who said so and the key.
+        UsageError: a setting cannot be used; names the flag, variable or file that sets it, and its key.
     """
     web = configuration.settings.web
-    with _asked_by(configuration, "web.config_file"):
+    with _located_error(configuration, "web.config_file"):
         guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
-    with _asked_by(configuration, "web.listen"):
+    with _located_error(configuration, "web.listen"):
         keeps_others_out = guard.config().keeps_others_out
         address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
     names = configuration.settings.dcgm.names
@@ -96,9 +96,9 @@ def assembled(configuration: Configuration) -> Parts:
 def sources_of(
     configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
 ) -> Sources:
-    """What to read; see `assembled`."""
+    """The sources to read; see `assembled`."""
     settings = configuration.settings
-    with _asked_by(configuration, "dcgm.exporter"):
+    with _located_error(configuration, "dcgm.exporter"):
         exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
     return Sources(
         Timing(interval=settings.gpus.interval),
@@ -112,39 +112,39 @@ def sources_of(
 
 
 def _nccl_ras(configuration: Configuration) -> tuple[str, int] | None:
-    told = configuration.settings.training.nccl_ras
-    address = ras_address(told)
-    if told and address is None:
-        where = configuration.asked_by("training.nccl_ras")
-        raise UsageError(f"{told} is no host:port", where=where, what_next="write it as 127.0.0.1:28028")
+    text = configuration.settings.training.nccl_ras
+    address = ras_address(text)
+    if text and address is None:
+        where = configuration.origin_of("training.nccl_ras")
+        raise UsageError(f"{text} is not host:port", where=where, what_next="write it as 127.0.0.1:28028")
     return address
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:
-    told = configuration.settings.training
-    if not told.socket:
+    settings = configuration.settings.training
+    if not settings.socket:
         return None
-    if re.fullmatch("0?[0-7]{3}", told.socket_mode) is None:
-        where = configuration.asked_by("training.socket_mode")
-        raise UsageError("is no mode of a file", where=where, what_next="write it as 0660")
+    if re.fullmatch("0?[0-7]{3}", settings.socket_mode) is None:
+        where = configuration.origin_of("training.socket_mode")
+        raise UsageError("is not a valid file mode", where=where, what_next="write it as 0660")
     is_required = configuration.origins["training.socket"][0] is not Origin.DEFAULT
-    return TrainingServer(told.socket, mode=int(told.socket_mode, 8), is_required=is_required)
+    return TrainingServer(settings.socket, mode=int(settings.socket_mode, 8), is_required=is_required)
 
 
 def _kineto(configuration: Configuration) -> KinetoBackend | None:
-    told = configuration.settings.kineto
-    if not told.enabled:
+    settings = configuration.settings.kineto
+    if not settings.enabled:
         return None
-    for name, folder in (("socket_folder", told.socket_folder), ("directory", told.directory)):
+    for name, folder in (("socket_folder", settings.socket_folder), ("directory", settings.directory)):
         if folder and not folder.startswith("/"):
-            where = configuration.asked_by(f"kineto.{name}")
-            raise UsageError(f"{folder} is no whole path", where=where, what_next="begin it with /")
+            where = configuration.origin_of(f"kineto.{name}")
+            raise UsageError(f"{folder} is not an absolute path", where=where, what_next="begin it with /")
     is_required = any(
         configuration.origins[f"kineto.{name}"][0] is not Origin.DEFAULT for name in ("enabled", "socket_folder")
     )
     of_agent = state_directory(configuration.settings.state.directory) / "captures"
-    runs = Path(told.directory) if told.directory else of_agent
-    return KinetoBackend(runs, socket_folder=told.socket_folder or None, is_required=is_required)
+    runs = Path(settings.directory) if settings.directory else of_agent
+    return KinetoBackend(runs, socket_folder=settings.socket_folder or None, is_required=is_required)
 
 
 def _captures(
@@ -174,8 +174,8 @@ def _captures(
 
 
 @contextmanager
-def _asked_by(configuration: Configuration, path: str) -> Iterator[None]:
+def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(str(error), where=configuration.asked_by(path)) from None
+        raise UsageError(str(error), where=configuration.origin_of(path)) from None

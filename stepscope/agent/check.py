@@ -56,11 +56,11 @@ class AgentCheck:
 
 
 def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
-    """Read everything for some seconds, and tell.
+    """Read all sources for some seconds.
 
     Args:
-        sources: what to read; opened and closed here.
-        samples_seconds: how long to read on after all have answered.
+        sources: opened and closed here.
+        samples_seconds: time to read after all have answered.
     """
     with sources:
         never = threading.Event()

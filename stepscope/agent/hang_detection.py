@@ -12,16 +12,17 @@ import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from stepscope.collectors.host.processes import process_state
+from stepscope.collectors.readings_builder import ReadingsBuilder
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, stall_threshold_seconds
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import printable
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.readings import Collection, Finding, Reading, labels_of
+from stepscope.core.metrics.readings import Collection
 from stepscope.core.protocol.fields import read_object
 from stepscope.core.text.numbers import ranks_words
 
@@ -32,6 +33,15 @@ _FIRST_QUERY_SECONDS = 3.0
 _FAST_RETRY_SECONDS, _SLOW_RETRY_SECONDS, _NUM_FAST_RETRIES = 4.0, 30.0, 15
 _WITHOUT_FILES_SECONDS = 8.0
 """Without files of the run after this time, silence on the socket decides alone."""
+_FIRST_STEPS_SECONDS = 600.0
+"""First steps load and compile."""
+_NUM_FIRST_STEPS, _NUM_STEPS = 3, 100
+_SILENT_SECONDS = 8.0
+"""A process sends a heartbeat once a second."""
+_LATE_REPORT_SECONDS = 5.0
+"""Steps that ended just before a process did are reported only after it has gone."""
+_ANSWER_SECONDS, _EXIT_SECONDS = 30.0, 1.0
+_MAX_ANSWER_BYTES = 1 << 20
 _MAX_QUERIES = 4
 _MAX_RANKS_REPORTED = 32
 _STATES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or driver", "": "has ended"}
@@ -196,12 +206,11 @@ class HangSource:
             self._end(key, self._runs.pop(key), "its processes have ended")
         for key, ranks in by_run.items():
             self._observe(key, self._runs[key], ranks, now)
-        hangs = [(key[0], run.hang) for key, run in self._runs.items() if run.hang is not None]
-        return Collection(
-            tuple(reading for run, hang in hangs for reading in _readings(run, hang, now_ns)),
-            (),
-            tuple(_finding(run, hang, now_ns) for run, hang in hangs),
-        )
+        into = ReadingsBuilder(now_ns)
+        for key, run in self._runs.items():
+            if run.hang is not None:
+                _report(into, key[0], run.hang)
+        return into.collection()
 
     def _observe(self, key: _Key, run: _Run, ranks: Sequence[TrainingRank], now: float) -> None:
         run.watch.observe(ranks, now)
@@ -270,27 +279,10 @@ class HangSource:
         _log.warning("the hang of run %s is over: %s", key[0], why)
 
 
-def _readings(run: str, hang: Hang, now_ns: int) -> Iterable[Reading]:
-    yield Reading(TRAINING + "hang", 1.0, labels_of(run=run, kind=hang.kind), now_ns)
-    for rank in hang.ranks[:_MAX_RANKS_REPORTED]:
-        yield Reading(TRAINING + "hang_guilty", 1.0, labels_of(run=run, rank=rank), now_ns)
-
-
-def _finding(run: str, hang: Hang, now_ns: int) -> Finding:
-    ranks = ",".join(map(str, hang.ranks[:_MAX_RANKS_REPORTED]))
+def _report(into: ReadingsBuilder, run: str, hang: Hang) -> None:
+    ranks = hang.ranks[:_MAX_RANKS_REPORTED]
+    into.add(TRAINING + "hang", 1.0, run=run, kind=hang.kind)
+    for rank in ranks:
+        into.add(TRAINING + "hang_guilty", 1.0, run=run, rank=rank)
     message = f"run {run} hangs, {hang.kind}: {hang.summary}"
-    return Finding("training_hang", message, labels_of(run=run, kind=hang.kind, ranks=ranks), now_ns)
-
-
-_ANSWER_SECONDS = 30.0
-_EXIT_SECONDS = 1.0
-_MAX_ANSWER_BYTES = 1 << 20
-
-
-_FIRST_STEPS_SECONDS = 600.0
-"""First steps load and compile."""
-_NUM_FIRST_STEPS, _NUM_STEPS = 3, 100
-_SILENT_SECONDS = 8.0
-"""A process sends a heartbeat once a second."""
-_LATE_REPORT_SECONDS = 5.0
-"""Steps that ended just before a process did are reported only after it has gone."""
+    into.note("training_hang", message, run=run, kind=hang.kind, ranks=",".join(map(str, ranks)))

@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from stepscope.collectors.nccl.ras import ask_ras, read_ras
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.nccl_logs import RasCommunicator, RasStatus, ranks_behind
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import Collection, MissingReason
 from stepscope.core.text.numbers import ranks_words
 
 _MIN_STALL_SECONDS = 15.0
@@ -54,28 +55,28 @@ class NcclSource:
             return Collection()
         except OSError as error:
             reason = MissingReason.TIMED_OUT if isinstance(error, TimeoutError) else MissingReason.UNREACHABLE
-            return Collection((), (Missing("", (), reason, f"NCCL's RAS at {name}: {error.strerror or error}"),))
+            return NoValue(reason, f"NCCL's RAS at {name}: {error.strerror or error}").of_all()
         except DataError as error:
-            return Collection((), (Missing("", (), MissingReason.UNREADABLE, str(error)),))
+            return NoValue(MissingReason.UNREADABLE, str(error)).of_all()
         stalled = self._stalled.observe(status, self._clock())
         lasting = [one for one in stalled if one.seconds >= _MIN_STALL_SECONDS][:_MAX_REPORTED]
         return self._collection(lasting, self._wall_clock_ns())
 
     def _collection(self, stalled: Iterable[StalledCommunicator], now_ns: int) -> Collection:
-        readings, findings = [], []
+        into = ReadingsBuilder(now_ns)
         ranks = self._ranks()
         for one in stalled:
             ours = [rank for rank in ranks if rank.pid in one.processes]
             if any(rank.doing for rank in ours):
                 continue
-            labels = labels_of(run=ours[0].hello.run if ours else "", communicator=one.communicator)
+            run = ours[0].hello.run if ours else ""
             message = (
                 f"communicator {one.communicator}: {ranks_words(list(one.ranks))} behind the others, and no count has"
                 f" moved for {one.seconds:.0f} s: a hang, unless they are at work on something else"
             )
-            readings.append(Reading(_METRIC, one.seconds, labels, now_ns))
-            findings.append(Finding("nccl_stalled", message, labels, now_ns))
-        return Collection(tuple(readings), (), tuple(findings))
+            into.add(_METRIC, one.seconds, run=run, communicator=one.communicator)
+            into.note("nccl_stalled", message, run=run, communicator=one.communicator)
+        return into.collection()
 
 
 def ras_address(text: str) -> tuple[str, int] | None:

@@ -184,23 +184,23 @@ DISCOVERY_PATH = "/sd"
 
 
 def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
-    """Their routes.
+    """Routes of the node's document and of the service discovery.
 
     Args:
-        node: this machine now, by its name; must wait for nothing.
-        scheme: http or https, as the agent is asked.
-        host: this machine's name as a setting has it.
+        node: this machine now, by its name; must not block.
+        scheme: http or https, under which the agent is reached.
+        host: this machine's name in the configuration.
     """
     host = node_name(host)
 
-    def all_of_it(_: Request) -> Reply:
+    def whole_node(_: Request) -> Reply:
         return json_reply(HTTPStatus.OK, node_document(node(host)))
 
     def discovery(request: Request) -> Reply:
-        """This agent, under the name by which it was asked: that one is known to reach it."""
+        """This agent under the address of the request, which is known to reach it."""
         asked = request.headers.get("Host") or ""
         labels = {"__scheme__": scheme, "__meta_stepscope_host": host, "__meta_stepscope_version": __version__}
         targets = [{"targets": [asked], "labels": labels}] if _HOST.fullmatch(asked) else []
         return json_reply(HTTPStatus.OK, targets)
 
-    return Route("GET", NODE_PATH, all_of_it), Route("GET", DISCOVERY_PATH, discovery)
+    return Route("GET", NODE_PATH, whole_node), Route("GET", DISCOVERY_PATH, discovery)

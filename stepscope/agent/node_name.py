@@ -7,12 +7,12 @@ import socket
 from collections.abc import Mapping
 
 
-def node_name(told: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """The name. In a pod the host name is the pod's, and NODE_NAME the machine's where the pod is given it.
+def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it.
 
     Args:
-        told: by a setting.
-        environment: the process's own unless given.
+        setting: the name in the configuration.
+        environment: the process's own by default.
     """
     environment = os.environ if environment is None else environment
-    return told or environment.get("NODE_NAME", "") or socket.gethostname()
+    return setting or environment.get("NODE_NAME", "") or socket.gethostname()

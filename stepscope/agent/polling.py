@@ -1,6 +1,6 @@
-"""Polling of a source: a thread of its own calls its collector, and its last state is always at hand.
+"""Polling of a source: a thread of its own calls the collector, and the last state can be read at any time.
 
-A collector that hangs is reported as timed out; nobody waits for it.
+A collector that hangs is reported as timed out and blocks nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class SourceState:
 
     Attributes:
         name: of the source: "nvml", "host".
-        collection: its last; empty before the first.
-        collected_ns: when that ended, ns since the epoch; None before the first.
-        age_seconds: how long ago that was, whatever was done to the clock since; None before the first.
-        seconds: how long that took; None before the first.
-        reason: why it gives nothing now; None while it answers.
-        detail: one line on it.
-        num_collections: those that ended.
-        num_errors: times that it failed, or did not answer in time.
+        collection: the last one; empty before the first.
+        collected_ns: end of that collection, ns since the epoch; None before the first.
+        seconds: duration of that collection; None before the first.
+        reason: why there are no values now; None while the source answers.
+        detail: one line on the reason.
+        num_collections: completed collections.
+        num_errors: collections that failed or did not end in time.
+        age_seconds: time since the end of the last collection by the monotonic clock; None before the first.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SourceState:
     age_seconds: float | None = None
 
     def is_older_than(self, seconds: float) -> bool:
-        """Whether its last collection is so old; one that never was is not."""
+        """Whether its last collection is at least so old; False before the first."""
         return self.age_seconds is not None and self.age_seconds >= seconds
 
 
@@ -51,9 +51,16 @@ DEADLINE_SECONDS = 10.0
 
 
 class ScheduledSource:
-    """Collects again and again; what it said last stays. There is never a second call while one is out.
+    """Calls a collector periodically and keeps its last state. Calls never overlap.
 
     A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
+
+    Args:
+        name: of the source.
+        collector: called in the source's thread.
+        interval: seconds from the begin of one collection to the next.
+        deadline: seconds after which a collection counts as timed out.
+        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
@@ -65,14 +72,6 @@ class ScheduledSource:
         deadline: float = DEADLINE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            name: of the source.
-            collector: what is asked.
-            interval: from one begin to the next, seconds.
-            deadline: seconds after which it is said not to answer.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._collector = collector
         self._interval = interval
         self._deadline = deadline
@@ -91,17 +90,17 @@ class ScheduledSource:
         self.close()
 
     def start(self) -> None:
-        """Begin."""
+        """Start collecting."""
         self._thread.start()
 
     def close(self, grace: float = 1.0) -> None:
-        """Ask no more; waits at most `grace` seconds for a call that is out."""
+        """Stop collecting; waits at most `grace` seconds for an open call."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(grace)
 
     def state(self) -> SourceState:
-        """How it is; waits for nothing."""
+        """State now; does not block."""
         began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
         if collected_at is not None:
             state = replace(state, age_seconds=now - collected_at)
@@ -124,7 +123,7 @@ class ScheduledSource:
         state = self._state
         try:
             collection = self._collector.collect()
-        except Exception as error:  # the one edge where a collector's own fault ends: it is counted and said
+        except Exception as error:  # the edge of the source's thread: an error of the collector is counted and logged
             if state.reason is not MissingReason.FAILED:
                 _log.exception("%s failed", state.name)
             detail = f"{type(error).__name__}: {error}"
@@ -144,7 +143,7 @@ class ScheduledSource:
 
 
 def why_nothing(collection: Collection) -> tuple[MissingReason | None, str]:
-    """Why the collector sees nothing at all, and a line on it; None while it sees anything, or nothing is amiss."""
+    """Why a collection has nothing at all, with one line of detail; None if it has anything, or nothing is missing."""
     of_all = [absent for absent in collection.missing if not absent.labels]
     if not collection.readings and not collection.findings and of_all:
         return of_all[0].reason, of_all[0].detail

@@ -35,16 +35,16 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     """Read and serve until `stop` is set.
 
     Args:
-        parts: what to read and how to serve it; opened and closed here.
-        stop: set it to end.
-        say: takes lines for people: where it listens, then what is read and what is missing.
+        parts: opened and closed here.
+        stop: ends the agent.
+        say: receives lines for people: the address, then what is read and what is missing.
 
     Raises:
-        UsageError: the address, the socket, the token file or the state directory cannot be had.
+        UsageError: the address, the socket, the token file or the state directory cannot be used.
     """
     sources, captures, systemd = parts.sources, parts.captures, Systemd()
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
-    # the lock first and last: whoever is refused has touched nothing, and whoever ends has let go of all
+    # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
     with parts.state, parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
         access = Access(agent_token(parts.state_directory, parts.token_file), parts.guard)
         scheme = "https" if parts.guard.context() else "http"
@@ -52,12 +52,12 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
-            say(f"{server.url}/metrics tells what is read")
+            say(f"{server.url}/metrics serves the metrics")
             if wait_for_all(sources, stop):
                 line = summary_of_sources(sources.states())
                 say(line)
                 systemd.ready(line)
-            systemd.watch(lambda: (server.num_looks, _rounds(sources)), stop)
+            systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
             systemd.stopping()
 
 
@@ -75,14 +75,14 @@ def _node(parts: Parts, host: str) -> Node:
 
 
 def _rounds(sources: Sources) -> int:
-    """Of the GPUs' source: it waits for no driver, so that it stands still only if the agent itself does."""
+    """Rounds of the GPUs' source, which never waits for a driver: it stops only if the agent itself does."""
     return sum(state.num_collections + state.num_errors for state in sources.states() if state.name == GPUS)
 
 
 def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
-    """Wait until each source has answered or was given up; False when it is time to stop before, or takes longer.
+    """Wait until each source has answered or was given up; False if stopped before, or after so many seconds.
 
-    The GPUs' source has once each GPU has, see `FirstRound`.
+    The GPUs' source has answered once each GPU has, see `FirstRound`.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
@@ -92,7 +92,7 @@ def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | No
 
 
 def silent_gpus(states: Sequence[SourceState]) -> list[str]:
-    """A line on each GPU that does not answer its driver."""
+    """One line on each GPU whose driver does not answer."""
     return [
         f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
         for state in states
@@ -103,7 +103,7 @@ def silent_gpus(states: Sequence[SourceState]) -> list[str]:
 
 
 def summary_of_sources(states: Sequence[SourceState]) -> str:
-    """One line: how many GPUs, and which sources and GPUs give nothing, why."""
+    """One line: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
     gpus = {
         dict(reading.labels).get("uuid", "")
         for state in states
@@ -121,29 +121,32 @@ _log = logging.getLogger(__name__)
 
 
 class Systemd:
-    """Tells the service manager; without one it does nothing."""
+    """Notifications of the service manager; without one it does nothing.
+
+    Args:
+        environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID as systemd sets them.
+    """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """`environment`: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID as systemd sets them."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         for_us = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
         microseconds = environment.get("WATCHDOG_USEC", "") if for_us else ""
         self._seconds = int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
 
     def ready(self, status: str) -> None:
-        """The first round is over."""
-        self._tell(f"READY=1\nSTATUS={status}")
+        """Notify that the first round is over."""
+        self._notify(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """The end has begun."""
-        self._tell("STOPPING=1")
+        """Notify that the agent is ending."""
+        self._notify("STOPPING=1")
 
     def watch(self, progress: Callable[[], tuple[Hashable, ...]], stop: threading.Event) -> None:
-        """Wait until `stop` is set, and say again and again that the agent goes on, as long as it does.
+        """Wait until `stop` is set, and reset the watchdog as long as the agent makes progress.
 
         Args:
-            progress: counts that all change while all goes on; one that stands still lets the watchdog bite.
-            stop: set it to end.
+            progress: counts that all increase while the agent works; if one does not, the watchdog is not reset.
+            stop: ends the wait.
         """
         if not self._address or not self._seconds:
             stop.wait()
@@ -152,10 +155,10 @@ class Systemd:
         while not stop.wait(self._seconds / 4):
             now = progress()
             if not before or all(one != other for one, other in zip(now, before, strict=True)):
-                self._tell("WATCHDOG=1")
+                self._notify("WATCHDOG=1")
                 before = now
 
-    def _tell(self, message: str) -> None:
+    def _notify(self, message: str) -> None:
         if not self._address:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address

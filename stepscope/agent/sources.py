@@ -1,4 +1,4 @@
-"""All sources of this machine in the order of their trust, and how often each is polled."""
+"""All sources of this machine in the order of their trust, and the interval of each."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from stepscope.collectors.kineto_daemon.source import KinetoSource
 from stepscope.core.documents.jobs import Assignment
 
 GPUS = "nvml"
-"""The source of the GPUs' own driver."""
+"""Name of the source that reads the GPUs' driver."""
 _NEW_PROCESS_SECONDS = 3.0
-"""What it takes after a GPU hung until a new process finds the others."""
+"""Time after a GPU hung until a new process finds the others."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
@@ -41,8 +41,18 @@ _RAS_SECONDS = 5.0
 class Sources:
     """All sources of this machine, in the order of their trust. A context manager: reads while it is open.
 
+    Args:
+        timing: of reading the GPUs.
+        dcgm_exporter: a page of dcgm-exporter to read as well.
+        jobs: settings of job attribution.
+        environment: of the processes that read GPUs; the agent's own by default.
+        training: server of training processes; opened and closed by the caller.
+        kineto: server of processes without stepscope; opened and closed by the caller.
+        nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
+        thresholds: of health.
+
     Attributes:
-        health: what is made of what they say.
+        health, fleet: sources derived from the others.
     """
 
     def __init__(
@@ -57,17 +67,6 @@ class Sources:
         nccl_ras: tuple[str, int] | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
-        """
-        Args:
-            timing: of the GPUs.
-            dcgm_exporter: a page of dcgm-exporter to read beside.
-            jobs: how it is found out who uses the GPUs.
-            environment: of the processes that read GPUs; the agent's own where none is given.
-            training: who hears training processes; opened and closed by others.
-            kineto: who answers those that know nothing of stepscope; opened and closed by others.
-            nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
-            thresholds: of health.
-        """
         timing = timing or Timing()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
@@ -121,11 +120,11 @@ class Sources:
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:
-        """How they are now; waits for none."""
+        """States of all sources now; does not block."""
         return self._read_states() + tuple(source.state() for source in self._derived)
 
     def _read_states(self) -> tuple[SourceState, ...]:
-        """Those of the sources that read, for those that are derived from them."""
+        """States of the sources that read, without those derived from them."""
         return tuple(self._renumbered.get(source, source).state() for source in self._sources)
 
     def assignments(self, *, max_age_seconds: float = inf) -> tuple[Assignment, ...]:
@@ -133,7 +132,7 @@ class Sources:
         return () if self._of_jobs[0].state().is_older_than(max_age_seconds) else self._jobs.assignments()
 
     def pids_of_job(self, name: str) -> frozenset[int]:
-        """Processes that hold a GPU for a job that is called so."""
+        """Processes that hold a GPU for a job of this name; see `Job.is_called`."""
         return frozenset(pid for one in self.assignments() if one.job.is_called(name) for pid in one.pids)
 
     def _gpu_users(self) -> GpuUsers:

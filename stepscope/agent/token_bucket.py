@@ -48,14 +48,13 @@ class TokenBucket:
 
 
 class PacingBucket:
-    """Budget that may be overdrawn and tells how long to wait until the debt is paid; the caller gives the time."""
+    """Budget that may be overdrawn and computes how long to wait until the debt is paid; the caller passes the time.
+
+    Args:
+        start: amount at the start; default: full.
+    """
 
     def __init__(self, max_amount: float, now: float, *, start: float | None = None) -> None:
-        """
-        Args:
-            max_amount: that it can hold.
-            start: amount at the start; default: full.
-        """
         self._max_amount = max_amount
         self._left = max_amount if start is None else start
         self._at = now
@@ -65,11 +64,7 @@ class PacingBucket:
         self._left -= amount
 
     def wait_seconds(self, per_second: float, now: float) -> float:
-        """Seconds until the debt is paid; 0 without one.
-
-        Args:
-            per_second: refill rate since the last call.
-        """
+        """Seconds until the debt is paid, 0 without one; `per_second` is the refill rate since the last call."""
         self._left = min(self._left + (now - self._at) * per_second, self._max_amount)
         self._at = now
         return max(-self._left / per_second, 0.0)

@@ -1,9 +1,7 @@
 """Communication of a job: collectives and their bandwidth, cost by dimension, late ranks, transfer faults.
 
-Collectives: Bandwidths by nccl-tests' definitions: algbw = size / time, busbw = algbw x what the algorithm moves for
-it. The time is the shortest over the members from the last arrival to the end: a member that waited would make the
-link look slow. TraceLens, the best rival here, takes the shortest kernel of a collective, which is the same only if
-the last arriver waits for nobody; it has neither what the link should give nor hidden time nor who was late.
+Bandwidths as in nccl-tests: algbw = size / time, busbw = algbw x the algorithm's factor. The time is the shortest over
+the members from the last arrival to the end: with the wait of a member included, the link would look slow.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from stepscope.core.hardware.links import (
 from stepscope.core.vocabulary.causes import Reason
 
 MAX_GPUS_PER_HOST = 8
-"""Hosts that the traces do not name: more ranks than this are not taken for one host's."""
+"""More ranks than this are not taken for one host's where the traces name no host."""
 
 MAX_SIZE_RATIO = 2.0
-"""Sizes of an uneven all-to-all change with every call: those that lie no further apart than by this factor make one
-row, so that the exchange of the counts stays apart from the tokens'."""
+"""Largest ratio of neighbouring sizes in one row of an uneven all-to-all, whose sizes change with every call; so the
+exchange of counts and that of tokens get separate rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,8 @@ def collective_table(
 ) -> list[Collective]:
     """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
 
-    The size of an all-to-all to which each member brings another is the mean over the members, and such calls of
-    similar sizes share a row.
-    Calls that ended on all members before their windows began are left out: nothing of them is booked.
+    The size of an uneven all-to-all is the mean over the members, and calls of similar sizes share a row. Calls that
+    ended on all members before their windows are left out.
     """
     described = dimension_of_members(group for view in views.values() for group in view.header.groups)
     rows: dict[_Key, list[list[CallId]]] = defaultdict(list)
@@ -99,13 +96,13 @@ def collective_table(
 
 
 def _mean_bytes(views: Mapping[int, RankView], calls: Iterable[CallId]) -> float:
-    """Of the members that tell their size."""
-    told = (views[c.rank].calls[c.place].num_bytes for c in calls)
-    return float(np.mean([size for size in told if size is not None]))
+    """Mean size over the members with a known one."""
+    sizes = (views[c.rank].calls[c.place].num_bytes for c in calls)
+    return float(np.mean([size for size in sizes if size is not None]))
 
 
 def _by_size(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
-    """Calls of similar sizes together, each with the median of their sizes."""
+    """Calls grouped by similar size, with the median size of each group."""
     sized = sorted(sized, key=lambda one: one[0])
     sizes = np.array([size for size, _ in sized])
     begins = np.flatnonzero(sizes[1:] > MAX_SIZE_RATIO * sizes[:-1]) + 1
@@ -129,8 +126,7 @@ def _key(
 
 
 def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
-    """What the members' bytes should travel over within a host; None between hosts, between different or unknown GPUs,
-    and on CPUs."""
+    """Expected link of members on one host; None between hosts, for different or unknown GPUs, and on CPUs."""
     chosen = [views[rank] for rank in members]
     hosts = {view.header.host_name for view in chosen}
     names = {next((device.name for device in view.header.devices), None) for view in chosen}
@@ -146,8 +142,7 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
 def network_of(
     views: Mapping[int, RankView], members: tuple[int, ...], kind: str, network_bytes_per_second: float | None
 ) -> Link | None:
-    """The same between hosts, whose network is not in the traces; None where nobody told its rate, where a host has no
-    name, and on CPUs."""
+    """Expected network link between hosts; None without a given rate, for hosts without name, and on CPUs."""
     hosts = Counter(views[rank].header.host_name for rank in members)
     on_device = all(views[rank].on_device for rank in members)
     if network_bytes_per_second is None or None in hosts or len(hosts) < 2 or not on_device:
@@ -205,18 +200,15 @@ def _row(
 def _timings(
     instances: list[list[CallId]], arrivals: Mapping[CallId, Arrival], columns: CallColumns
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Counter[int], Counter[int]]:
-    """Of each instance: the shortest transfer and the skew of the starts (nanoseconds). Of each rank: for how long it
-    was waited (nanoseconds, all members together), and how often it came last.
-
-    By the waiting, not by the count: who is 10 ms late once a step costs more than who is last by 4 us thrice.
-    """
+    """By instance, the shortest transfer and the skew of the starts; by rank, the waiting of all members for it and how
+    often it was last; times in nanoseconds."""
     caused, times_last = Counter[int](), Counter[int]()
     if not instances:
         return np.empty(0, np.int64), np.empty(0, np.int64), caused, times_last
     places = columns.places(call for calls in instances for call in calls)
     begins = np.cumsum([0, *(len(calls) for calls in instances[:-1])])
     transfers = np.minimum.reduceat(columns.transfer[places], begins)
-    # by waits, not by starts, which cannot be compared where nothing ties the members' clocks together
+    # by waits, not by starts, which cannot be compared without a common clock
     skews = np.maximum.reduceat(columns.wait[places], begins) - np.minimum.reduceat(columns.wait[places], begins)
     waits = np.add.reduceat(columns.wait[places], begins)
     for calls, skew, wait in zip(instances, skews.tolist(), waits.tolist(), strict=True):
@@ -239,23 +231,23 @@ def _hidden_share(columns: CallColumns, places: npt.NDArray[np.intp]) -> float:
 
 
 OVERLAP_THRESHOLD = 0.1
-"""A transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
+"""Hidden share below which transfers are not overlapped; recorded DDP and FSDP steps hide 0.9."""
 
 FAULT_THRESHOLD = 0.25
-"""Share of the exposed transfer time from which on a fault of it is named."""
+"""Least share of the exposed transfer time for a fault to be named."""
 
 SMALL_MESSAGES_THRESHOLD = 0.5
-"""Share of the exposed transfer time in messages so small that latency, not bandwidth, takes most of it."""
+"""Least share of latency-bound messages in the exposed transfer time for them to be named."""
 
 TransferFault = tuple[Reason, tuple[Evidence, ...]]
-"""What is wrong, and the numbers that say so."""
+"""Reason and its evidence."""
 
 
 def cost_by_dimension(views: Mapping[int, RankView], columns: CallColumns) -> list[DimensionCost]:
-    """Exposed and hidden communication by the dimension that each call serves, the most expensive first."""
-    told = [call.dimension for view in views.values() for call in view.calls]
-    dimensions = sorted(set(told), key=str)
-    code = np.array([dimensions.index(dimension) for dimension in told], np.intp)
+    """Exposed and hidden communication by parallel dimension, the most expensive first."""
+    dimension_of_call = [call.dimension for view in views.values() for call in view.calls]
+    dimensions = sorted(set(dimension_of_call), key=str)
+    code = np.array([dimensions.index(dimension) for dimension in dimension_of_call], np.intp)
     window = sum(view.window_ns for view in views.values())
     exposed = ("exposed_wait", "exposed_transfer", "exposed_unsplit")
     names = (*exposed, "hidden_wait", "hidden_transfer", "hidden_unsplit", "surely_waited")
@@ -271,7 +263,7 @@ def cost_by_dimension(views: Mapping[int, RankView], columns: CallColumns) -> li
 
 
 def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: CallColumns) -> list[RankArrivals]:
-    """How late each rank comes on average to the collectives that need everybody, the latest first."""
+    """Mean lateness of each rank at synchronizing collectives, the latest first."""
     count: dict[int, int] = dict.fromkeys(columns.first, 0)
     last = dict.fromkeys(columns.first, 0)
     late = dict.fromkeys(columns.first, 0)
@@ -293,7 +285,7 @@ def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: 
 
 
 def transfer_faults(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[TransferFault]:
-    """What is wrong with the exposed transfers, as far as the traces show, each with its numbers."""
+    """Faults of the exposed transfers with their evidence."""
     exposed = sum(row.exposed_transfer_ms or 0.0 for row in table)
     if exposed <= 0:
         return []
@@ -315,7 +307,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
     reached, expected = worst.busbw_gbs or 0.0, worst.expected_busbw_gbs or 0.0
     ranks = [int(rank) for rank in worst.group.split(",")]
     device = next((device.name for device in views[ranks[0]].header.devices), "")
-    # what a slower way would give explains it: the bytes do not travel over the fast link at all
+    # no faster than the slower link: the transfer does not use the fast link at all
     around = worst.link not in (LinkKind.PCIE, LinkKind.NETWORK) and reached <= pcie_link(device).bytes_per_second / 1e9
     evidence = (
         Evidence("bus_bandwidth", reached, "GB/s", SLOW_BELOW * expected, ranks),
@@ -342,10 +334,8 @@ def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[
 
 
 def _not_overlapped(table: Sequence[Collective], exposed: float) -> list[TransferFault]:
-    """Traffic that could be hidden: gathers of weights by prefetching, reductions of gradients by overlap.
-
-    Of tensor parallelism, all that a layer waits for: async TP hides it behind parts of the product it belongs to.
-    """
+    """Exposed traffic that could be hidden: weight gathers by prefetching, gradient reductions by overlap, tensor
+    parallelism by async TP."""
     found: list[TransferFault] = []
     for reason, kinds in (
         (Reason.NO_PREFETCH, {("dp", "all_gather")}),

@@ -1,7 +1,4 @@
-"""Sets of time spans in exact int64 arithmetic: union, intersection, coverage.
-
-An `Intervals` is sorted, disjoint and half-open: [start, end). Every function returns one again, so they compose.
-"""
+"""Sets of time spans in exact int64 arithmetic: union, intersection, coverage; all O(n log n) and vectorised."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Sorted, disjoint, non-empty half-open spans. `start` and `end` have one entry a span."""
+    """Sorted, disjoint, non-empty half-open spans [start, end), one entry a span."""
 
     start: Nanoseconds
     end: Nanoseconds
@@ -32,7 +29,7 @@ class Intervals:
 
 
 def empty() -> Intervals:
-    """No span at all."""
+    """An empty set."""
     return Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -50,7 +47,7 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     if not len(start):
         return empty()
     if np.any(start[1:] < start[:-1]):
-        # operators stand behind the one that called them: what lies in the span before it adds nothing
+        # operators follow the one that called them: a span inside the previous one adds nothing
         adds = np.flatnonzero(np.concatenate(([True], (start[1:] < start[:-1]) | (end[1:] > end[:-1]))))
         adds = adds[np.argsort(start[adds], kind="stable")]
         start, end = start[adds], end[adds]
@@ -65,9 +62,11 @@ def time_of(trace: TraceColumns, rows: IntColumn) -> Intervals:
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
-def join(a: Intervals, b: Intervals) -> Intervals:
-    """The time that at least one of the two covers."""
-    return union(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end)))
+def join(*sets: Intervals) -> Intervals:
+    """The time that at least one of the sets covers."""
+    if not sets:
+        return empty()
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
@@ -93,9 +92,9 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 def pieces(
     start: Nanoseconds, end: Nanoseconds, cover: Intervals
 ) -> tuple[npt.NDArray[np.intp], Nanoseconds, Nanoseconds]:
-    """What of each span lies under `cover`: (index of the span, piece start, piece end), in the spans' order.
+    """The parts of each span under `cover`: (index of the span, start, end), in the spans' order.
 
-    The spans may overlap one another and come in any order.
+    The spans may overlap and be in any order.
     """
     first = np.searchsorted(cover.end, start, side="right")
     last = np.maximum(np.searchsorted(cover.start, end, side="left"), first)
@@ -110,12 +109,12 @@ def pieces(
 
 
 def covered_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanoseconds:
-    """How long each span lies under `cover`."""
+    """Length of the part of each span under `cover`."""
     return covered_until(cover, end) - covered_until(cover, start)
 
 
 def covered_until(cover: Intervals, time: npt.ArrayLike) -> Nanoseconds:
-    """How much of `cover` lies before each time."""
+    """Length of the part of `cover` before each time."""
     time = np.asarray(time, np.int64)
     if not len(cover):
         return np.zeros(time.shape, np.int64)
@@ -127,7 +126,7 @@ def covered_until(cover: Intervals, time: npt.ArrayLike) -> Nanoseconds:
 
 
 def contains(cover: Intervals, time: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Whether each time lies under `cover`."""
+    """Whether each time is under `cover`."""
     time = np.asarray(time, np.int64)
     if not len(cover):
         return np.zeros(time.shape, np.bool_)
@@ -136,11 +135,11 @@ def contains(cover: Intervals, time: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def owned(start: Nanoseconds, end: Nanoseconds, *, tie: npt.ArrayLike) -> tuple[Nanoseconds, Nanoseconds]:
-    """The part of each span that no earlier-started span covers: overlapping spans then share no instant.
+    """The part of each span that no earlier-started span covers, so that overlapping spans share no instant.
 
-    Ties in `start` go to the lower `tie`. Returns (start, end) in the spans' own order; a span that owns nothing
-    comes back empty (start == end). Why one span suffices: all earlier-started spans that reach into a span
-    cover it from its start onwards without a hole.
+    Returns (start, end) in the spans' order; start == end for a span that owns nothing. Ties in `start` go to the lower
+    `tie`. The part is a single span, because earlier-started spans that reach into a span cover it from its start on
+    without a hole: one running maximum of the ends is enough.
     """
     if not len(start):
         return start, end

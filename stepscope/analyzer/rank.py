@@ -1,4 +1,4 @@
-"""Analysis of one rank, the per-rank half: a trace's columns in, a `RankView` out."""
+"""Analysis of one rank: a `RankView` from a trace's columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
-from stepscope.analyzer.intervals import Nanoseconds, covered_time
+from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -24,12 +24,10 @@ from stepscope.analyzer.pipeline.passes import (
     optimizer_time,
 )
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.roofline.kernel_costs import Floats
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.operator_cost import operator_flops
 from stepscope.analyzer.roofline.utilization import (
     LOW_EFFICIENCY,
-    StepFlops,
     best_product_efficiency,
     coverage,
     dominant_dtype,
@@ -48,20 +46,20 @@ from stepscope.trace.columns import NONE, TraceColumns
 
 
 def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
-    """Book one rank's window as far as it can tell alone.
+    """Analyse one rank's window without the other ranks.
 
     Args:
         trace: its events.
         rank: its number in the job.
-        whole_file: book first to last device activity instead of the steps, as other tools do.
+        whole_file: analyse first to last device activity instead of the steps, as other tools do.
 
     Raises:
-        DataError: nothing in the trace can be booked.
+        DataError: the trace has neither device activities nor host operators.
     """
     if trace.quality.truncated:
-        # events are written neither by time nor by step: what is missing would pass for a late host or an idle device
+        # events are not written in order of time, so missing ones would look like a late host or an idle device
         raise TruncatedTraceError(
-            f"ends too early, after {counted(trace.quality.num_events, 'event')}, so its time cannot be booked",
+            f"ends too early, after {counted(trace.quality.num_events, 'event')}, so its time cannot be attributed",
             where=trace.header.path,
             what_next="copy it whole or record it again; stepscope trace info shows what it holds",
         )
@@ -95,7 +93,8 @@ def _view_device(
     notices += _doubts_about_peak(rank, gpu, limits)
     host = observe_host(trace, steps, activities)
     own = attribute_device_time(activities, window, host, limits.category.astype(np.int8))
-    flops = _flops_a_step(limits.model_flops, limits.flops, activities.launch_ns[kernels], steps, window)
+    in_steps = steps.position_of(activities.launch_ns[kernels]) != NONE
+    flops = step_flops(limits.model_flops, limits.flops, in_steps, len(window.boundary_ns))
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
     sums = rank_kernels(trace, activities, limits, own.kernel_owned_ns, window)
     return RankView(
@@ -151,7 +150,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     lane = main_lane(trace, steps)
     bounds = window.step_bounds_ns
     work = operator_flops(trace)
-    flops = _flops_a_step(work.model_flops, work.flops, trace.start_ns[work.row], steps, window)
+    in_steps = steps.position_of(trace.start_ns[work.row]) != NONE
+    flops = step_flops(work.model_flops, work.flops, in_steps, len(window.boundary_ns))
     segments = attribute_host_time(trace, steps, window)
     return RankView(
         rank=rank,
@@ -185,7 +185,7 @@ def _by_launcher(
     steps: HostSteps,
     kernels: npt.NDArray[np.intp],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Booked time by step of the kernels that autograd's thread launched, and of those launched by the optimizer."""
+    """Time by step attributed to kernels that autograd's thread launched, and to those of the optimizer."""
     launch, lane = activities.launch_ns[kernels], activities.launch_lane[kernels]
     num_steps = len(window.boundary_ns)
     place = np.clip(np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1, 0, None)
@@ -196,16 +196,6 @@ def _by_launcher(
         np.bincount(place, weights=weights * in_backward, minlength=num_steps).astype(np.int64),
         np.bincount(place, weights=weights * in_optimizer, minlength=num_steps).astype(np.int64),
     )
-
-
-def _flops_a_step(
-    model: Floats, executed: Floats, launch_ns: Nanoseconds, steps: HostSteps, window: Window
-) -> StepFlops:
-    """FLOPs asked for inside the host's steps, mean over the window's steps; 0 without steps."""
-    inside = steps.position_of(launch_ns) != NONE
-    total = step_flops(model, executed, inside)
-    num_steps = len(window.boundary_ns)
-    return StepFlops(total.model / num_steps, total.executed / num_steps)
 
 
 def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:

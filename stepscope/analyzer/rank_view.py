@@ -1,4 +1,4 @@
-"""View of one rank: the small result of the per-rank half that the cross-rank half needs."""
+"""View of one rank: the small result of the per-rank analysis, input of the cross-rank analysis."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, 
 from stepscope.trace.columns import TraceHeader
 
 NUM_COMPARED_CODES = len(CAUSE_CODE) + 2
-"""Causes, TO_BLAME, and compute as one."""
+"""Number of cause codes with TO_ATTRIBUTE and COMPUTE_CODE."""
 
 COMPUTE_CODE = NUM_COMPARED_CODES - 1
-"""Code that stands for all compute categories together when ranks are compared."""
+"""Code of all compute categories together when ranks are compared."""
 
 _IS_COMPUTE = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[h] for h in COMPUTE_CATEGORIES])
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank after the per-rank half: a few hundred kilobytes however large the trace was.
+    """One analysed rank: a few hundred kilobytes however large the trace was.
 
     Attributes:
-        segments: its window; communication-only time is not split yet.
+        segments: time breakdown of the window; communication-only time is not split yet.
         calls: its communication calls in issue order.
-        micro_batches: marked forwards and backwards in launch order; empty where nothing marks them.
-        optimizer_ns, backward_ns: booked time by step of the kernels that the optimizer, and that autograd's thread
-            launched; without a device, of the optimizer's annotations, and nothing.
+        micro_batches: marked forwards and backwards in launch order; empty without marks.
+        optimizer_ns, backward_ns: time by step attributed to kernels of the optimizer, and to those that autograd's
+            thread launched; without a device, under the optimizer's annotations, and 0.
         kernels: those with most time, by name.
-        kernel_sums: kernels and copies, ready to be added up over ranks.
-        on_device: whether the ledger is of a device (else of the host's main thread).
-        graph: what a replay needs (on the rank's own clock); None without steps or a device, or where it would be too
-            large.
-        timeline: the same without a device.
+        kernel_sums: kernels and copies, as sums that can be added over ranks.
+        on_device: whether the breakdown is of a device (else of the host's main thread).
+        graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
+        timeline: input of a replay without a device.
     """
 
     rank: int

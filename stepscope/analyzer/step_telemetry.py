@@ -1,4 +1,4 @@
-"""Steps as the training loop itself recorded them: durations, data waits, outlying gradients."""
+"""Step telemetry recorded by the training loop: durations, data waits, outlying gradients."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def step_report(ranks: Sequence[RankSteps]) -> StepReport:
 
 def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
     slowest_rank, slowest = max(steps, key=lambda entry: entry[1].end_ns - entry[1].start_ns)
-    told: dict[str, list[float]] = defaultdict(list)
+    figures: dict[str, list[float]] = defaultdict(list)
     phases: dict[str, int] = {}
     for _, step in steps:
         for name, value in step.figures.items():
-            told[name].append(value)
+            figures[name].append(value)
         for name, duration in step.phases.items():
             phases[name] = max(phases.get(name, 0), duration)
     return StepRow(
@@ -50,7 +50,7 @@ def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
         slowest_rank=slowest_rank,
         data_wait_ms=max(step.data_wait_ns for _, step in steps) / 1e6,
         phases_ms={name: duration / 1e6 for name, duration in phases.items()},
-        figures={name: sum(value / len(values) for value in values) for name, values in told.items()},
+        figures={name: sum(value / len(values) for value in values) for name, values in figures.items()},
         captured=any(step.captured for _, step in steps),
         anomalies=sorted({name for _, step in steps for name in step.anomalies}),
     )
@@ -70,25 +70,25 @@ def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:
 
 GRADIENT_NORM = "local_grad_norm"
 MIN_RANKS = 4
-"""Of fewer, nobody can say which one differs."""
+"""Fewer ranks do not show which one differs."""
 
 MIN_RATIO = 2.0
-"""Batches of different data make norms differ by some ten percent, seldom by this much."""
+"""Least ratio of an outlier; different batches make norms differ by some ten percent, rarely by this much."""
 
 SIGMAS = 6.0
 MIN_STEP_SHARE = 0.5
-"""A batch may be an outlier; a rank that is one in most steps is itself the reason."""
+"""Least share of outlier steps of a rank: a single batch may be an outlier, most steps show the rank."""
 
 MIN_STEPS = 2
 _MAD_TO_SIGMA = 1.4826
 
 
 def gradient_outliers(ranks: Sequence[RankSteps], *, are_alike: bool) -> list[Notice]:
-    """What the norms of the ranks' own gradients say of single ranks.
+    """Notices on ranks whose own gradients have outlying norms.
 
     Args:
         are_alike: whether all ranks compute the gradients of the same parameters, as in pure data parallelism; else
-            only those that are not finite can be compared.
+            only non-finite ones can be compared.
     """
     finite: dict[int, dict[int, float]] = defaultdict(dict)
     not_finite: dict[int, list[int]] = defaultdict(list)

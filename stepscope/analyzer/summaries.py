@@ -1,8 +1,4 @@
-"""Summary sections of an analysis: job, trace quality, time breakdown, roofline, warnings.
-
-Step likeness: A checkpoint every third step, or loader workers that deliver at once, make some steps many times as
-long as others: a median of other steps is then of another kind, and the difference is not the profiler's.
-"""
+"""Summary sections of an analysis: job, trace quality, time breakdown, roofline, warnings."""
 
 from __future__ import annotations
 
@@ -39,15 +35,15 @@ from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What is known of the job beside its traces; None and empty where it is not.
+    """Facts on the job that are not in its traces; None and empty where unknown.
 
     Attributes:
-        unprofiled_step_ms: the step before capturing.
+        unprofiled_step_ms: the step without profiling.
         mesh: sizes by dimension.
         num_cpus: processors that the ranks of a host share.
         simulated_compute: layers sleep instead of computing.
         truncated_files: traces left out because they end too early.
-        data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
+        data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
         network_bytes_per_second: of each GPU's network card in one direction.
     """
 
@@ -62,17 +58,17 @@ class JobContext:
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:
-    """Ranks of the job: what the traces say, at least as many as the largest rank tells."""
-    told = max((view.header.world_size or 0 for view in views.values()), default=0)
-    return max(told, max(views) + 1)
+    """Ranks of the job by the traces, at least the largest rank + 1."""
+    recorded = max((view.header.world_size or 0 for view in views.values()), default=0)
+    return max(recorded, max(views) + 1)
 
 
 MIN_COSTED_SHARE = 0.5
-"""Share of kernel time whose operators have a cost: below it a sum of FLOPs is that of a few operators."""
+"""Least share of kernel time with known cost: with less a sum of FLOPs is that of a few operators."""
 
 
 def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
-    """What was analysed; views by rank, on the job's clock."""
+    """The job section; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
@@ -96,12 +92,12 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
 
 
 def mfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Model FLOPs utilisation as it comes out, above 1 too; None where FLOPs, peak or step are not known."""
+    """Model FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
     return _utilization([(view.step_flops, view.peak_flops) for view in _costed(views)], step_ms)
 
 
 def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Hardware FLOPs utilisation as it comes out, above 1 too; None where FLOPs, peak or step are not known."""
+    """Hardware FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
     return _utilization([(view.executed_flops, view.peak_flops) for view in _costed(views)], step_ms)
 
 
@@ -110,13 +106,13 @@ def _costed(views: Mapping[int, RankView]) -> list[RankView]:
 
 
 def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
-    """FLOPs of a step over what the peak allows, mean over ranks; above 1 something is wrong with peak or model."""
+    """FLOPs of a step / FLOPs at peak, mean over ranks."""
     shares = [flops / peak for flops, peak in flops_and_peak if flops and peak]
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
 def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> MeshSizes:
-    """As the run tells, else from the descriptions of the process groups and from whom the calls serve."""
+    """Sizes from the run, else from the descriptions of process groups and the dimensions of calls."""
     if context.mesh != MeshSizes():
         return context.mesh
     sizes: dict[str, int] = {}
@@ -126,7 +122,7 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
     by_traffic = sizes_by_traffic(call for view in views.values() for call in view.calls)
     for dimension in ("tp", "dp", "pp", "ep", "cp"):
         size = by_traffic.get(dimension)
-        # experts and sequences are cut inside other dimensions; the others cannot have more places than ranks
+        # experts and sequences are split inside other dimensions; the others multiply to at most the world size
         fits = (
             dimension in ("ep", "cp") or prod(sizes.get(d, 1) for d in ("tp", "dp", "pp")) * (size or 0) <= world_size
         )
@@ -138,7 +134,7 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
 def trace_quality(
     views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job, context: JobContext
 ) -> TraceQuality:
-    """How far the traces can be trusted: all ranks' facts together, shares of the worst rank where the name says so."""
+    """The quality section: sums over all ranks; some shares are those of the worst rank."""
     facts = [view.facts for view in views.values()]
     in_window = {
         CallId(rank, place): call
@@ -156,9 +152,9 @@ def trace_quality(
     if unprofiled_ms and job.step_ms:
         distortion = job.step_ms / unprofiled_ms - 1.0
     return TraceQuality(
-        repaired=sum(f.repaired for f in facts),
-        dropped=sum(f.dropped for f in facts),
-        clipped=sum(f.clipped for f in facts),
+        repaired=sum(f.reading.repaired for f in facts),
+        dropped=sum(f.reading.dropped for f in facts),
+        clipped=sum(f.reading.clipped for f in facts),
         truncated_files=context.truncated_files,
         lost_launches=max((f.lost_launches for f in facts), default=0.0),
         unlinked=sum(f.num_unlinked for f in facts) / activities if activities else 0.0,
@@ -169,7 +165,7 @@ def trace_quality(
         merged_boundaries=sum(view.window.num_merged for view in views.values()),
         clock_residual_us=clocks.residual_us,
         profiler_distortion=distortion,
-        clipped_us=sum(f.clipped_ns for f in facts) / 1e3,
+        clipped_us=sum(f.reading.clipped_ns for f in facts) / 1e3,
         early=sum(f.num_early for f in facts) / linked if linked else 0.0,
         lost_at_start=sum(f.lost_at_start for f in facts),
         steps_marked=sorted({index for f in facts for index in f.step_indices}),
@@ -180,14 +176,14 @@ def trace_quality(
 
 
 def job_ledger(views: Mapping[int, RankView]) -> Ledger:
-    """Sum of time over the sum of windows."""
+    """Share of each category in the sum of all windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
     return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
 
 
 def rank_ledger(view: RankView) -> RankLedger:
-    """One rank's window as shares by category, whole and step by step."""
+    """One rank's shares by category, of its window and of each step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -215,7 +211,7 @@ def _cut(segments: Segments, start: int, end: int) -> Segments:
 
 
 def job_roofline(views: Mapping[int, RankView]) -> Roofline:
-    """Kernels and copies of all ranks, and how the kernels' limits were decided."""
+    """The roofline section: kernels and copies of all ranks, and how the kernels' limits were decided."""
     ranks = [view.kernel_sums for view in views.values()]
     tables = kernel_tables(ranks)
     total = np.sum([rank.total for rank in ranks], axis=0)
@@ -235,31 +231,35 @@ def job_roofline(views: Mapping[int, RankView]) -> Roofline:
 
 
 def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> bool:
-    """More runnable ranks than cores; sleeping layers leave the cores to the others."""
+    """Whether a CPU run has more runnable ranks than cores; simulated compute sleeps and needs none."""
     if context.num_cpus is None or context.simulated_compute or any(view.on_device for view in views.values()):
         return False
     return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
 
 
 def timeline(view: RankView) -> RankTimeline:
-    """A rank's segments as they are kept beside its run."""
+    """A rank's timeline document."""
     return RankTimeline(
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),
         end_ns=view.window.end_ns,
-        headings=view.segments.category.tolist(),
+        categories=view.segments.category.tolist(),
         step_starts_ns=view.window.boundary_ns.tolist(),
         step_indices=view.window.index.tolist(),
     )
 
 
 UNLIKE_STEPS_RATIO = 2.0
-"""The longest whole step of a rank over its shortest. Recorded: up to 1.4 where the fault strikes every step, 7 to 50
-where it strikes some."""
+"""Least ratio of a rank's longest to shortest whole step for its steps to be unlike. Recorded: up to 1.4 where a fault
+affects every step, 7 to 50 where it affects some."""
 
 
 def unlike_steps_ms(views: Mapping[int, RankView]) -> tuple[float, float] | None:
-    """Shortest and longest whole step of the rank whose steps differ most, in ms; None where all ranks' are alike."""
+    """Shortest and longest whole step (ms) of the rank whose steps differ most; None where all ranks' are alike.
+
+    A checkpoint every third step, or loader workers that deliver at once, make some steps many times longer. The median
+    of other steps is then not comparable, and a difference to it is not profiling overhead.
+    """
     lengths = [view.window.whole_step_ns for view in views.values()]
     spans = [(float(of_rank.min()), float(of_rank.max())) for of_rank in lengths if len(of_rank)]
     shortest, longest = max(spans, key=lambda span: span[1] / max(span[0], 1.0), default=(0.0, 0.0))
@@ -267,18 +267,18 @@ def unlike_steps_ms(views: Mapping[int, RankView]) -> tuple[float, float] | None
 
 
 def comparable_step_ms(views: Mapping[int, RankView], unprofiled_step_ms: float | None) -> float | None:
-    """The unprofiled step, where captured ones can be compared with it."""
+    """The unprofiled step, where profiled ones can be compared with it."""
     return unprofiled_step_ms if unlike_steps_ms(views) is None else None
 
 
 NOTABLE_LOSS = 0.02
-"""Share of lost launches, and of activities before their launch, from which a reader is told."""
+"""Least share of lost launches, and of activities before their launch, for a notice."""
 
 
 def notices_of(
     views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
 ) -> list[Notice]:
-    """All of them, those about the input first."""
+    """All notices, those about the input first."""
     notices = [*context.notices]
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]
@@ -317,7 +317,7 @@ def notices_of(
 
 
 def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
-    """What the traces themselves make doubtful."""
+    """Notices on doubtful traces."""
     found: list[tuple[str, str]] = []
     if quality.early > NOTABLE_LOSS:
         early = f"{quality.early:.0%} of the device activities start before their launch"

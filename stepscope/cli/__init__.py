@@ -71,7 +71,7 @@ _EXIT_CODES = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in 
     package=__name__,
     verbs=VERBS,
     epilog=_EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, prog_name="stepscope")
 @click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")

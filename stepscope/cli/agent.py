@@ -21,10 +21,9 @@ from stepscope.agent.config.configuration import Configuration, as_document, as_
 from stepscope.agent.config.keys import Key
 from stepscope.agent.config.settings import KEYS
 from stepscope.cli.groups import CommandGroup
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FILE, json_option
 
 _Function = Callable[..., None]
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _FILE_HELP = "Read settings from this TOML file; `stepscope agent config show` lists them."
 _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 _PATH_OF_FLAG = {key.parameter: path for path, key in KEYS.items() if key.flag}
@@ -47,7 +46,7 @@ def configured(*sections: str) -> Callable[[_Function], _Function]:
         for key in reversed(KEYS.values()):
             if key.flag and (not sections or key.section in sections):
                 call = _option(key)(call)
-        return click.option("--config", "file", type=_FILE, envvar="STEPSCOPE_AGENT_CONFIG", help=_FILE_HELP)(call)
+        return click.option("--config", "file", type=FILE, envvar="STEPSCOPE_AGENT_CONFIG", help=_FILE_HELP)(call)
 
     return decorate
 
@@ -83,7 +82,7 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
 
 
 @config_group.command("check")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 def check_settings(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
     from stepscope.agent.assembly import assembled

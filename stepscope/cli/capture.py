@@ -25,23 +25,20 @@ MAX_SHOWN_RANKS = 16
 @click.option("--run", help="Profile the run of this name or directory.")
 @click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
-@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Profile these ranks.")
+@click.option("--ranks", default="all", metavar="0,3|all", help="Profile these ranks.")
 @click.option(
-    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest for all ranks]"
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest possible]"
 )
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
-@click.option(
-    "--max-overhead", type=click.FloatRange(min=0), help="Stop when steps become longer by this share, such as 0.5."
-)
+@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps slow down by this share, as 0.5.")
 @click.option(
     "--timeout",
     "timeout_seconds",
     type=click.FloatRange(min=1.0),
     default=600.0,
-    show_default=True,
     help="Give up after this many seconds.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the traces are written.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the traces are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
 def command(
     agents: list[AgentClient],

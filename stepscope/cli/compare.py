@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import fan_out_options, json_option, print_document, print_warnings
+from stepscope.cli.options import FILE, fan_out_options, json_option, print_document, print_warnings
 
 if TYPE_CHECKING:
     from stepscope.workflow.fan_out.engine import FanOut
@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (metrics: docs/guides/compare.md).",
 )
 @json_option
-@click.option(
-    "--junit",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a JUnit file with one test case per gate.",
-)
+@click.option("--junit", type=FILE, help="Also write a JUnit file with one test case per gate.")
 @click.option(
     "--run-spread",
     type=click.FloatRange(min=0, max=100),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import json_option, print_document, print_warnings
+from stepscope.cli.options import FOLDER, json_option, print_document, print_warnings
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.causes import Cause
 
@@ -37,20 +37,13 @@ class _Case:
 
 
 @click.command("demo")
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False),
-    help="Write the run into this folder of runs.",
-)
+@click.option("--out", default="runs", type=FOLDER, help="Write the run into this folder of runs.")
 @click.option("--open", "open_dashboard", is_flag=True, help="Then serve the dashboard and open the run in a browser.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8050,
-    show_default=True,
-    help="Serve the dashboard of --open on this port; 0 for a free one.",
+    help="Port of the dashboard of --open; 0 for a free one.",
 )
 @json_option
 def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:

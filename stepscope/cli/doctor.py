@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FILE, json_option
 from stepscope.core.documents.machine_checks import Doctor, DoctorLine, DoctorState
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.messages import SOCKET_VARIABLE
@@ -21,9 +21,9 @@ _COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAI
 @click.option(
     "--config",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     envvar="STEPSCOPE_AGENT_CONFIG",
-    help="Take the agent's address and socket from this settings file.",
+    help="Read the agent's settings from here.",
 )
 @json_option
 def command(file: Path | None, as_json: bool) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _Function = Callable[..., None]
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(file_okay=False)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -56,9 +60,6 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     return new if value == old else value
 
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
-
 def asks_agents(function: _Function) -> _Function:
     """Adds the options that name agents; the command gets their clients first."""
 
@@ -74,12 +75,26 @@ def asks_agents(function: _Function) -> _Function:
         "--agents",
         "file",
         type=click.Path(path_type=Path, allow_dash=True),
-        help="Ask the agents in this file, one URL per line; - for stdin.",
+        help="Ask the agents in this file; - for stdin.",
     )
-    @click.option("--token-file", type=_FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
-    @click.option("--ca-file", default="", metavar="FILE", help="Trust these CA certificates instead of the system's.")
-    @click.option("--cert-file", default="", metavar="FILE", help="Present this client certificate.")
-    @click.option("--key-file", default="", metavar="FILE", help="Read its key from here.  [default: --cert-file]")
+    @click.option("--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
+    @click.option(
+        "--ca-file",
+        default="",
+        show_default=False,
+        metavar="FILE",
+        help="Trust these CA certificates instead of the system's.",
+    )
+    @click.option(
+        "--cert-file", default="", show_default=False, metavar="FILE", help="Present this client certificate."
+    )
+    @click.option(
+        "--key-file",
+        default="",
+        show_default=False,
+        metavar="FILE",
+        help="Read its key from here.  [default: --cert-file]",
+    )
     @wraps(function)
     def call(
         urls: tuple[str, ...],
@@ -145,13 +160,12 @@ _OPTIONS = (
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Read the files with N processes.  [default: by their number and size]",
+        help="Read the files with N processes.  [default: by their size]",
     ),
     click.option(
         "--engine",
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
-        show_default=True,
         help="Read the files on this machine, or on a running Dask or Ray cluster.",
     ),
     click.option(

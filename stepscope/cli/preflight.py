@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import json_option, print_warnings
+from stepscope.cli.options import FILE, json_option, print_warnings
 from stepscope.core.documents.machine_checks import Outcome
 
 if TYPE_CHECKING:
@@ -24,19 +24,9 @@ _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
 
 @click.command("preflight")
 @click.option("--quick", is_flag=True, help="Measure for a shorter time: a rough answer in about 20 s.")
-@click.option(
-    "--checks", metavar="A,B", help="Run only these of: state, memory, matmul, results, host, peers, all_reduce."
-)
-@click.option(
-    "--gpus",
-    metavar="0,2-3",
-    help="Check only these GPUs or MIG instances, by index of nvidia-smi or UUID.  [default: all]",
-)
-@click.option(
-    "--slurm-gpus",
-    metavar="NAMES",
-    help="Check only these GPUs, in Slurm's notation, such as $SLURM_JOB_GPUS of a prolog.",
-)
+@click.option("--checks", metavar="A,B", help="Only run: state, memory, matmul, results, host, peers, all_reduce.")
+@click.option("--gpus", metavar="0,2-3", help="Check these GPUs only, by index or UUID, also of MIG.  [default: all]")
+@click.option("--slurm-gpus", metavar="NAMES", help="Check these GPUs only, as Slurm names them ($SLURM_JOB_GPUS).")
 @click.option(
     "--expected-gpus",
     type=click.IntRange(min=0),
@@ -49,20 +39,14 @@ _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
     default=60.0,
-    show_default=True,
-    help="Count a GPU as hung when one check takes more seconds on it.",
+    help="Seconds after which a check on a GPU counts as hung.",
 )
 @json_option
-@click.option(
-    "--junit",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a JUnit file with one test case per check.",
-)
+@click.option("--junit", type=FILE, help="Also write a JUnit file with one test case per check.")
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
-    show_default=True,
     help="Check CUDA GPUs, or try the same code on the CPU with gloo.",
 )
 def command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, fan_out_options
+from stepscope.cli.options import FILE, enters_only_run, fan_out_options
 
 if TYPE_CHECKING:
     from stepscope.workflow.fan_out.engine import FanOut
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("stepscope-report.html"),
-    show_default=True,
-    help="Write this file.",
-)
+@click.option("-o", "--output", type=FILE, default=Path("stepscope-report.html"), help="Write this file.")
 @fan_out_options
 @enters_only_run
 def command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> None:

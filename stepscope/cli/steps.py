@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from stepscope.cli.options import enters_only_run, print_document, print_warnings
 
-if TYPE_CHECKING:
-    from stepscope.core.documents.steps import StepReport, StepRow
-
-_SHOWN = ("loss", "grad_norm")
-"""Figures with a column of their own where a step has them."""
-
 
 @click.command("steps")
 @click.argument("path", metavar="RUN")
-@click.option(
-    "--last", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="Show the last N steps."
-)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", default=20, help="Show the last N steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all steps.")
 @enters_only_run
 def command(path: str, last: int, as_json: bool) -> None:
@@ -33,50 +23,7 @@ def command(path: str, last: int, as_json: bool) -> None:
     if as_json:
         print_document(report)
     else:
-        _print(report, last)
+        from stepscope.cli.terminal.steps import print_steps
+
+        print_steps(report, last)
     print_warnings(report.warnings)
-
-
-def _print(report: StepReport, last: int) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from stepscope.cli.terminal.console import report_console
-
-    console = report_console()
-    console.print(_headline(report))
-    phases = sorted({name for row in report.steps for name in row.phases_ms})
-    figures = [name for name in _SHOWN if any(name in row.figures for row in report.steps)]
-    table = Table("step", box=box.SIMPLE_HEAD)
-    for name in ("ms", "slowest rank", "data wait", *phases, *figures):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for row in report.steps[-last:]:
-        table.add_row(
-            str(row.index),
-            f"{row.ms:,.1f}",
-            str(row.slowest_rank),
-            f"{row.data_wait_ms:,.1f}",
-            *(f"{row.phases_ms[name]:,.1f}" if name in row.phases_ms else "" for name in phases),
-            *(f"{row.figures[name]:.4g}" if name in row.figures else "" for name in figures),
-            _remark(row),
-        )
-    console.print(table)
-
-
-def _headline(report: StepReport) -> str:
-    from stepscope.core.text.numbers import counted
-
-    parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
-    times = report.step_ms
-    if times.p50 is not None:
-        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
-        parts.append(f"without the first and captured ones: {report.num_settled}")
-    if report.data_wait is not None:
-        parts.append(f"waiting for data {report.data_wait:.1%}")
-    parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
-    return "; ".join(parts)
-
-
-def _remark(row: StepRow) -> str:
-    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies])

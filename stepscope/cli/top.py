@@ -24,14 +24,8 @@ _REDRAW_SECONDS = 0.5
 @click.command("top")
 @asks_agents
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.5),
-    default=2.0,
-    show_default=True,
-    help="Poll the agents every so many seconds.",
-)
-@click.option("--job", default="", help="Show only the GPUs of the job of this name or id.")
+@click.option("--interval", type=click.FloatRange(0.5), default=2.0, help="Poll the agents every so many seconds.")
+@click.option("--job", default="", show_default=False, help="Show only the GPUs of the job of this name or id.")
 @click.option("--sick", is_flag=True, help="Show only GPUs and agents with a problem.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and exit.")
 def command(clients: list[AgentClient], once: bool, interval: float, job: str, sick: bool, as_json: bool) -> None:

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, fan_out_options, json_option, print_document, print_warnings
-from stepscope.core.text.wording import cause_phrase
+from stepscope.cli.options import (
+    POSITIVE,
+    enters_only_run,
+    fan_out_options,
+    json_option,
+    print_document,
+    print_warnings,
+)
 
 if TYPE_CHECKING:
-    from stepscope.core.documents.what_if import Fix, WhatIfReport
     from stepscope.workflow.fan_out.engine import FanOut
 
 
@@ -21,13 +26,9 @@ if TYPE_CHECKING:
     "causes",
     multiple=True,
     metavar="CAUSE",
-    help="Predict only this fix; repeatable.  [default: all that apply]",
+    help="Predict only this fix; repeatable.  [default: all]",
 )
-@click.option(
-    "--unprofiled-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Calibrate to this step time without the profiler.",
-)
+@click.option("--unprofiled-ms", type=POSITIVE, help="Calibrate to this unprofiled step time.")
 @json_option
 @enters_only_run
 @fan_out_options
@@ -57,56 +58,7 @@ def command(
     if as_json:
         print_document(report)
         return
-    _print(report)
+    from stepscope.cli.terminal.whatif import print_what_if
+
+    print_what_if(report)
     print_warnings(report.warnings)
-
-
-def _print(report: WhatIfReport) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from stepscope.cli.terminal.console import report_console
-
-    console = report_console()
-    console.print(
-        f"step {report.measured_step_ms:,.1f} ms measured, {report.replayed_step_ms:,.1f} ms replayed with nothing"
-        f" changed ({report.replay_error:+.1%}); ideal {report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}"
-    )
-    if report.unprofiled_step_ms is not None and report.calibrated_replay_ms is not None:
-        console.print(
-            f"calibrated to {report.unprofiled_step_ms:,.1f} ms without the profiler: host time x "
-            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms"
-        )
-    table = Table(box=box.SIMPLE_HEAD, title="One cause removed at a time", title_justify="left")
-    for name in ("cause", "what is changed", "step", "speedup", "calibrated", "ranks", "then binds"):
-        table.add_column(name, justify="right" if name in ("step", "speedup", "calibrated") else "left")
-    for fix in report.fixes:
-        table.add_row(*_cells(fix))
-    console.print(table)
-    for who, share in (("slowest workers", report.worst_workers_share), ("last stage", report.last_stage_share)):
-        if share is not None:
-            console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
-    for what, slowdowns in (
-        ("rank", report.by_rank),
-        ("stage", report.by_stage),
-        ("replica", report.by_replica),
-        ("kind of operation", report.by_operation),
-    ):
-        if slowdowns:
-            worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
-            before = "" if slowdowns is report.by_operation else f"{what} "
-            shown = ", ".join(f"{before}{name} {slowdown:.3f}x" for name, slowdown in worst)
-            console.print(f"slowdown when only one {what} is not ideal: {shown}")
-
-
-def _cells(fix: Fix) -> tuple[str, ...]:
-    calibrated = "" if fix.calibrated_step_ms is None else f"{fix.calibrated_step_ms:,.1f} ms"
-    return (
-        cause_phrase(fix.fix),
-        fix.change,
-        f"{fix.step_ms:,.1f} ms",
-        f"{fix.speedup:.2f}x",
-        calibrated,
-        ", ".join(map(str, fix.ranks[:8])),
-        "" if fix.binds_next is None else cause_phrase(fix.binds_next),
-    )

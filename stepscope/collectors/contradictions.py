@@ -51,12 +51,7 @@ class SilentCounters:
         return labels in self._silent
 
     def observe(self, gpus: Mapping[Labels, Mapping[str, float]], silent: Set[Labels]) -> dict[Labels, str]:
-        """The sentence about each GPU whose counters are ignored.
-
-        Args:
-            gpus: values of each GPU, by metric.
-            silent: GPUs whose counters were found silent now.
-        """
+        """The sentence about each GPU whose counters are ignored; `silent` are GPUs found silent now."""
         for labels, values in gpus.items():
             counters = [values[name] for name in PROFILING_METRICS if name in values]
             zeros = zeros_of(values) if labels in silent else None
@@ -70,12 +65,7 @@ class SilentCounters:
         return {labels: self._silent[labels][1] for labels in gpus if labels in self._silent}
 
     def without(self, collection: Collection, advice: str) -> Collection:
-        """The collection with these counters as missing.
-
-        Args:
-            collection: of the same GPUs, with all their readings.
-            advice: what to do.
-        """
+        """The collection, of the same GPUs with all their readings, with these counters as missing."""
         if not self._silent:
             return collection
         readings, missing = [], list(collection.missing)
@@ -101,12 +91,7 @@ class ContradictionWatch:
     _silent: SilentCounters = field(default_factory=SilentCounters)
 
     def observe(self, collection: Collection, time_ns: int) -> list[Finding]:
-        """Findings about contradictions that have lasted for some samples.
-
-        Args:
-            collection: one sample of all GPUs.
-            time_ns: now, ns since the epoch.
-        """
+        """Findings about contradictions that have lasted for some samples, of which this is one of all GPUs."""
         findings = []
         streaks: dict[tuple[str, Labels], int] = {}
         gpus = _by_gpu(collection)
@@ -235,11 +220,8 @@ class ZeroCounters:
 
 
 def zeros_of(values: Mapping[str, float]) -> ZeroCounters | None:
-    """Zero counters of one GPU; None where its engine was active, or has no counter.
-
-    Args:
-        values: by metric; with MIG the highest of its instances.
-    """
+    """Zero counters of one GPU; None where its engine was active, or has no counter. With MIG the highest values of its
+    instances count."""
     if any(values.get(name) for name in ACTIVITY) or not any(name in values for name in _ENGINE):
         return None
     busy, power, limit = (values.get(GPU + name) for name in ("utilization_ratio", "power_watts", "power_limit_watts"))
@@ -274,8 +256,7 @@ class Contradiction:
 def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
     """The contradiction of zero profiling counters with utilisation or power; None where the zeros may be true.
 
-    Args:
-        values: of one GPU, by metric; with MIG the highest of its instances. A missing value contradicts nothing.
+    With MIG the highest values of its instances count. A missing value contradicts nothing.
     """
     zeros = zeros_of(values)
     if zeros is None or not zeros.may_work:

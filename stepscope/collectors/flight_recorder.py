@@ -143,12 +143,7 @@ _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wr
 
 
 def read_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
-    """Parse one rank's dump.
-
-    Args:
-        content: of the file.
-        rank: in the whole job.
-        where: the file's name, for errors.
+    """Parse the dump of a rank, counted in the whole job.
 
     Raises:
         UnsafePickleError: it would do more than hold data.

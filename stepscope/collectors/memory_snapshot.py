@@ -58,11 +58,7 @@ _WHAT_NEXT = "give a file of torch.cuda.memory._dump_snapshot()"
 
 
 def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> MemorySnapshot:
-    """Read a snapshot into columns.
-
-    Args:
-        path: the pickle, also gzipped.
-        whole_below_bytes: size up to which it is loaded at once.
+    """Read a snapshot, also a gzipped one, into columns; one below `whole_below_bytes` is loaded at once.
 
     Raises:
         UnsafePickleError: it would do more than hold data.

@@ -1,7 +1,6 @@
-"""The REST API under /api/v1, health probes and the server's own metrics.
+"""REST API under /api/v1, health probes and the server's own metrics.
 
-Time lines of the latest few runs are kept as arrays. Unexpected errors go into the log under an id that the reader is
-shown.
+Time lines of the latest few runs are cached as arrays. Unexpected errors are logged under an id that the client gets.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _RunsDocument:
 
 @dataclass(frozen=True, slots=True)
 class _TileDocument:
-    """Times are ns after `origin_ns`, which is a text because it does not fit into a JavaScript number."""
+    """Times are ns after `origin_ns`, a string because it does not fit into a JavaScript number."""
 
     schema: str
     run: str
@@ -182,9 +181,9 @@ def _metrics_text(store: RunStore) -> str:
 
 
 def _response(make: Callable[[], bytes]) -> Response:
-    """The document as JSON, or the expected error: 404 what is not there, 400 a wrong question, 422 a damaged file.
+    """The document as JSON, or an error: 404 not found, 400 wrong request, 422 damaged file.
 
-    What nobody expected is logged under an id and answered 500 with that id.
+    An unexpected error is logged under an id, and answered with status 500 and that id.
     """
     try:
         content = make()
@@ -194,7 +193,7 @@ def _response(make: Callable[[], bytes]) -> Response:
         return refusal(400, error)
     except DataError as error:
         return refusal(422, error)
-    except Exception as error:  # the edge of the API: a client gets JSON with an id, whatever happened
+    except Exception as error:  # at the API's edge: a client always gets JSON
         what_next = (
             f"look for {log_failure(error, doing='answering the API')} in the log of the dashboard, then ask again"
         )
@@ -203,13 +202,13 @@ def _response(make: Callable[[], bytes]) -> Response:
 
 
 def refusal(status: int, error: StepscopeError) -> Response:
-    """The one shape in which a request is refused."""
+    """The response of every refused request."""
     content = encode_document({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
 
 
 class HeadMiddleware:
-    """Answers HEAD with the head of GET's answer: FastAPI's routes take GET alone, load balancers ask with HEAD."""
+    """Answers HEAD with the headers of GET: FastAPI's routes take only GET, load balancers send HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -227,7 +226,7 @@ class HeadMiddleware:
 
 
 def refuse_in_one_shape(server: FastAPI) -> None:
-    """Let the framework's own refusals (wrong query, wrong method) read as the API's do."""
+    """Give the framework's own errors (wrong query, wrong method) the shape of the API's."""
     server.add_exception_handler(RequestValidationError, _wrong_question)
     server.add_exception_handler(HTTPException, _wrong_method)
 
@@ -246,12 +245,12 @@ def _wrong_method(request: Request, error: Exception) -> Response:
     return answer
 
 
-MAX_RUNS_KEPT = 4
+MAX_CACHED_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RunTracks:
-    """One run's time lines; the window begins with the first rank and ends with the last."""
+    """Time lines of one run; the window begins with the first rank and ends with the last."""
 
     origin_ns: int
     length_ns: int
@@ -259,7 +258,7 @@ class RunTracks:
 
 
 class TrackCache:
-    """Keeps the windows of the runs last asked for; safe to use from several threads."""
+    """Cache of the time lines of the runs last requested; thread-safe."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -274,13 +273,13 @@ class TrackCache:
             DataError: it is not analysed, its timeline.json is damaged, or it holds no time.
         """
         path = self._store.path_of(run_id) / TIMELINE_FILE
-        with self._lock:  # one reader at a time: a page asks for several tiles at once, the file is read once
+        with self._lock:  # one reader at a time: a page requests several tiles at once
             state = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else (0, 0)
             kept = self._kept.get(run_id)
             if kept is None or kept[0] != state:
                 kept = (state, self._read(run_id))
                 self._kept[run_id] = kept
-                while len(self._kept) > MAX_RUNS_KEPT:
+                while len(self._kept) > MAX_CACHED_RUNS:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(run_id)
             return kept[1]
@@ -288,7 +287,7 @@ class TrackCache:
     def _read(self, run_id: str) -> RunTracks:
         tracks = {line.rank: make_track(line) for line in self._store.load_timeline(run_id) if line.start_ns}
         if not tracks:
-            raise DataError("its time line holds no time", where=run_id, what_next="analyse the run again")
+            raise DataError("its time line is empty", where=run_id, what_next="analyze the run again")
         origin = min(int(track.edges_ns[0]) for track in tracks.values())
         end = max(int(track.edges_ns[-1]) for track in tracks.values())
         return RunTracks(origin, max(end - origin, 1), tracks)
@@ -298,7 +297,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def log_failure(error: Exception, *, doing: str) -> str:
-    """Log `error` with its traceback; the id it stands under."""
+    """Log `error` with its traceback; returns the id of the log line."""
     error_id = secrets.token_hex(4)
     _LOG.error("error %s while %s", error_id, doing, exc_info=error)
     return error_id

@@ -1,4 +1,4 @@
-"""The web app: Dash's pages by path, the REST API, probes and security headers as one ASGI app, and its server."""
+"""The web app and its server: Dash pages by path, REST API, probes and security headers as one ASGI app."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def serve(
         root: directory of runs.
         host: address to bind.
         port: port; 0 takes a free one.
-        insecure: allow an address that other machines can reach, though nobody is asked who they are.
-        allowed_hosts: further host names that requests may bear; on a loopback address only its own names else.
+        insecure: allow an address that other machines can reach, without a login.
+        allowed_hosts: further host names in requests; without them a loopback address accepts only its own names.
         when_listening: called with the URL once the socket listens.
 
     Raises:
         UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
-        DataError: root is no directory.
+        DataError: root is not a directory.
     """
     check_address(host, insecure=insecure)
     if not root.is_dir():
@@ -67,7 +67,7 @@ def serve(
 
 
 def check_address(host: str, *, insecure: bool) -> None:
-    """Refuse an address that others can reach, as there is no login.
+    """Refuse an address that other machines can reach, as there is no login.
 
     Raises:
         UsageError: the address is not loopback and `insecure` is not set.
@@ -106,7 +106,7 @@ _COLOUR_SCHEME_SCRIPT = """
   document.documentElement.setAttribute('data-mantine-color-scheme', dark ? 'dark' : 'light');
 })();
 """
-"""Sets the theme before anything is drawn. (DMC's pre_render_color_scheme has no hash in csp_hashes().)"""
+"""Sets the theme before the first paint. (DMC's pre_render_color_scheme has no hash in csp_hashes().)"""
 
 
 def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -> FastAPI:
@@ -114,7 +114,7 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
 
     Args:
         store: the runs to show.
-        allowed_hosts: names a request's Host may bear; None lets all pass.
+        allowed_hosts: accepted names in a request's Host header; None for all.
     """
     # FastAPI's own documentation pages load scripts from a CDN, so only the bare OpenAPI document is served.
     server = FastAPI(
@@ -151,7 +151,7 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
     async def show(path: str | None) -> tuple[Any, Any, str]:
         try:
             page: Page = await render(store, path or "/")
-        except Exception as error:  # the edge of the pages: one that fails says so, or it stays a skeleton for ever
+        except Exception as error:  # at the pages' edge: a page that fails must say so
             page = Page(
                 failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
             )
@@ -202,12 +202,12 @@ def _hash(script: str) -> str:
 
 
 _NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/readyz", "/metrics")
-"""Paths that begin so are answered by Dash itself or by the API."""
+"""Prefixes of paths that Dash itself or the API answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the shell shows for a path: Dash components and the browser's title."""
+    """Content of the shell for a path: Dash components and the browser's title."""
 
     body: Any
     breadcrumb: Any
@@ -215,12 +215,12 @@ class Page:
 
 
 async def render(store: RunStore, path: str) -> Page:
-    """The page at `path`, made on a worker thread: Dash calls its callbacks on the server's event loop."""
+    """The page at `path`, built on a worker thread: Dash calls its callbacks on the server's event loop."""
     return await anyio.to_thread.run_sync(_render, store, path)
 
 
 def run_of(path: str) -> str | None:
-    """The run that `path`, percent-encoded as in the URL, shows: its id, '' for the list of runs, None for no page."""
+    """Id of the run at `path` (percent-encoded as in the URL); '' for the list of runs, None for no page."""
     parts = path.strip("/").split("/")
     if parts == [""]:
         return ""
@@ -228,7 +228,7 @@ def run_of(path: str) -> str | None:
 
 
 class PageMiddleware:
-    """Lets Dash's one HTML document answer every page, with an honest status: Dash's catch-all says 200 to any path."""
+    """Serves Dash's one HTML document for every page, with the right status: Dash answers 200 to any path."""
 
     def __init__(self, app: ASGIApp, *, store: RunStore) -> None:
         self._app = app
@@ -250,7 +250,7 @@ class PageMiddleware:
 
 
 def _encoded_path(scope: Scope) -> str:
-    """The path as the browser sent it; `scope["path"]` is decoded already and cannot be decoded once more."""
+    """The path as the browser sent it; `scope["path"]` is decoded already and must not be decoded twice."""
     raw: bytes | None = scope.get("raw_path")  # optional in ASGI
     return raw.decode("latin-1") if raw is not None else quote(scope["path"])
 

@@ -1,4 +1,4 @@
-"""Security headers of pages, and the host names under which a browser may ask for them."""
+"""Security headers of pages, and the check of host names in requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def content_security_policy(script_hashes: Sequence[str]) -> str:
-    """Only our own files and the inline scripts of these hashes; styles may be inline because Mantine's are."""
+    """Policy that allows own files, inline scripts of these hashes, and inline styles, which Mantine needs."""
     return "; ".join(
         [
             "default-src 'self'",
@@ -32,13 +32,13 @@ def content_security_policy(script_hashes: Sequence[str]) -> str:
 
 
 class SecurityMiddleware:
-    """Adds the security headers to every answer and refuses requests under foreign host names.
+    """Adds the security headers to every response and refuses requests under foreign host names.
 
     Args:
         app: the application behind.
         policy: the Content-Security-Policy.
-        allowed_hosts: names a request's Host may bear (DNS rebinding: a foreign page that resolves its own name to
-            127.0.0.1 would else read our runs); None lets all pass.
+        allowed_hosts: accepted names in a request's Host header; None for all. Else a foreign page that resolves its
+            own name to 127.0.0.1 could read the runs (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, *, policy: str, allowed_hosts: Sequence[str] | None) -> None:
@@ -80,7 +80,7 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: whoever answers for it decides where it leads, but for this one
+    except ValueError:  # a name: it may resolve to anything, but for this one
         return host.lower() == "localhost"
 
 

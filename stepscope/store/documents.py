@@ -187,7 +187,7 @@ def _encode_rank(timeline: RankTimeline) -> _RankRow:
         rank=timeline.rank,
         start_ns=edges[0],
         durations_ns=[end - start for start, end in pairwise(edges)],
-        headings=timeline.headings,
+        headings=timeline.categories,
         step_starts_ns=timeline.step_starts_ns,
         step_indices=timeline.step_indices,
     )
@@ -204,7 +204,7 @@ def _decode_rank(row: _RankRow, codes: list[int], *, where: str) -> RankTimeline
         rank=row.rank,
         start_ns=edges[:-1],
         end_ns=edges[-1],
-        headings=[codes[code] for code in row.headings],
+        categories=[codes[code] for code in row.headings],
         step_starts_ns=row.step_starts_ns,
         step_indices=row.step_indices,
     )

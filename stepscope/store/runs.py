@@ -197,6 +197,14 @@ def load_manifest(run_directory: Path) -> RunManifest:
     return decode_manifest(read_whole(path), where=str(path))
 
 
+def find_manifest(run_directory: Path) -> RunManifest | None:
+    """The manifest of a run directory; None if it does not exist or is damaged."""
+    try:
+        return load_manifest(run_directory)
+    except DataError:
+        return None
+
+
 def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
     """Write an analysis into a run directory; returns the path of the file.
 

@@ -306,7 +306,9 @@ _MAX_PLACE_LENGTH = 80
 _FINISHED = "finished"
 
 
-class _StuckState(msgspec.Struct):
+class _StuckHead(msgspec.Struct):
+    """The part of a `StuckReport` that a list of stuck steps needs; decoding skips the rest."""
+
     rank: Annotated[int, msgspec.Meta(ge=0)]
     step: Annotated[int, msgspec.Meta(ge=0)]
     began_ns: int
@@ -325,7 +327,7 @@ def stuck_steps(run_directory: Path, manifest: RunManifest | None) -> list[Notic
     for path in sorted((run_directory / FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             with path.open("rb") as file:
-                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckState)
+                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckHead)
             if state.ended_ns is None and state.began_ns >= since_ns:
                 ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
     return [

@@ -22,7 +22,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.verdict import headline, verdict_lines
-from stepscope.training.agent_link.client import AgentClient
+from stepscope.training.agent_link.link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.recording import Recording
 from stepscope.training.captures.runner import CaptureRunner
@@ -106,7 +106,7 @@ class Profile:
         self._depth = 0  # how many of the guarded methods run
         self._is_ending = False
         self._times = StepTimes()
-        self._agent_client: AgentClient | None = None
+        self._agent_link: AgentLink | None = None
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
@@ -166,8 +166,8 @@ class Profile:
         self._times.add(record)
         self._listeners.step_ended(record)
         try:
-            if self._captures is not None and self._agent_client is not None:
-                self._agent_client.step_ended(record, is_writing=self._captures.is_writing)
+            if self._captures is not None and self._agent_link is not None:
+                self._agent_link.step_ended(record, is_writing=self._captures.is_writing)
                 self._captures.move_to(record.index + 1, record)
         finally:
             if self._settling is not None:
@@ -268,22 +268,22 @@ class Profile:
             first_step=first_step,
         )
         schedule = self._schedule.counted_from(first_step)
-        self._agent_client = AgentClient(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
+        self._agent_link = AgentLink(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
         weakref.finalize(
-            self, self._agent_client.close, 0.0
+            self, self._agent_link.close, 0.0
         ).atexit = False  # never left: at exit `ShutdownHandler` does more
-        self._settling = PendingSteps([*make_settled_listeners(context), self._agent_client], self._writer.add)
+        self._settling = PendingSteps([*make_settled_listeners(context), self._agent_link], self._writer.add)
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
             self._manifest = ManifestWriter(context, labels)
             self._manifest.write()
         remove_leftovers(self.run_directory, identity.rank)
         self._captures = CaptureRunner(
-            self._agent_client.plan,
+            self._agent_link.plan,
             functools.partial(_new_recording, context),
             before_start=self._keep_unprofiled_time,
             before_stepping_aside=self._open_spans.close_all,
-            step_time=self._agent_client.step_time,
+            step_time=self._agent_link.step_time,
         )
         listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients]
         self._listeners = StepListeners(listeners)
@@ -360,8 +360,8 @@ class Profile:
     def _open_step(self, index: int) -> None:
         assert self._context is not None
         assert self._captures is not None
-        assert self._agent_client is not None
-        state, captured = self._agent_client.plan.state(index), self._captures.is_capturing
+        assert self._agent_link is not None
+        state, captured = self._agent_link.plan.state(index), self._captures.is_capturing
         # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
         self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
         self._step_began_ns = time.monotonic_ns()
@@ -372,7 +372,7 @@ class Profile:
 
     def _is_undisturbed(self, step: int) -> bool:
         """Whether the running step is not captured."""
-        return self._agent_client is None or self._agent_client.plan.state(step) is State.WAIT
+        return self._agent_link is None or self._agent_link.plan.state(step) is State.WAIT
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None

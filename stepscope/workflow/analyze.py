@@ -100,13 +100,7 @@ def read_job(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> JobInput:
-    """Read the traces of one job, one view per rank.
-
-    Args:
-        paths: files, folders, one run directory, or fsspec URLs.
-        whole_file: as in view_rank.
-        fan_out: where they are read.
-        on_progress: called before each file.
+    """Read the traces of one job, one view per rank; arguments as for `analyze`.
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
@@ -166,13 +160,7 @@ def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated:
 
 @dataclass(slots=True)
 class RankViews:
-    """Views by rank, and what was left out.
-
-    Attributes:
-        views: one per rank.
-        notices: files that were not used and why, and assumptions.
-        num_truncated: files left out because they are truncated.
-    """
+    """Views by rank, notices of what was left out or assumed, and the number of truncated files."""
 
     views: dict[int, RankView] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
@@ -187,16 +175,10 @@ def view_files(
     on_progress: Progress | None = None,
     map_files: FileMap = in_this_process,
 ) -> RankViews:
-    """Read all files and make the views of their ranks.
+    """Read the files of one job and make the views of their ranks.
 
-    Files that do not name their rank come last and get the lowest free ranks, in order.
-
-    Args:
-        paths: traces of one job.
-        whole_file: as in view_rank.
-        since_ns: start of the job's last attempt; earlier traces belong to an earlier attempt.
-        on_progress: called before each file.
-        map_files: how the files are mapped to views.
+    Files that do not name their rank come last and get the lowest free ranks, in order. Traces from before `since_ns`,
+    the start of the job's last attempt, belong to an earlier attempt.
 
     Raises:
         DataError: no file can be used, or the files are of several jobs.

@@ -13,11 +13,11 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, RunManifest
+from stepscope.core.documents.run_directory import ANALYSIS_FILE
 from stepscope.core.errors import DataError, none_usable
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
-from stepscope.store.runs import captures, has_current_analysis, is_run, is_saved_analysis, load_analysis, load_manifest
+from stepscope.store.runs import captures, find_manifest, has_current_analysis, is_run, is_saved_analysis, load_analysis
 from stepscope.store.step_records import StepTelemetry, read_step_telemetry
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
@@ -121,18 +121,11 @@ def _record(name: str, analysis: Analysis, run: Path | None) -> RunRecord:
     return RunRecord(
         name=name,
         analysis=analysis,
-        manifest=_manifest(run) if run else None,
+        manifest=find_manifest(run) if run else None,
         unprofiled_ms=telemetry.step_ms,
         tokens=telemetry.tokens,
         memory_bytes=telemetry.memory_bytes,
     )
-
-
-def _manifest(run: Path) -> RunManifest | None:
-    try:
-        return load_manifest(run) if (run / RUN_FILE).is_file() else None
-    except DataError:
-        return None
 
 
 def _in_directory(directory: Path) -> list[str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.collectors.flight_recorder import find_dumps, read_dumps
 from stepscope.core.documents.hang import HangReport
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER
 from stepscope.core.errors import DataError
-from stepscope.store.runs import load_manifest
+from stepscope.store.runs import find_manifest
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 
@@ -40,9 +39,8 @@ def _world_size(places: Sequence[Path]) -> int:
     for place in places:
         folder = place if place.is_dir() else place.parent
         folder = folder.parent if folder.name == LIVE_FOLDER else folder
-        if folder.name == FLIGHT_FOLDER and (folder.parent / RUN_FILE).is_file():
-            with suppress(DataError):
-                return load_manifest(folder.parent).world_size
+        if folder.name == FLIGHT_FOLDER and (manifest := find_manifest(folder.parent)):
+            return manifest.world_size
     return 0
 
 

@@ -16,7 +16,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One test case; the texts are why it failed, or was skipped."""
+    """One test case, with the reason of its failure or why it was skipped."""
 
     name: str
     failure: str | None = None
@@ -24,7 +24,7 @@ class _Case:
 
 
 def gates_as_junit(comparison: Comparison) -> bytes:
-    """The gates as one JUnit document; without gates it holds none."""
+    """The gates of a comparison as a JUnit document."""
     cases = [
         _Case(
             gate.text,
@@ -38,7 +38,7 @@ def gates_as_junit(comparison: Comparison) -> bytes:
 
 
 def checks_as_junit(preflight: Preflight) -> bytes:
-    """The checks as one JUnit document; warnings pass, and are in its output."""
+    """The checks of a preflight as a JUnit document; warnings pass and are listed in its output."""
     cases = [
         _Case(
             f"{check.check} {who_of(check)}".rstrip(),
@@ -56,7 +56,7 @@ def checks_as_junit(preflight: Preflight) -> bytes:
 
 
 def who_of(check: CheckResult) -> str:
-    """Of which GPUs a check is: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
+    """GPUs of a check: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
     if check.check == "peer_copy" and len(check.gpus) == 2:
         return f"gpu {check.gpus[0]} to {check.gpus[1]}"
     return f"gpu {number_runs(sorted(check.gpus), dash='-')}" if check.gpus else ""
@@ -87,5 +87,5 @@ def _document(name: str, kind: str, cases: Sequence[_Case], output: str) -> byte
 
 
 def _legal(text: str) -> str:
-    """XML 1.0 has no way to write most control characters; names from traces may hold them."""
+    """The text without characters that XML 1.0 cannot express; names from traces may hold them."""
     return _NOT_IN_XML.sub("\ufffd", text)

@@ -9,7 +9,7 @@ from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
 from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
 from stepscope.core.documents.steps import StepReport
 from stepscope.core.errors import DataError, from_os_error
-from stepscope.store.runs import load_manifest
+from stepscope.store.runs import find_manifest
 from stepscope.store.step_records import read_run_steps
 from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
@@ -43,8 +43,6 @@ def read_steps(path: str) -> StepReport:
 
 def _is_pure_data_parallel(folder: Path) -> bool:
     """Whether the run's mesh is data-parallel only; without a mesh, ranks may hold different parts of the model."""
-    try:
-        mesh = load_manifest(folder).mesh
-    except DataError:
-        return False
+    manifest = find_manifest(folder)
+    mesh = manifest.mesh if manifest else {}
     return "dp" in mesh and all(size == 1 for name, size in mesh.items() if name != "dp")

@@ -1,4 +1,4 @@
-"""Does the report say of each GPU what is collected, what not, and why?"""
+"""Capabilities report: what is collected of each GPU, what is missing, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a run that hangs told of, once, and one that is at work not?"""
+"""Hang detection: a hanging run is reported once, a run in a phase is not."""
 
 from __future__ import annotations
 

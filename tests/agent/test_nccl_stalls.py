@@ -1,4 +1,4 @@
-"""Is NCCL's RAS service asked as its own client does, and is standing still at different places told of?"""
+"""NCCL's RAS service is queried as its own client does; communicators without progress are reported."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from stepscope.agent.web.routes import Route, text_reply
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
 from tests.collectors.fake_nvml import profiles
@@ -148,7 +149,7 @@ def test_old_values_repeated_contradict_nothing() -> None:
 
     class Probes(GpuProbes):
         def snapshot(self) -> Snapshot:
-            gpu = TargetState(labels, silent[0], "", 1, 0.1, is_apart=False)
+            gpu = TargetState(device_in(dict(labels)), silent[0], "", 1, 0.1, is_apart=False)
             return replace(super().snapshot(), collection=told, targets=(gpu,))
 
     source = GpuSource(Probes(), quiet_seconds=8.0)

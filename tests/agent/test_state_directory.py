@@ -1,4 +1,4 @@
-"""Is a second agent kept out of a state directory, and only as long as the first lives?"""
+"""State directory: a second agent is kept out for as long as the first one lives."""
 
 from __future__ import annotations
 

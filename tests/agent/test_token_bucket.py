@@ -1,4 +1,4 @@
-"""Is no more used than is there?"""
+"""Token buckets never give more than they hold."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_gpu_that_is_not_here_leaves_no_gap(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = CheckResult("driver", (), Outcome.FAIL, "there is no GPU GPU-17 here")
-    alone = CheckResult("all_reduce", (), Outcome.SKIPPED, "it takes two GPUs that work")
+    alone = CheckResult("all_reduce", (), Outcome.SKIPPED, "needs two working GPUs")
     told = document(Outcome.FAIL)
     run(monkeypatch, replace(told, checks=[absent, *told.checks]))
     said = capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_a_gpu_that_is_not_here_leaves_no_gap(
     assert said.endswith("\npreflight failed: gpu 1 and a GPU that is not here (12 s)\n")
     run(monkeypatch, replace(told, checks=[absent, alone]))
     said = capsys.readouterr().out
-    assert "\nskipped  all_reduce: it takes two GPUs that work\n" in said
+    assert "\nskipped  all_reduce: needs two working GPUs\n" in said
     assert said.endswith("\npreflight failed: a GPU that is not here (12 s)\n")
 
 

@@ -1,4 +1,4 @@
-"""Is silence of counters told from idleness, and a stuck figure from work?"""
+"""Silent counters differ from idleness, and a stuck utilization from work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each form of a dump read, with what it hides; and what is no dump refused in one line?"""
+"""Each form of a flight recorder dump is read; anything else is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are errors of GPUs found in the kernel log, whose GPU is it, when was it, and is each told once?"""
+"""GPU errors in the kernel log are found once each, with their GPU and time."""
 
 from __future__ import annotations
 

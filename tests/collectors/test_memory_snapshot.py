@@ -1,4 +1,4 @@
-"""Is a snapshot of any protocol and size read alike, and what is none refused in one line?"""
+"""Snapshots of any protocol and size are read alike; anything else is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are torchtitan's structured logs read as they are, damaged ones too?"""
+"""torchtitan's structured logs are read, damaged ones too."""
 
 from __future__ import annotations
 

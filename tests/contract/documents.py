@@ -35,7 +35,7 @@ from stepscope.cli.workload.suite import _list as print_cases
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.hang import RANK_STATE_SCHEMA, HangReport, LiveHang, RankState
+from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.nccl import NcclReport
@@ -61,7 +61,7 @@ from stepscope.store.documents import (
     encode_nccl,
     encode_timelines,
 )
-from stepscope.training.hangs.stuck_report import StuckStep, _state
+from stepscope.training.hangs.stuck_report import _completed
 from stepscope.training.memory.owners import PARAMETERS, MemoryOwners
 from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReporter, PeriodicSnapshots
 from stepscope.training.run.run_files import write_manifest
@@ -249,9 +249,11 @@ def _step_lines() -> Iterator[Any]:
 def _of_training() -> Iterator[list[Any]]:
     """What a training process leaves of a stuck step, of memory that ran out, and of memory snapshots."""
     collective = {"name": "nccl:all_reduce", "group": "0", "sequence": 1, "since_ns": 1}
-    steps = samples(StuckStep, thread_id=threading.get_ident())
+    reports = samples(StuckReport, ended_ns=None)
     stuck = [
-        _state(_context(Path("/nowhere")), step, collective if number else None) for number, step in enumerate(steps)
+        {"schema": STUCK_SCHEMA}
+        | asdict(_completed(one, _context(Path("/nowhere")), threading.get_ident(), collective if number else None))
+        for number, one in enumerate(reports)
     ]
     yield _through_json([*stuck, stuck[0] | {"ended_ns": 1}])
     record = StepRecord(1, 0, _SETTLED_NS)

@@ -240,7 +240,7 @@ def _rank_ledger(timeline: RankTimeline) -> RankLedger:
 def _ledger_between(timeline: RankTimeline, start: int, end: int) -> Ledger:
     times: Counter[TimeCategory] = Counter()
     edges = [*timeline.start_ns, timeline.end_ns]
-    for first, last, code in zip(edges, edges[1:], timeline.headings, strict=False):
+    for first, last, code in zip(edges, edges[1:], timeline.categories, strict=False):
         times[CATEGORY_ORDER[code]] += max(0, min(last, end) - max(first, start))
     return {heading: times[heading] / (end - start) for heading in CATEGORY_ORDER}
 

@@ -259,7 +259,7 @@ def test_codes_follow_the_documents_own_list_of_headings() -> None:
 
     (line,) = decode_timelines(msgspec.json.encode(document))
 
-    assert [CATEGORY_ORDER[code].value for code in line.headings] == ["compute_bound", "host_bound"]
+    assert [CATEGORY_ORDER[code].value for code in line.categories] == ["compute_bound", "host_bound"]
     assert (line.start_ns, line.end_ns) == ([5, 7], 10)
 
 

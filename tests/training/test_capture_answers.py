@@ -204,7 +204,7 @@ def test_one_that_is_prepared_and_one_that_waits_can_be_cancelled(tmp_path: Path
         near = agent.last("near").start_step or 0
         loop.until(lambda: loop.step >= near - 1)  # its profiler is prepared
         agent.say(Cancel("near"))
-        agent.wait_until(lambda: bool(prof._agent_client is not None and prof._agent_client.plan._inbox))
+        agent.wait_until(lambda: bool(prof._agent_link is not None and prof._agent_link.plan._inbox))
         assert loop.final("near").state is CaptureState.CANCELLED
         agent.say(Cancel("near"))
         loop.until(lambda: agent.states("near").count("cancelled") == 2)
@@ -263,8 +263,8 @@ def test_a_profile_that_is_never_left_and_gone_says_goodbye(tmp_path: Path, sock
     with StandInAgent(socket_file) as agent:
         prof = _profile(tmp_path).__enter__()
         agent.wait_until(lambda: bool(agent.of(Hello)))
-        assert prof._agent_client is not None
-        thread = prof._agent_client._link._thread
+        assert prof._agent_link is not None
+        thread = prof._agent_link._connection._thread
         assert thread is not None
         prof.step()
         del prof

@@ -1,4 +1,4 @@
-"""From files to a kept analysis: what is used, what is said, and what is refused in one line?"""
+"""From files to a saved analysis: what is used, what is reported, and what is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the two sides of a comparison found, read and analysed as the command line says?"""
+"""The two sides of a comparison are found, read and analysed as the command line says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do comparisons of recorded runs name what was built into them, and nothing where nothing was?"""
+"""Comparisons of recorded runs name what was built into them, and nothing where nothing was."""
 
 from __future__ import annotations
 

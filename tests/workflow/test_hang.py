@@ -1,4 +1,4 @@
-"""Are the guilty ranks of recorded hangs named, and is nobody named in a healthy run? The truth is their origin's."""
+"""The culprits of recorded hangs are named, and nobody in a healthy run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the JUnit file what a CI server reads: a test case a gate, failures with the figures, legal XML?"""
+"""The JUnit file is what a CI server reads: a test case per gate, failures with figures, valid XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an analysis shown that another version kept, with fewer headings than this one has, or with others?"""
+"""Analyses saved by another version, with fewer or other categories, are still shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the files of ranks that stand still read, and nothing that only looks like them?"""
+"""The state files of stalled ranks are read, and nothing that only looks like them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the recorded out-of-memory snapshot get torch's own numbers and its real cause?"""
+"""The recorded out-of-memory snapshot gets torch's own numbers and its real cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every recorded file of NCCL's read, and does each log's finding name what its origin found?"""
+"""Every recorded NCCL file is read, and each log's finding is the one of its origin."""
 
 from __future__ import annotations
 

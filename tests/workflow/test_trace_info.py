@@ -1,4 +1,4 @@
-"""Does the information on a trace say what is in it, and name the files that cannot be used?"""
+"""The information on a trace describes its content, and files that cannot be used are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do replays of recorded H100 jobs give their measured steps, and fixes the healthy job's step?"""
+"""Replays of recorded H100 jobs match their measured steps, and fixes the healthy job's step."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from stepscope_reference.markdown import code, table, text
 
 def commands() -> str:
     """All commands, each with its usage, its help and a table of its options."""
-    return "\n".join(_below(root, click.Context(root, info_name="stepscope")))
+    return "\n".join(_below(root, click.Context(root, info_name="stepscope", show_default=True)))
 
 
 def _below(command: click.Command, context: click.Context) -> Iterator[str]:

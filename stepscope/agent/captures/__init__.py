@@ -1,1 +1,1 @@
-"""Captures: profiles of running training, asked for through the agent, taken by `profile()` or by Kineto."""
+"""Captures: profiles of running training, requested through the agent, taken by `profile()` or by libkineto."""

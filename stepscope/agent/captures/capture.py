@@ -83,7 +83,7 @@ def select_targets(
     if not wanted:
         here = ", ".join(sorted({str(target.rank) for target in selected}))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
-    return sorted(wanted, key=lambda target: (target.run or "", -1 if target.rank is None else target.rank, target.key))
+    return sorted(wanted, key=lambda target: target.sort_key)
 
 
 def within_limits(
@@ -199,7 +199,7 @@ class Capture:
         return None if progress == before else self._set_progress(one, progress)
 
     def to_ask(self, here: Collection[str], now: float) -> list[str]:
-        """Keys of the processes to ask now, or to tell that it is cancelled: not told yet, not answered, or back again.
+        """Keys of the processes to ask or to cancel now: those not asked yet, without an answer, or back again.
 
         Args:
             here: keys of all processes that can be asked.

@@ -21,11 +21,11 @@ from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.names import nearest
 
 PREFIX = "STEPSCOPE_AGENT__"
-"""Of variables in the environment: STEPSCOPE_AGENT__WEB__LISTEN."""
+"""Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""
 
 
 class Origin(StrEnum):
-    """Who said so; later ones count more."""
+    """Where a value was set; later ones override earlier ones."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -35,18 +35,18 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What counts.
+    """Settings with their origins.
 
     Attributes:
         settings: the values.
-        origins: who said so, by the key's path: kind, and the file, variable or flag (empty of defaults).
+        origins: by the key's path: kind, and the file, variable or flag (empty for defaults).
     """
 
     settings: Settings
     origins: Mapping[str, tuple[Origin, str]]
 
-    def asked_by(self, path: str) -> str:
-        """Who set the key, for an error: the file and key, the variable, the flag."""
+    def origin_of(self, path: str) -> str:
+        """Origin of a key for an error message: the file and key, the variable or the flag."""
         kind, by = self.origins[path]
         return f"{by}: {path}" if kind is Origin.FILE else by or path
 
@@ -57,15 +57,15 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Configuration:
-    """Flags before environment before file before default.
+    """Load the settings: flags override environment variables, these the file, and that the defaults.
 
     Args:
-        file: TOML; none: no file.
-        environment: variables; those of other names than `STEPSCOPE_AGENT__SECTION__KEY` are left alone.
+        file: TOML; None: no file.
+        environment: variables; those with other names than `STEPSCOPE_AGENT__SECTION__KEY` are ignored.
         flags: values by the key's path; None: not given.
 
     Raises:
-        UsageError: one of them has a key that there is not, or a wrong value. One line: where, what, the nearest key.
+        UsageError: a key is unknown, or a value is invalid. One line: where, what, the nearest key.
     """
     values = {path: key.default for path, key in KEYS.items()}
     origins = dict.fromkeys(KEYS, (Origin.DEFAULT, ""))
@@ -83,9 +83,9 @@ def load(
     found = Configuration(_settings(values), origins)
     for warning, critical in WARNS_BEFORE.items():
         if values[warning] > values[critical]:
-            told = critical if origins[warning][0] is Origin.DEFAULT else warning
+            culprit = critical if origins[warning][0] is Origin.DEFAULT else warning
             line = f"{warning} is {values[warning]:g}, more than {critical}, {values[critical]:g}"
-            raise UsageError(line, where=found.asked_by(told))
+            raise UsageError(line, where=found.origin_of(culprit))
     return found
 
 
@@ -94,8 +94,8 @@ def _of_file(file: Path) -> dict[str, Any]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
-    except (ValueError, RecursionError) as error:  # ValueError: also of numbers and letters that there are not
-        raise UsageError(f"is no TOML ({error})", where=str(file)) from None
+    except (ValueError, RecursionError) as error:  # ValueError: also invalid numbers and characters
+        raise UsageError(f"is not TOML ({error})", where=str(file)) from None
     found: dict[str, Any] = {}
     for section, content in document.items():
         if section not in sections_of(Settings):
@@ -118,7 +118,7 @@ def _path_of(variable: str) -> str:
 
 
 def variable_of(path: str) -> str:
-    """The variable that sets a key."""
+    """The environment variable of a key."""
     return PREFIX + path.upper().replace(".", "__")
 
 
@@ -128,7 +128,7 @@ def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> Usage
     near = nearest(as_known, known)
     if near is None and "." in name:  # right key, wrong section
         near = next((one for one in known if one.partition(".")[2] == name.partition(".")[2]), None)
-    hint = f"known: {', '.join(known)}" if near is None else f"is {near} meant?"
+    hint = f"known: {', '.join(known)}" if near is None else f"did you mean {near}?"
     return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
 
 
@@ -144,12 +144,12 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 SCHEMA = "stepscope.agent-config/1"
 _PASSWORD = re.compile(r"((?:^|//)[^/@\s:]*:)(?!//)[^\s]*@")
 _QUERY = re.compile(r"(?<=\?)[^\s]+")
-"""Of a URL: a token may be in it."""
+"""Query of a URL, which may hold a token."""
 _HIDDEN = "***"
 
 
 def as_toml(configuration: Configuration, *, with_origin: bool) -> str:
-    """The file that says the same; with_origin: behind each key who said so."""
+    """The configuration as a file; `with_origin`: with a comment about the origin behind each key."""
     parts = []
     for section, keys in groupby(KEYS.values(), lambda key: key.section):
         lines = [f"[{section}]"]
@@ -161,7 +161,7 @@ def as_toml(configuration: Configuration, *, with_origin: bool) -> str:
 
 
 def as_document(configuration: Configuration) -> dict[str, Any]:
-    """Schema stepscope.agent-config/1: of each key its value and who said so."""
+    """Document stepscope.agent-config/1: value and origin of each key."""
     return {
         "schema": SCHEMA,
         "keys": {
@@ -192,7 +192,7 @@ def value_of(configuration: Configuration, path: str) -> Any:
 
 
 def shown(key: Key, value: Any) -> Any:
-    """The value as JSON has it; without what is secret."""
+    """The value as in JSON, with secrets replaced."""
     if key.is_secret and value:
         return _HIDDEN
     if isinstance(value, str):
@@ -201,7 +201,7 @@ def shown(key: Key, value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)  # of these types JSON's form is TOML's, but for one character
+    text = json.dumps(value, ensure_ascii=False)  # for these types JSON is valid TOML, but for one character
     return text.replace("\x7f", r"\u007f")
 
 

@@ -29,12 +29,12 @@ def key(
     """A field of a section.
 
     Args:
-        default: its value where nobody says otherwise. Of type bool, int, float, str or tuple of str.
+        default: of type bool, int, float, str or tuple of str.
         help: one sentence.
         flag: option of `stepscope agent run` that sets it; empty: none.
-        metavar: what the option's value looks like.
-        least, most: limits of a number, both allowed.
-        choices: all values that a text may have; none: any.
+        metavar: placeholder of the option's value.
+        least, most: limits of a number, inclusive.
+        choices: all allowed texts; none: any.
         is_secret: its value is never shown.
     """
     about = Key("", "", type(default), default, help, flag, metavar, least, most, tuple(choices), is_secret)
@@ -47,10 +47,9 @@ class Key:
     """One setting.
 
     Attributes:
-        section, name: where it is in the file.
+        section, name: its place in the file.
         type: bool, int, float, str or tuple (of str).
-        default: its value where nobody says otherwise.
-        help, flag, metavar, least, most, choices, is_secret: see `key`.
+        default, help, flag, metavar, least, most, choices, is_secret: see `key`.
     """
 
     section: str
@@ -72,22 +71,18 @@ class Key:
 
     @property
     def parameter(self) -> str:
-        """The name of its option's value in Python."""
+        """Name of its option's parameter in Python."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
 def keys_of(settings: type) -> dict[str, Key]:
-    """All keys by their path, in the order in which they are written.
-
-    Args:
-        settings: a dataclass whose fields are sections: dataclasses of keys.
-    """
+    """All keys by path, of a dataclass whose fields are sections, which are dataclasses of keys."""
     found = [one for section, of_section in sections_of(settings).items() for one in _keys(section, of_section)]
     return {one.path: one for one in found}
 
 
 def sections_of(settings: type) -> dict[str, Callable[..., Any]]:
-    """The sections' dataclasses by their names."""
+    """Dataclasses of the sections by name."""
     hints = typing.get_type_hints(settings)
     return {one.name: hints[one.name] for one in fields(settings)}
 
@@ -97,26 +92,31 @@ def _keys(section: str, of_section: Any) -> Iterable[Key]:
         yield replace(one.metadata[_METADATA], section=section, name=one.name)
 
 
-_CALLED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of texts"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list of strings",
+}
 
 
 def typed_value(key: Key, value: Any, *, where: str) -> Any:
     """The value in the key's type.
 
     Args:
-        key: whose value it is.
-        value: as TOML or click give it.
-        where: who said so, for the error.
+        value: as parsed by TOML or click.
+        where: its origin, for the error.
 
     Raises:
-        UsageError: it is of another type or outside of the key's limits.
+        UsageError: it has another type or is outside of the key's limits.
     """
     if key.type is float and type(value) is int:
         value = float(value)
     if key.type is tuple and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         value = tuple(value)
     if type(value) is not key.type:
-        raise UsageError(f"must be {_CALLED[key.type]}, not {_shown(key, value)}", where=where)
+        raise UsageError(f"must be {_TYPE_NAMES[key.type]}, not {_shown(key, value)}", where=where)
     if isinstance(value, int | float) and not (key.least <= value <= key.most and math.isfinite(value)):
         raise UsageError(f"must be {_limits(key)}, not {_shown(key, value)}", where=where)
     if key.choices and value not in key.choices:
@@ -126,10 +126,10 @@ def typed_value(key: Key, value: Any, *, where: str) -> Any:
 
 
 def value_from_text(key: Key, text: str, *, where: str) -> Any:
-    """The value that a variable of the environment has: as in TOML, texts without quotes, lists also with commas.
+    """Parse an environment variable: as in TOML, but strings without quotes, lists also with commas.
 
     Raises:
-        UsageError: it is none of the key's.
+        UsageError: it is not a value of the key.
     """
     value: Any = text
     if key.type is tuple and not text.lstrip().startswith("["):

@@ -14,18 +14,18 @@ _OURS = frozenset(GPU_LABELS)
 
 
 class DcgmNames(StrEnum):
-    """How DCGM's fields are called."""
+    """Which names of DCGM's fields."""
 
-    OLD = "old"  # up to DCGM 4.5, what boards are made for
+    OLD = "old"  # up to DCGM 4.5, as most dashboards have them
     NEW = "new"  # from DCGM 4.6 on
 
 
 def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[Series]:
-    """All of them, by name.
+    """Series under DCGM's names, sorted by name.
 
     Args:
         readings: of GPUs; those without a field of DCGM are left out.
-        names: how the fields are called.
+        names: which names of the fields.
         hostname: label `Hostname`.
     """
     readings = tuple(readings)
@@ -53,18 +53,18 @@ def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str)
 
 
 class _Infos:
-    """What is told of each GPU by the first source that knows it: others may number GPUs in their own way."""
+    """Labels of the info metric of each GPU, of the first source that reports it."""
 
-    def __init__(self, told: Iterable[dict[str, str]]) -> None:
+    def __init__(self, infos: Iterable[dict[str, str]]) -> None:
         self._by_uuid: dict[str, dict[str, str]] = {}
         self._by_index: dict[str, dict[str, str]] = {}
-        for info in told:
+        for info in infos:
             if "gpu" in info:
                 self._by_uuid.setdefault(info.get("uuid", ""), info)
                 self._by_index.setdefault(info["gpu"], info)
 
     def of(self, labels: dict[str, str]) -> dict[str, str]:
-        """Of the whole GPU; empty where nobody tells. NVML, the first source, names an instance by its own UUID."""
+        """Info of the whole GPU; empty if not known. NVML, the first source, names an instance by its own UUID."""
         uuid = labels.get("uuid", "")
         is_of_instance = "gpu_instance" in labels and not uuid.startswith("GPU-")
         if uuid and not is_of_instance:
@@ -75,7 +75,7 @@ class _Infos:
 def _labels(ours: dict[str, str], infos: _Infos, hostname: str) -> Labels:
     info = infos.of(ours)
     index = info.get("gpu", ours.get("gpu", ""))
-    told = {
+    labels = {
         "gpu": index,
         "UUID": info.get("uuid", ours.get("uuid", "")),
         "pci_bus_id": info.get("pci_bus_id", ""),
@@ -85,4 +85,4 @@ def _labels(ours: dict[str, str], infos: _Infos, hostname: str) -> Labels:
         "GPU_I_ID": ours.get("gpu_instance", ""),
         "Hostname": hostname,
     }
-    return tuple(sorted((name, value) for name, value in told.items() if value))
+    return tuple(sorted((name, value) for name, value in labels.items() if value))

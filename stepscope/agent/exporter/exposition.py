@@ -37,7 +37,7 @@ CATALOGUE: dict[str, Metric] = {
 
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _SUFFIX = {"counter": "_total", "info": "_info"}
-_KEPT_LABELS = 20_000
+_MAX_LABEL_SETS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,10 @@ class Series:
     """All series of one name.
 
     Attributes:
-        name: as samples have it.
+        name: of the samples.
         kind: "gauge", "counter", "info" or "unknown".
-        help: one sentence.
-        unit: base unit; empty without.
-        values: by their labels.
+        unit: base unit; empty without one.
+        values: by labels.
     """
 
     name: str
@@ -60,11 +59,11 @@ class Series:
 
     @property
     def family_name(self) -> str:
-        """As OpenMetrics calls the family: the name without the suffix of its kind."""
+        """Name of the family in OpenMetrics: without the suffix of its kind."""
         return self.name.removesuffix(_SUFFIX.get(self.kind, ""))
 
     def family(self) -> Family:
-        """The same for prometheus-client."""
+        """The family for prometheus-client."""
         family = Family(self.family_name, self.help, self.kind, self.unit)
         for labels, value in self.values.items():
             family.samples.append(Sample(self.name, {name: _unicode(text) for name, text in labels}, value))
@@ -72,18 +71,18 @@ class Series:
 
 
 class LabelTexts:
-    """Labels as both text formats write them; those of before are remembered, as they come again every time."""
+    """Labels as both text formats write them, cached: the same labels come in every page."""
 
     def __init__(self) -> None:
         self._texts: dict[Labels, str | None] = {}
 
     def text(self, labels: Labels) -> str | None:
-        """`{gpu="0",uuid="GPU-..."}`, empty without labels; None where one has a name that none may have."""
+        """`{gpu="0",uuid="GPU-..."}`, empty without labels; None if the name of a label is not valid."""
         try:
             return self._texts[labels]
         except KeyError:
             pass
-        if len(self._texts) >= _KEPT_LABELS:
+        if len(self._texts) >= _MAX_LABEL_SETS:
             self._texts.clear()
         if any(_LABEL_NAME.fullmatch(name) is None for name, _ in labels):
             text = None
@@ -95,11 +94,11 @@ class LabelTexts:
 
 
 class Families:
-    """The series of one page. Of what comes twice the first stays.
+    """The series of one page. Of a series that comes twice the first stays.
 
     Attributes:
-        dropped: how many readings are left out, by collector and reason: `unknown_metric`, `unknown_label`,
-            `duplicate`; the page adds `stale` and `told_before`.
+        dropped: number of readings left out, by collector and reason: `unknown_metric`, `unknown_label`, `duplicate`;
+            the page adds `stale` and `told_before`.
     """
 
     def __init__(self, texts: LabelTexts) -> None:
@@ -108,7 +107,7 @@ class Families:
         self._series: dict[str, Series] = {}
 
     def add(self, collector: str, name: str, labels: Labels, value: float) -> None:
-        """One value of a metric of the catalogue."""
+        """Add one value of a metric of the catalogue."""
         series = self._series.get(name)
         if series is None:
             metric = CATALOGUE.get(name)
@@ -124,7 +123,7 @@ class Families:
             series.values[labels] = value
 
     def in_order(self) -> list[Series]:
-        """Those with a value, in the catalogue's order."""
+        """Series with a value, in the catalogue's order."""
         return [series for name in CATALOGUE if (series := self._series.get(name)) is not None and series.values]
 
 
@@ -166,5 +165,5 @@ def _escaped(text: str) -> str:
 
 
 def _unicode(text: str) -> str:
-    """What is no Unicode (a command's name may be any bytes) becomes question marks."""
+    """The text with question marks for what is not Unicode: a command's name may be any bytes."""
     return text if text.isascii() else text.encode(errors="replace").decode()

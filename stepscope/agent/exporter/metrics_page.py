@@ -25,14 +25,22 @@ from stepscope.core.metrics.gpu import GPU, GPU_METRICS
 from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Reading, labels_of
 
 STALE_SECONDS = 60.0
-"""Age of a collection from which its values are told no more."""
+"""Age of a collection from which its values are left out."""
 _OF_THE_AGENT = "agent"
 SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((GPU + "xid_", GPU + "up")))
-"""What is read of a GPU. All others (of jobs, health, class) are there, with a new time, when it says nothing."""
+"""Metrics read from a GPU. All others (jobs, health, class) have a new time even if the GPU does not answer."""
 
 
 class MetricsPage(Collector):
-    """Makes the families whenever it is asked. Waits for no source."""
+    """The metrics page, made anew for each scrape; never blocks.
+
+    Args:
+        states: the sources now; of what two of them report, the first counts.
+        dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
+        hostname: for those; the machine's name by default.
+        stale_seconds: age of a collection from which its values are left out.
+        wall_clock_ns: now, ns since the epoch.
+    """
 
     def __init__(
         self,
@@ -43,14 +51,6 @@ class MetricsPage(Collector):
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            states: the sources now; of what two of them tell, the first counts.
-            dcgm_names: show GPUs under DCGM's names as well.
-            hostname: for those; as the machine is called unless told.
-            stale_seconds: age of a collection from which its values are left out.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._states = states
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
@@ -62,7 +62,7 @@ class MetricsPage(Collector):
         ProcessCollector(registry=self._process)
 
     def describe(self) -> list[Family]:
-        """Nothing: to be registered asks no source."""
+        """No families: registration reads no source."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -75,15 +75,15 @@ class MetricsPage(Collector):
         """The page and its headers.
 
         Args:
-            accept: header of the request: OpenMetrics where it asks for that, else Prometheus' text format.
-            accept_encoding: header of the request: gzip where it may.
+            accept: header of the request: OpenMetrics if it asks for that, else Prometheus' text format.
+            accept_encoding: header of the request: gzip if it allows that.
         """
         encoder, content_type = choose_encoder(accept)
-        with self._one_at_a_time:  # many at once take no longer one after the other
-            if "escaping=dots" in content_type:  # which changes names
+        with self._one_at_a_time:  # in parallel they would take as long
+            if "escaping=dots" in content_type:  # changes names
                 body = encoder(self)
             else:
-                # ten times as fast as prometheus-client, which looks at every label of every sample anew
+                # ten times as fast as prometheus-client, which checks every label of every sample again
                 is_openmetrics = content_type.startswith("application/openmetrics-text")
                 text = text_of(self.series(), self._texts, is_openmetrics=is_openmetrics)
                 body = text.encode() + encoder(self._process)
@@ -94,9 +94,9 @@ class MetricsPage(Collector):
         return body, headers
 
     def series(self) -> list[Series]:
-        """What the sources told and how they are; each series once."""
+        """Values of the sources and their states; each series once."""
         now_ns, states, families = self._wall_clock_ns(), self._states(), Families(self._texts)
-        told: list[Reading] = []
+        shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
@@ -107,17 +107,17 @@ class MetricsPage(Collector):
                 families.dropped[state.name, "told_before"] += num_doubles
             for reading in readings:
                 families.add(state.name, reading.metric, reading.labels, reading.value)
-            told += readings
+            shown += readings
             _add_source_state(families, state, now_ns, with_content=not old)
         for (collector, reason), count in list(families.dropped.items()):
             labels = labels_of(collector=collector, reason=reason)
             families.add(_OF_THE_AGENT, AGENT + "readings_dropped", labels, count)
-        beside = dcgm_series(told, self._dcgm_names, hostname=self._hostname) if self._dcgm_names else []
+        beside = dcgm_series(shown, self._dcgm_names, hostname=self._hostname) if self._dcgm_names else []
         return [*families.in_order(), *beside]
 
 
 def _add_source_state(families: Families, state: SourceState, now_ns: int, *, with_content: bool) -> None:
-    """How a source is, and what its last collection could not see."""
+    """Add the state of a source, what its last collection misses, and its findings."""
 
     def add(name: str, value: float, **labels: str) -> None:
         families.add(_OF_THE_AGENT, AGENT + name, labels_of(collector=state.name, **labels), value)
@@ -143,7 +143,7 @@ def _add_source_state(families: Families, state: SourceState, now_ns: int, *, wi
 
 
 def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
-    """When each GPU or MIG instance was read last."""
+    """Time of the newest reading of each GPU or MIG instance."""
     newest: dict[Labels, int] = {}
     for reading in readings:
         if reading.metric in SAMPLED and reading.time_ns > newest.get(reading.labels, 0):
@@ -156,18 +156,18 @@ def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
 
 
 def _gpu_of(labels: Labels) -> tuple[str, str]:
-    told = dict(labels)
-    return told.get("gpu", ""), told.get("uuid", "")
+    device = device_of(labels)
+    return (device.index, device.uuid) if device else ("", "")
 
 
 _UP, _INFO = GPU + "up", GPU + "info"
 _FACTS = frozenset({_UP, _INFO})
-"""Their further labels say what a GPU is, or how: they do not make another series of it."""
+"""Their further labels describe the GPU: they do not distinguish series."""
 _WHOSE = frozenset(GPU_LABELS)
 
 
 def without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence[Reading], int]]:
-    """The readings of each source that none before it told of the same GPU or instance, and how many it did.
+    """Readings of each source that no source before it has of the same device, and the number of the others.
 
     Args:
         collections: of the sources, in the order of their trust.
@@ -204,7 +204,7 @@ def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ..
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether gzip is named there, and not with a weight of zero, which forbids it."""
+    """Whether gzip is named without a weight of zero, which forbids it."""
     for part in accept_encoding.lower().split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
         if name == "gzip":

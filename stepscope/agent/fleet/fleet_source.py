@@ -28,23 +28,29 @@ _log = logging.getLogger(__name__)
 
 _WINDOW_SECONDS = 60.0
 _EVERY_SECONDS = 10.0
-"""From one class to the next; samples are taken at each call."""
-_SHORTEST_SECONDS = 10.0
+"""Between two classes; samples are taken at each call."""
+_MIN_SECONDS = 10.0
 _SILENT_SECONDS = 15.0
-"""Without a new sample there is no class. GPUs wait for one that hangs for up to 10 s; a page that comes every 30 s is
-waited for as long again."""
+"""Without a new sample for so long there is no class. GPUs wait up to 10 s for one that hangs; of a page that comes
+every 30 s twice that time may pass."""
 _GONE_SECONDS = 60.0
 _LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
 _SURE_OF_A_HANG = 0.6
-"""Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
+"""Confidence that is reached after some two minutes: peers that write a checkpoint may take as long."""
 _SET_BACK_NS = 1_000_000_000
-"""Clocks are set when a machine has started, sometimes by hours; the sources still tell for a while what they read
+"""Clocks are set when a machine has started, sometimes by hours; for a while the sources still have readings of
 before."""
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
 
 class FleetSource:
-    """Keeps minutes of samples, and says what the newest minute of them means. A `Collector`."""
+    """Collector of fleet classes: keeps minutes of samples and classifies the newest minute.
+
+    Args:
+        states: all sources of the agent.
+        assignments: the jobs and their devices now.
+        wall_clock_ns: now, ns since the epoch.
+    """
 
     def __init__(
         self,
@@ -53,12 +59,6 @@ class FleetSource:
         *,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            states: all sources of the agent.
-            assignments: the jobs and their devices now.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._states, self._assignments = states, assignments
         self._wall_clock_ns = wall_clock_ns
         self._gpus: dict[Device, GpuHistory] = {}
@@ -66,14 +66,14 @@ class FleetSource:
         self._report = FleetReport()
         self._collection = Collection()
         self._classified_ns: int | None = None
-        self._looked_ns = 0
+        self._collected_ns = 0
 
     def collect(self) -> Collection:
-        """Take a sample of each GPU; what it says stays until the next look."""
+        """Take a sample of each GPU, and classify it when that is due; in between the last classes are returned."""
         states, now_ns = self._states(), self._wall_clock_ns()
-        if now_ns < self._looked_ns - _SET_BACK_NS:  # else nothing would be newer than what is kept, for as long
+        if now_ns < self._collected_ns - _SET_BACK_NS:  # else nothing would be newer than what is kept, for as long
             self._gpus, self._host, self._classified_ns = {}, HostHistory(), None
-        self._looked_ns = now_ns
+        self._collected_ns = now_ns
         until_ns = now_ns + _SET_BACK_NS
         self._host.observe(states, until_ns)
         for device, values in values_of_devices(states, until_ns).items():
@@ -111,8 +111,8 @@ class FleetSource:
     def _class_of(self, device: Device, history: GpuHistory, now_ns: int) -> FleetClass | Missing:
         samples = history.last(_WINDOW_SECONDS)
         seconds = (samples[-1].time_ns - samples[0].time_ns) / 1e9 if samples else 0.0
-        if seconds < 0.9 * _SHORTEST_SECONDS:
-            detail = f"it takes {_SHORTEST_SECONDS:.0f} s of samples"
+        if seconds < 0.9 * _MIN_SECONDS:
+            detail = f"it takes {_MIN_SECONDS:.0f} s of samples"
             return Missing(GPU + "class", device.labels(), MissingReason.NOT_YET, detail)
         silent = (now_ns - samples[-1].time_ns) / 1e9
         if silent > max(_SILENT_SECONDS, 2.0 * seconds / (len(samples) - 1)):
@@ -126,7 +126,7 @@ class FleetSource:
         return found
 
     def _log_hangs(self, classes: Mapping[Device, FleetClass]) -> None:
-        """One line when it is sure enough that a GPU hangs."""
+        """Log once when the confidence that a GPU hangs is high enough."""
         for device, one in classes.items():
             before = self._report.devices.get(device)
             if _is_hanging(one) and not (before and _is_hanging(before)):
@@ -157,10 +157,10 @@ def _readings(device: Device, found: FleetClass, now_ns: int) -> Iterator[Readin
         yield Reading(GPU + "time_ratio", share, with_labels(labels, spent=spent), now_ns)
 
 
-def _job_readings(about: JobClass, now_ns: int) -> Iterator[Reading]:
-    labels = job_labels(about.job)
+def _job_readings(one: JobClass, now_ns: int) -> Iterator[Reading]:
+    labels = job_labels(one.job)
     for cause in _JOB_CAUSES:
         yield Reading(
-            JOB + "class", float(cause is about.fleet_class.cause), with_labels(labels, cause=cause.value), now_ns
+            JOB + "class", float(cause is one.fleet_class.cause), with_labels(labels, cause=cause.value), now_ns
         )
-    yield Reading(JOB + "class_confidence_ratio", about.fleet_class.confidence, labels, now_ns)
+    yield Reading(JOB + "class_confidence_ratio", one.fleet_class.confidence, labels, now_ns)

@@ -17,7 +17,7 @@ from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
 from stepscope.core.metrics.readings import Labels, Reading, labels_of
 
 _STALE_NS = 60_000_000_000
-_WHOLE = {
+_SAMPLE_FIELDS = {
     "utilization_ratio": "utilization",
     "memory_bandwidth_busy_ratio": "memory_busy",
     "power_watts": "power_watts",
@@ -41,12 +41,14 @@ _WHOLE = {
     "nvlink_receive_bytes_per_second": "",
     "nvlink_data_bytes_per_second": "",
 }
-"""Metrics that a GPU has once, and the sample's field where they are it."""
-_FIELDS = {GPU + metric: metric for metric in _WHOLE}
-_WAYS = ("transmit", "receive")
-_COUNTERS = frozenset(f"{GPU}{link}_{way}_bytes_total" for link in ("nvlink", "pcie") for way in _WAYS)
+"""Metrics that a GPU has once, and the field of the sample; empty of those that only facts and sums use."""
+_NAMES = {GPU + metric: metric for metric in _SAMPLE_FIELDS}
+_DIRECTIONS = ("transmit", "receive")
+_COUNTERS = frozenset(
+    f"{GPU}{link}_{direction}_bytes_total" for link in ("nvlink", "pcie") for direction in _DIRECTIONS
+)
 _INFO, _REASON, _PROCESSES, _LINKS = (GPU + name for name in ("info", "throttle_reason", "processes", "nvlink_links"))
-_GPU_METRICS = frozenset(_FIELDS) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
+_GPU_METRICS = frozenset(_NAMES) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
 
 
 @dataclass(slots=True)
@@ -54,13 +56,11 @@ class GpuValues:
     """Values of one GPU or MIG instance; of what two sources report, the first counts.
 
     Attributes:
-        device: which one.
         values: of metrics that it has once, by name without prefix.
         counters: bytes since the driver was loaded and when they were read, by name.
-        reasons: throttle reasons that hold; None where none is told of.
-        num_processes, num_links: None where not told.
-        processes_by: the source that counted them.
-        name: of the device.
+        reasons: throttle reasons that hold; None if no source reports any.
+        num_processes, num_links: None if no source reports them.
+        processes_by: the source that counted the processes.
         newest_ns: time of its newest value.
     """
 
@@ -75,7 +75,7 @@ class GpuValues:
     newest_ns: int = 0
 
     def facts(self, idle_watts: float | None) -> GpuFacts:
-        """What stays the same."""
+        """Facts of the device that do not change."""
         limit = self.values.get("power_limit_watts") or board_power_watts(self.name)
         links = None if self.num_links is None else self.num_links > 0
         return GpuFacts(
@@ -88,28 +88,28 @@ class GpuValues:
         )
 
     def sample(self, rates: Mapping[str, float]) -> Sample:
-        """The sample.
+        """The newest sample.
 
         Args:
-            rates: of counters, bytes/s by name, for what no source tells as a rate.
+            rates: of counters, bytes/s by name, for what no source reports as a rate.
         """
-        told = {name: self.values.get(metric) for metric, name in _WHOLE.items() if name}
-        for way in _WAYS:
-            if told[f"pcie_{way}"] is None:
-                told[f"pcie_{way}"] = rates.get(f"pcie_{way}_bytes_total")
+        fields = {name: self.values.get(metric) for metric, name in _SAMPLE_FIELDS.items() if name}
+        for direction in _DIRECTIONS:
+            if fields[f"pcie_{direction}"] is None:
+                fields[f"pcie_{direction}"] = rates.get(f"pcie_{direction}_bytes_total")
         return Sample(
             self.newest_ns,
             throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
             vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
             link_bytes=self._link_bytes(rates),
             num_processes=self.num_processes,
-            **told,
+            **fields,
         )
 
     def _link_bytes(self, rates: Mapping[str, float]) -> float | None:
-        now = _most(self.values, [f"nvlink_{way}_bytes_per_second" for way in _WAYS])
+        now = _most(self.values, [f"nvlink_{direction}_bytes_per_second" for direction in _DIRECTIONS])
         if now is None:
-            now = _most(rates, [f"nvlink_{way}_bytes_total" for way in _WAYS])
+            now = _most(rates, [f"nvlink_{direction}_bytes_total" for direction in _DIRECTIONS])
         both = self.values.get("nvlink_data_bytes_per_second")
         return both / 2 if now is None and both is not None else now
 
@@ -158,8 +158,8 @@ def _add_source(
 
 def _add_reading(into: GpuValues, reading: Reading, source: str) -> None:
     metric = reading.metric
-    if metric in _FIELDS:
-        into.values.setdefault(_FIELDS[metric], reading.value)
+    if metric in _NAMES:
+        into.values.setdefault(_NAMES[metric], reading.value)
         into.newest_ns = max(into.newest_ns, reading.time_ns)
     elif metric in _COUNTERS:
         into.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
@@ -184,11 +184,11 @@ def _most(values: Mapping[str, float], names: Sequence[str]) -> float | None:
 
 
 KEPT_SECONDS = 300.0
-_MOST_SAMPLES = 1200
-_AT_REST = 0.01
-_CLOCK_UP = 0.7
-_SETTLED = 5
-"""Samples at rest with clocks up, after which power says what that costs."""
+_MAX_SAMPLES = 1200
+_MAX_IDLE_RATIO = 0.01
+_MIN_CLOCK_RATIO = 0.7
+_SETTLED_SAMPLES = 5
+"""Idle samples with high clocks, after which power has settled."""
 
 
 class GpuHistory:
@@ -196,10 +196,10 @@ class GpuHistory:
 
     def __init__(self) -> None:
         self.facts = GpuFacts()
-        self._samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
+        self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
         self._counted: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
-        self._rested = 0
+        self._num_idle = 0
         self._idle_watts: float | None = None
 
     @property
@@ -207,52 +207,52 @@ class GpuHistory:
         """Time of the newest sample; 0 without one."""
         return self._samples[-1].time_ns if self._samples else 0
 
-    def add(self, told: GpuValues) -> None:
-        """One more sample, unless it is the last one again."""
-        if told.newest_ns <= self.newest_ns:
+    def add(self, values: GpuValues) -> None:
+        """Add a sample, unless it is the last one again."""
+        if values.newest_ns <= self.newest_ns:
             return
-        self._count(told)
-        sample = told.sample(self._rates)
-        self._rest(sample)
-        self.facts = told.facts(self._idle_watts)
+        self._count(values)
+        sample = values.sample(self._rates)
+        self._learn_idle_power(sample)
+        self.facts = values.facts(self._idle_watts)
         self._samples.append(sample)
         while sample.time_ns - self._samples[0].time_ns > KEPT_SECONDS * 1e9:
             self._samples.popleft()
 
     def last(self, seconds: float) -> Sequence[Sample]:
-        """The samples of the last seconds before the newest."""
+        """Samples of the last seconds before the newest."""
         since = self.newest_ns - seconds * 1e9
         return [sample for sample in self._samples if sample.time_ns > since]
 
-    def _count(self, told: GpuValues) -> None:
-        """Rates of counters. They are read more seldom than the rest: the last rate stays until the next reading."""
-        for name, (value, time_ns) in told.counters.items():
+    def _count(self, values: GpuValues) -> None:
+        """Update the rates of counters, which are read less often: the last rate holds until the next reading."""
+        for name, (value, time_ns) in values.counters.items():
             before, before_ns = self._counted.get(name, (value, time_ns))
             self._counted[name] = value, time_ns
             if time_ns > before_ns and value >= before:
                 self._rates[name] = (value - before) * 1e9 / (time_ns - before_ns)
-        for name in self._rates.keys() - told.counters.keys():
+        for name in self._rates.keys() - values.counters.keys():
             del self._rates[name], self._counted[name]
 
-    def _rest(self, sample: Sample) -> None:
-        """Learn what power a GPU at rest draws with clocks up; it lags a second behind, so the first are left out."""
+    def _learn_idle_power(self, sample: Sample) -> None:
+        """Learn the power of an idle GPU with high clocks, from settled samples: power lags a second behind."""
         busy = max((share for share in (sample.engine, sample.utilization) if share is not None), default=None)
         highest = self.facts.clock_max_hertz
-        is_up = sample.clock_hertz is not None and highest and sample.clock_hertz >= _CLOCK_UP * highest
-        if busy is None or busy > _AT_REST or not is_up or sample.power_watts is None:
-            self._rested = 0
+        is_up = sample.clock_hertz is not None and highest and sample.clock_hertz >= _MIN_CLOCK_RATIO * highest
+        if busy is None or busy > _MAX_IDLE_RATIO or not is_up or sample.power_watts is None:
+            self._num_idle = 0
             return
-        self._rested += 1
-        if self._rested > _SETTLED:
+        self._num_idle += 1
+        if self._num_idle > _SETTLED_SAMPLES:
             self._idle_watts = min(sample.power_watts, self._idle_watts or sample.power_watts)
 
 
 _HOST = "host"
-_MOST_LOOKS = 90
+_MAX_LOOKS = 90
 _CPU, _PROCESS_INFO = PROCESS + "cpu_seconds_total", PROCESS + "info"
 _STOPPED = CGROUP + "cpu_throttled_seconds_total"
 _WAITS = (CGROUP + "pressure_seconds_total", HOST + "pressure_seconds_total")
-_PORTS = {HOST + f"infiniband_{way}_bytes_total": way for way in ("receive", "transmit")}
+_PORTS = {HOST + f"infiniband_{direction}_bytes_total": direction for direction in ("receive", "transmit")}
 _HOLDS = GPU + "process_memory_bytes"
 _RANK, _STEP, _DATA = (TRAINING + name for name in ("info", "step_seconds", "data_wait_seconds"))
 _HOST_METRICS = frozenset({_RANK, _STEP, _DATA, _CPU, _PROCESS_INFO, _STOPPED, *_WAITS, *_PORTS, _HOLDS})
@@ -260,17 +260,17 @@ _HOST_METRICS = frozenset({_RANK, _STEP, _DATA, _CPU, _PROCESS_INFO, _STOPPED, *
 
 @dataclass(slots=True)
 class _Look:
-    """Counters at one moment.
+    """Counters of the host at one moment.
 
     Attributes:
         time_ns: of the host's collection.
         cpu: CPU seconds of processes by pid.
-        stopped, waited: seconds by cgroup; `waited` of the machine under "".
-        ports: bytes by direction, all ports.
+        stopped, waited: throttled seconds and seconds of waiting for I/O by cgroup; of the machine under "".
+        ports: bytes of all InfiniBand ports by direction.
         cgroups: of processes by pid.
-        holders: pids by the uuid of the device.
-        ranks: run and rank of training processes by the uuid of their device.
-        steps, data_waits: seconds of the newest step, and of it for data, by run and rank.
+        holders: pids by the UUID of the device.
+        ranks: labels run and rank of training processes by the UUID of their device.
+        steps, data_waits: seconds of the newest step, and of its wait for data, by run and rank.
     """
 
     time_ns: int
@@ -285,24 +285,24 @@ class _Look:
     data_waits: dict[Labels, float] = field(default_factory=dict)
 
     def data_wait_of(self, uuid: str) -> float | None:
-        """Share of the newest step of a device's rank that waited for data; None where training does not tell."""
+        """Share of the newest step of a device's rank that waited for data; None if training does not report it."""
         rank = self.ranks.get(uuid, ())
         step, waited = self.steps.get(rank), self.data_waits.get(rank)
         return min(1.0, waited / step) if step and waited is not None else None
 
 
 class HostHistory:
-    """Looks at the host's counters, as many as the window needs."""
+    """The host's counters over the last minutes."""
 
     def __init__(self) -> None:
-        self._looks: deque[_Look] = deque(maxlen=_MOST_LOOKS)
+        self._looks: deque[_Look] = deque(maxlen=_MAX_LOOKS)
 
     def observe(self, states: Sequence[SourceState], until_ns: float = inf) -> None:
-        """Look, unless the host's source told nothing new.
+        """Add the counters, unless the host's source has nothing new.
 
         Args:
             states: the sources.
-            until_ns: what the host told later, it told before the clock was set back.
+            until_ns: a later collection was made before the clock was set back, and is left out.
         """
         time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)
         if time_ns is None or time_ns > until_ns or (self._looks and time_ns <= self._looks[-1].time_ns):
@@ -315,7 +315,7 @@ class HostHistory:
         self._looks.append(look)
 
     def use_of(self, uuid: str, seconds: float) -> HostUse:
-        """What the processes on a device did in the last seconds; None for what is not known."""
+        """Use of the host by the processes on a device in the last seconds; None for what is not known."""
         if len(self._looks) < 2:
             return HostUse()
         last = self._looks[-1]
@@ -355,8 +355,8 @@ def _take_host_reading(look: _Look, reading: Reading) -> None:
     elif reading.metric in _WAITS and labels.get("resource") == "io" and labels.get("share") == "some":
         look.waited[group] = reading.value
     elif reading.metric in _PORTS:
-        way = _PORTS[reading.metric]
-        look.ports[way] = look.ports.get(way, 0.0) + reading.value
+        direction = _PORTS[reading.metric]
+        look.ports[direction] = look.ports.get(direction, 0.0) + reading.value
     elif reading.metric == _RANK:
         look.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
     elif reading.metric == _STEP:
@@ -368,11 +368,11 @@ def _take_host_reading(look: _Look, reading: Reading) -> None:
 
 
 def _grown(first: dict[str, float], last: dict[str, float], keys: Iterable[str]) -> list[float]:
-    """Growth of those counters that both looks have and that were not reset."""
+    """Growth of the counters that are in both and were not reset."""
     return [last[key] - first[key] for key in keys if key in first and key in last and last[key] >= first[key]]
 
 
 def _with_parents(group: str) -> list[str]:
-    """A cgroup and those above it: a limit stands at any level."""
+    """A cgroup and those above it: a limit may be set at any level."""
     parts = group.rstrip("/").split("/")
     return ["/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)] if group else []

@@ -1,6 +1,7 @@
-"""Sources of the GPUs' own values and of GPU errors in the kernel log.
+"""Sources of the GPUs' readings and of GPU errors in the kernel log.
 
-Holds also: when the first round of answers is complete, and what is still reported of a GPU that does not answer.
+`FirstRound` decides when every GPU has answered or was given up, `SilentGpus` what is reported of a GPU that stopped
+answering.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from stepscope.core.text.numbers import form, number_runs
 
 _log = logging.getLogger(__name__)
 
-_MOST_SAID = 20
-"""Lines of one look."""
+_MAX_LOG_LINES = 20
+"""Of the findings of one collection."""
 
 
 class GpuSource:
-    """The GPUs' newest values. Waits for no driver: `probes` reads them in processes of their own."""
+    """Collector of the GPUs' newest readings. Never blocks: `probes` reads them in processes of their own.
+
+    Args:
+        probes: the probe processes.
+        quiet_seconds: see `FirstRound`.
+        wall_clock_ns: now, ns since the epoch.
+    """
 
     def __init__(
         self,
@@ -36,12 +43,6 @@ class GpuSource:
         quiet_seconds: float,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            probes: read the GPUs.
-            quiet_seconds: see `FirstRound`.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._probes = probes
         self._first_round = FirstRound(quiet_seconds)
         self._silent = SilentGpus()
@@ -49,23 +50,23 @@ class GpuSource:
         self._contradictions = ContradictionWatch()
 
     def collect(self) -> Collection:
-        """What is known now, what contradicts itself in it, and how the reading processes fare."""
+        """The newest readings, contradictions in them, and counts of the probe processes."""
         snapshot, now_ns = self._probes.snapshot(), self._wall_clock_ns()
         _log_findings(self._probes.take_findings())
-        silent = {target.labels for target in snapshot.targets if target.reason}
-        said = snapshot.collection
+        silent = {target.device.labels() for target in snapshot.targets if target.reason}
+        answered = snapshot.collection
         if silent:  # old values repeated prove nothing
-            said = Collection(tuple(reading for reading in said.readings if reading.labels not in silent))
-        findings = self._contradictions.observe(said, now_ns)
+            answered = Collection(tuple(reading for reading in answered.readings if reading.labels not in silent))
+        findings = self._contradictions.observe(answered, now_ns)
         counts = snapshot.counts
-        about = {
+        by_name = {
             "probe_starts_total": counts.started,
             "probe_timeouts_total": counts.timed_out,
             "probe_crashes_total": counts.crashed,
             "probes_left_behind": counts.left_behind,
             "xids_untold_total": counts.findings_dropped,
         }
-        readings = tuple(Reading(AGENT + name, float(count), (), now_ns) for name, count in about.items())
+        readings = tuple(Reading(AGENT + name, float(count), (), now_ns) for name, count in by_name.items())
         refusal = next((one.reason for one in snapshot.collection.missing if not one.metric and not one.labels), None)
         waits_for = self._first_round.waits_for(snapshot.targets, refusal)
         missing = (Missing("", (), MissingReason.NOT_YET, waits_for),) if waits_for else ()
@@ -75,7 +76,7 @@ class GpuSource:
 
 
 class KernelLogSource:
-    """Errors in the kernel log; XIDs are counted for their GPU by `probes`, SXids here."""
+    """Collector of errors in the kernel log: `probes` counts XIDs for their GPU, SXids are counted here."""
 
     def __init__(self, log: KernelLog, probes: GpuProbes) -> None:
         self._log = log
@@ -83,15 +84,15 @@ class KernelLogSource:
         self._sxids: dict[Labels, Reading] = {}
 
     def collect(self) -> Collection:
-        """What was logged since the last time, without the XIDs, and the counts of SXids."""
-        told = self._log.collect()
-        self._probes.note_kernel_log(finding for finding in told.findings if finding.code == "xid")
-        others = tuple(finding for finding in told.findings if finding.code != "xid")
+        """Errors since the last collection, without the XIDs, and the counts of SXids."""
+        logged = self._log.collect()
+        self._probes.note_kernel_log(finding for finding in logged.findings if finding.code == "xid")
+        others = tuple(finding for finding in logged.findings if finding.code != "xid")
         _log_findings(others)
         for finding in others:
             if finding.code == "sxid":
                 self._count(finding)
-        return Collection(tuple(self._sxids.values()), told.missing, others)
+        return Collection(tuple(self._sxids.values()), logged.missing, others)
 
     def _count(self, sxid: Finding) -> None:
         is_fatal = sxid.message.partition(": ")[2].lower().startswith("fatal")
@@ -101,34 +102,32 @@ class KernelLogSource:
 
 
 def _log_findings(findings: Sequence[Finding]) -> None:
-    """In the log, a storm of them by their number."""
-    for finding in findings[:_MOST_SAID]:
+    """Log the first of them, and the number of the others."""
+    for finding in findings[:_MAX_LOG_LINES]:
         _log.warning("%s: %s", _name_of(finding.labels), finding.message)
-    if len(findings) > _MOST_SAID:
-        _log.warning("%d more errors came at once; all are counted", len(findings) - _MOST_SAID)
+    if len(findings) > _MAX_LOG_LINES:
+        _log.warning("%d more errors came at once; all are counted", len(findings) - _MAX_LOG_LINES)
 
 
 def _name_of(labels: Labels) -> str:
-    told = dict(labels)
-    if "gpu" in told:
-        return f"GPU {told['gpu']} ({told.get('uuid') or told.get('pci_bus_id', '')})"
-    return told.get("pci_bus_id", "this machine")
+    device = device_in(dict(labels))
+    return str(device) if device.index else device.pci_bus_id or "this machine"
 
 
-_LONGEST_SECONDS = 60.0
+_MAX_FIRST_ROUND_SECONDS = 60.0
 """GPUs that hang are found one after the other; readiness waits no longer for them."""
 
 
 class FirstRound:
-    """Watches the GPUs from the driver's first answer on. Once it is over, it stays so."""
+    """The first round of answers, from the driver's first answer on. Once it is over, it stays so.
+
+    Args:
+        quiet_seconds: without any answer, the round is over when nothing has changed for so long: longer than it takes
+            to give up a GPU that hangs, behind which the others are found.
+        clock: monotonic seconds.
+    """
 
     def __init__(self, quiet_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            quiet_seconds: while no GPU has answered, how long nothing must change until no more are expected: longer
-                than one that hangs takes to be given up, behind which the others are found.
-            clock: seconds, only forward.
-        """
         self._quiet_seconds = quiet_seconds
         self._clock = clock
         self._began: float | None = None
@@ -137,7 +136,7 @@ class FirstRound:
         self._is_over = False
 
     def waits_for(self, targets: Sequence[TargetState], refusal: MissingReason | None) -> str:
-        """A line on who is still waited for; empty when it is over, or the driver itself is what does not answer.
+        """One line on the GPUs that have not answered; empty when the round is over or the driver does not answer.
 
         Args:
             targets: the GPUs that are known so far.
@@ -150,10 +149,10 @@ class FirstRound:
         if self._began is None or tuple(targets) != self._targets:
             self._began = now if self._began is None else self._began
             self._targets, self._changed = tuple(targets), now
-        waiting = [int(dict(one.labels)["gpu"]) for one in targets if one.reason is None and one.answered_ns is None]
+        waiting = [int(one.device.index) for one in targets if one.reason is None and one.answered_ns is None]
         has_answered = any(one.answered_ns is not None for one in targets)
         is_quiet = now - self._changed >= self._quiet_seconds
-        if now - self._began >= _LONGEST_SECONDS or (not waiting and (has_answered or is_quiet)):
+        if now - self._began >= _MAX_FIRST_ROUND_SECONDS or (not waiting and (has_answered or is_quiet)):
             self._is_over = True
             return ""
         if not waiting:
@@ -162,18 +161,18 @@ class FirstRound:
 
 
 _INFO = GPU + "info"
-_ALWAYS_TOLD = (GPU + "xid_", GPU + "up")
+_NOT_FROM_GPU = (GPU + "xid_", GPU + "up")
 _SILENT_NS = 15 * 10**9
-"""Since the last answer: sooner than the first values are too old, also where the whole driver hangs and nobody says so
-of its GPUs."""
+"""Since the last answer: before the first values are too old, also where the whole driver hangs and no reason is known
+for its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LastValues:
-    """What a GPU told while it answered.
+    """What a GPU reported while it answered.
 
     Attributes:
-        facts: labels that say which GPU it is; None where it never told.
+        facts: labels of its info metric; None if it never had one.
         values: metrics, each with the GPU or MIG instance that it was of.
     """
 
@@ -182,21 +181,21 @@ class _LastValues:
 
 
 class SilentGpus:
-    """Remembers what each GPU told last: its serial number is asked for when it must be exchanged."""
+    """The last report of each GPU that stopped answering: its serial number is needed when it must be replaced."""
 
     def __init__(self) -> None:
         self._before: tuple[Reading, ...] = ()
-        self._told: dict[Labels, _LastValues] = {}
+        self._last: dict[Device, _LastValues] = {}
 
     def observe(self, snapshot: Snapshot, now_ns: int) -> Collection:
-        """What is to be told beside a snapshot: facts with the time of the last answer, and values that are too old."""
+        """Facts of silent GPUs with the time of the last answer, and their values that are too old as missing."""
         readings = snapshot.collection.readings
         silent = [one for one in snapshot.targets if _is_silent(one, now_ns)]
-        self._told = {
-            one.labels: self._told.get(one.labels) or _values_of(one, (*self._before, *readings)) for one in silent
+        self._last = {
+            one.device: self._last.get(one.device) or _values_of(one, (*self._before, *readings)) for one in silent
         }
         self._before = readings
-        return Collection.joined(_lost_values(one, self._told[one.labels], readings) for one in silent)
+        return Collection.joined(_lost_values(one, self._last[one.device], readings) for one in silent)
 
 
 def _is_silent(target: TargetState, now_ns: int) -> bool:
@@ -210,24 +209,24 @@ def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
     for reading in _readings_of(target, readings):
         if reading.metric == _INFO:
             facts = reading.labels
-        elif not reading.metric.startswith(_ALWAYS_TOLD):
+        elif not reading.metric.startswith(_NOT_FROM_GPU):
             values.add((reading.metric, device_in(dict(reading.labels))))
     return _LastValues(facts, frozenset(values))
 
 
-def _lost_values(target: TargetState, told: _LastValues, readings: Iterable[Reading]) -> Collection:
+def _lost_values(target: TargetState, last: _LastValues, readings: Iterable[Reading]) -> Collection:
     assert target.answered_ns is not None
     now = _values_of(target, readings)
-    facts = () if told.facts is None or now.facts else (Reading(_INFO, 1.0, told.facts, target.answered_ns),)
-    lost, reason = sorted(told.values - now.values), target.reason or MissingReason.TIMED_OUT
+    facts = () if last.facts is None or now.facts else (Reading(_INFO, 1.0, last.facts, target.answered_ns),)
+    lost, reason = sorted(last.values - now.values), target.reason or MissingReason.TIMED_OUT
     return Collection(facts, tuple(Missing(metric, device.labels(), reason) for metric, device in lost))
 
 
 def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[Reading]:
-    """A GPU's own, and those of its MIG instances."""
-    index = ("gpu", dict(target.labels)["gpu"])
+    """Readings of a GPU and of its MIG instances."""
+    index = ("gpu", target.device.index)
     for one in readings:
         if one.metric.startswith(GPU) and index in one.labels:
             device = device_in(dict(one.labels))
-            if device.instance or device.labels() == target.labels:
+            if device.instance or device == target.device:
                 yield one

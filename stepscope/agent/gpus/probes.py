@@ -13,31 +13,32 @@ from select import POLLIN, poll
 from stepscope.agent.gpus.process import Probe, ProbeProcess
 from stepscope.agent.gpus.supervisor import ProbeSupervisor, Timing
 from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, TargetSnapshot
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, labels_of, with_labels
+from stepscope.core.hardware.devices import Device
+from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, with_labels
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_WAIT = 5.0
-"""Seconds between two looks at processes that are to end, when nothing else is due."""
-_AFTER_FAULT_SECONDS = 1.0
+_MAX_WAIT_SECONDS = 5.0
+"""Between two looks at processes that are to exit, when nothing else is due."""
+_RETRY_SECONDS = 1.0
 _GATHER_SECONDS = 0.03
-"""Seconds in which answers are gathered to be taken at once: a process answers for each of its GPUs."""
+"""For answers that are taken at once: a process sends one for each of its GPUs."""
 
 
 class GpuProbes:
-    """All GPUs of this machine, read in processes of their own. A context manager; `close` ends the processes."""
+    """All GPUs of this machine, read by probe processes. A context manager; `close` ends the processes.
+
+    Args:
+        timing: intervals and deadlines.
+        environment: of the processes; the agent's own by default.
+    """
 
     def __init__(self, timing: Timing | None = None, *, environment: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            timing: how often, and how long is waited.
-            environment: of the processes; the agent's own where none is given.
-        """
         self._timing = timing or Timing()
         self._environment = environment
-        self._watch = ProbeSupervisor(self._start_process, self._timing)
+        self._supervisor = ProbeSupervisor(self._start_process, self._timing)
         self._known: tuple[TargetSnapshot, ...] = ()
-        self._refusal: tuple[MissingReason, str] | None = self._watch.refusal
+        self._refusal: tuple[MissingReason, str] | None = self._supervisor.refusal
         self._counts = ProbeCounts()
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
@@ -51,14 +52,14 @@ class GpuProbes:
         self.close()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._wake_read, self._wake_write = os.pipe()
         self._is_closing.clear()
         self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the processes; those that hang are killed after the grace time, and left behind if even that fails."""
+        """End the processes; those that hang are killed after the grace time, and left behind if that fails."""
         if self._thread is None:
             return
         self._is_closing.set()
@@ -68,29 +69,29 @@ class GpuProbes:
         self._thread = None
 
     def snapshot(self) -> Snapshot:
-        """What is known now; waits for nothing."""
+        """All GPUs now; does not block."""
         now_ns, now = time.time_ns(), time.monotonic()
         known, refusal = self._known, self._refusal
         parts = [one.collection(now_ns, now, self._timing.stale) for one in known]
-        parts.append(Collection(tuple(self._watch.xids.readings())))
+        parts.append(Collection(tuple(self._supervisor.xids.readings())))
         if refusal is not None:
             parts.append(Collection(missing=(Missing("", (), *refusal),)))
         return Snapshot(Collection.joined(parts), tuple(one.state for one in known), self._counts)
 
     def take_findings(self) -> list[Finding]:
-        """XIDs that came since the last time; each is given once."""
-        return self._watch.xids.take()
+        """XIDs since the last call; each is returned once."""
+        return self._supervisor.xids.take()
 
     def note_kernel_log(self, findings: Iterable[Finding]) -> None:
         """XIDs that the kernel logged (`collectors.kernel_log`): counted for their GPU, once with those from NVML."""
-        labels = {one.key: one.state.labels for one in self._known}
+        devices = {one.key: one.state.device for one in self._known}
         named = []
         for finding in findings:
             further = dict(finding.labels)
             bus_id = further.pop("pci_bus_id", "")
-            gpu = labels.get(bus_id) or labels_of(pci_bus_id=bus_id)
-            named.append(replace(finding, labels=with_labels(gpu, **further)))
-        self._watch.xids.add(named, "kernel_log")
+            device = devices.get(bus_id) or Device(pci_bus_id=bus_id)
+            named.append(replace(finding, labels=with_labels(device.labels(), **further)))
+        self._supervisor.xids.add(named, "kernel_log")
 
     def _start_process(self) -> Probe:
         return ProbeProcess(self._timing.slow_poll, self._timing.grace, self._environment)
@@ -99,32 +100,32 @@ class GpuProbes:
         has_failed = False
         while not self._is_closing.is_set():
             try:
-                due = self._watch.step(time.monotonic(), time.time_ns())
+                due = self._supervisor.step(time.monotonic(), time.time_ns())
                 self._publish()
-                self._wait(min(max(0.0, due - time.monotonic()), _LONGEST_WAIT))
+                self._wait(min(max(0.0, due - time.monotonic()), _MAX_WAIT_SECONDS))
                 has_failed = False
-            except Exception:  # the thread's edge, as when descriptors run out: GPUs are read on when there are some
+            except Exception:  # the thread's edge, as when file descriptors run out: it goes on when there are some
                 if not has_failed:
-                    _log.exception("reading the GPUs failed; it is tried again")
+                    _log.exception("reading the GPUs failed; trying again")
                 has_failed = True
-                self._is_closing.wait(_AFTER_FAULT_SECONDS)
+                self._is_closing.wait(_RETRY_SECONDS)
         end = time.monotonic() + self._timing.grace + 1.0
-        while not self._watch.close(time.monotonic()) and time.monotonic() < end:
+        while not self._supervisor.close(time.monotonic()) and time.monotonic() < end:
             time.sleep(0.01)
         self._publish()
 
     def _wait(self, seconds: float) -> None:
-        """Wait for an answer, or for the end."""
-        waited_for = poll()  # made anew: a list, where epoll would be a file
+        """Wait for an answer, or for `close`."""
+        waited_for = poll()  # a new one each time is a list, where epoll would be a file
         waited_for.register(self._wake_read, POLLIN)
         if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
             return
-        for probe in self._watch.probes():
+        for probe in self._supervisor.probes():
             waited_for.register(probe, POLLIN)
         waited_for.poll(1e3 * max(0.0, seconds - _GATHER_SECONDS))
 
     def _publish(self) -> None:
-        """Everything that `snapshot` needs, replaced as a whole: no reader sees half of a step, none waits."""
-        self._known = self._watch.known()
-        self._refusal = self._watch.refusal
-        self._counts = replace(self._watch.counts)
+        """Replace what `snapshot` reads as a whole: it needs no lock and never sees half of a step."""
+        self._known = self._supervisor.known()
+        self._refusal = self._supervisor.refusal
+        self._counts = replace(self._supervisor.counts)

@@ -25,15 +25,15 @@ class Probe(Protocol):
         ...
 
     def send(self, request: dict[str, Any]) -> bool:
-        """Ask; whether the process is there to be asked."""
+        """Send a request; False if the process does not take it."""
         ...
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """Answers that came since the last time, and whether the process has ended."""
+        """Answers since the last call, and whether the process has ended."""
         ...
 
     def kill(self) -> None:
-        """End it, if it can be ended."""
+        """Kill the process."""
         ...
 
     def is_gone(self) -> bool:
@@ -41,16 +41,16 @@ class Probe(Protocol):
         ...
 
     def finish(self) -> None:
-        """Tell it to end by itself."""
+        """Ask the process to exit by itself."""
         ...
 
 
-_LONGEST = 16 * 1024**2
-"""Bytes of a line: a full answer has some ten thousand."""
+_MAX_LINE_BYTES = 16 * 1024**2
+"""A full answer has some ten thousand."""
 
 
 class ProbeProcess:
-    """The real one."""
+    """A `Probe` that is a child process running `collectors.nvml.worker`."""
 
     def __init__(
         self, slow_poll_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
@@ -59,8 +59,8 @@ class ProbeProcess:
 
         Args:
             slow_poll_seconds: between two readings of what changes slowly.
-            grace_seconds: what it may take to end when it is told to.
-            environment: the agent's own where none is given.
+            grace_seconds: time to exit when it is asked to.
+            environment: of the process; the agent's own by default.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)],
@@ -79,12 +79,12 @@ class ProbeProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """With which it ended; negative: by that signal; None: it has not."""
+        """Exit status; negative: the signal that ended it; None: it has not ended."""
         return self._process.poll()
 
     def fileno(self) -> int:
@@ -100,7 +100,7 @@ class ProbeProcess:
             return False
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """See `Probe`. A process that answers what is no answer counts as ended."""
+        """See `Probe`. A process that sends an invalid answer counts as ended."""
         has_ended = False
         while True:
             try:
@@ -109,7 +109,7 @@ class ProbeProcess:
                 break
             has_ended = not data
             self._partial += data
-            if has_ended or len(self._partial) > _LONGEST:
+            if has_ended or len(self._partial) > _MAX_LINE_BYTES:
                 break
         *lines, self._partial = self._partial.split(b"\n")
         answers: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ class ProbeProcess:
             if not isinstance(answer, dict):
                 return answers, True
             answers.append(answer)
-        return answers, has_ended or len(self._partial) > _LONGEST
+        return answers, has_ended or len(self._partial) > _MAX_LINE_BYTES
 
     def kill(self) -> None:
         """See `Probe`."""
@@ -143,7 +143,7 @@ class ProbeProcess:
 
 
 NAMELESS = "index:"
-"""Begin of the key of a GPU that has not told its place yet; its index follows."""
+"""Prefix of the key of a GPU whose PCI bus id is not known yet; its index follows."""
 
 
 @dataclass(slots=True)
@@ -155,15 +155,15 @@ class ProbeSlot:
         is_shared: whether it reads all GPUs that have no process of their own.
         probe: the process; None while there is none.
         is_fresh: whether it has not answered a whole request yet.
-        is_looking, is_sweeping: what it is asked.
-        pending: keys, or indices as "index:3", that it has still to answer for; the first is what it is at. None: it
-            has not said yet how many GPUs there are.
-        asked_at, progress_at: when it was asked, and when it last answered.
-        due, look_due, retry_at: when it is asked next, when for the GPUs that are there, when it is started again.
+        is_looking, is_sweeping: the open request: for the GPUs that are present, or for their readings.
+        pending: keys, or indices as "index:3", that it has still to answer for; it is reading the first. None: it has
+            not reported the number of GPUs yet.
+        asked_at, progress_at: time of the request, and of the last answer to it.
+        due, look_due, retry_at: when it is asked next, when for the GPUs present, when it is started again.
         failures: in a row.
-        healthy_since: when it began to answer well.
-        found: keys of the GPUs that the look found so far.
-        streams: what this process has told of each GPU and part, which its next message builds on.
+        healthy_since: since when it answers without failures.
+        found: keys of the GPUs found by the open request.
+        streams: readers of the messages on each GPU and part; each message builds on the one before.
     """
 
     keys: list[str]
@@ -185,18 +185,18 @@ class ProbeSlot:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether a request is open."""
         return self.is_looking or self.is_sweeping
 
     @property
     def suspect(self) -> str | None:
-        """What it is at; None: nothing in particular."""
+        """Key of the GPU that it is reading; None: no particular one."""
         if self.is_waiting and self.pending:
             return self.pending[0]
         return None if self.is_shared or not self.is_waiting else self.keys[0]
 
     def next_request(self, now: float, apart: list[int]) -> dict[str, Any] | None:
-        """What to ask now; None: nothing, until the next look.
+        """Open the next request; None: nothing to ask until the next look.
 
         Args:
             now: monotonic time, seconds.
@@ -215,18 +215,15 @@ class ProbeSlot:
         return None
 
     def read(self, key: str, part: str, message: dict[str, Any]) -> Collection:
-        """What the process told of a part of a GPU.
+        """Readings in a message on a part of a GPU.
 
         Raises:
-            WireError: nonsense.
+            WireError: the message is invalid.
         """
-        stream = self.streams.get((key, part))
-        if stream is None:
-            stream = self.streams[key, part] = StreamReader()
-        return stream.read(message)
+        return self.streams.setdefault((key, part), StreamReader()).read(message)
 
     def stop(self) -> Probe | None:
-        """Forget the process; it."""
+        """Reset the slot; the process that was in it."""
         probe, self.probe = self.probe, None
         self.is_fresh, self.is_looking, self.is_sweeping, self.pending = True, False, False, None
         self.healthy_since = None
@@ -243,34 +240,34 @@ class _Ending:
 
 
 class ProbeReaper:
-    """Processes that were told to end, or killed."""
+    """Processes that were asked to exit or killed, until they have ended.
+
+    Args:
+        grace_seconds: time after which a process that was asked to exit is killed.
+    """
 
     def __init__(self, grace_seconds: float) -> None:
-        """
-        Args:
-            grace_seconds: what one that was told to end may take.
-        """
         self._grace = grace_seconds
         self._endings: list[_Ending] = []
 
     def kill(self, probe: Probe, suspect: str | None, now: float) -> None:
-        """End a process that hangs or has ended.
+        """Kill a process that hangs or has ended.
 
         Args:
             probe: the process.
-            suspect: key of the GPU that it is at, "" for none, None for the driver as a whole.
+            suspect: key of the GPU that it was reading, "" for none, None for the driver as a whole.
             now: monotonic time, seconds.
         """
         probe.kill()
         self._endings.append(_Ending(probe, suspect, now, is_killed=True))
 
     def finish(self, probe: Probe, now: float) -> None:
-        """Tell a process to end."""
+        """Ask a process to exit."""
         probe.finish()
         self._endings.append(_Ending(probe, "", now + self._grace, is_killed=False))
 
-    def bury(self, now: float) -> None:
-        """Reap what has ended, kill what should have."""
+    def reap(self, now: float) -> None:
+        """Reap processes that have ended, kill those whose grace time is over."""
         self._endings = [ending for ending in self._endings if not ending.probe.is_gone()]
         for ending in self._endings:
             if not ending.is_killed and now >= ending.kill_at:
@@ -284,7 +281,7 @@ class ProbeReaper:
         )
 
     def left_behind(self, now: float, after_seconds: float) -> int:
-        """How many processes are still there so long after they were killed."""
+        """Number of processes that still exist so long after they were killed."""
         return sum(ending.is_killed and now - ending.kill_at >= after_seconds for ending in self._endings)
 
     @property

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, with_labels
+from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading, with_labels
 
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """How one GPU answers.
+    """Whether and how fast one GPU answers.
 
     Attributes:
-        labels: which it is.
+        device: which GPU.
         reason: why it does not answer; None while it does.
         detail: one line on it.
         answered_ns: when it answered last, ns since the epoch; None: never.
-        seconds: how long its last answer took; None: never.
+        seconds: duration of its last answer; None: never.
         is_apart: whether a process of its own reads it.
     """
 
-    labels: Labels
+    device: Device
     reason: MissingReason | None
     detail: str
     answered_ns: int | None
@@ -31,7 +32,7 @@ class TargetState:
 
 @dataclass(slots=True)
 class ProbeCounts:
-    """What happened to the processes since the start.
+    """Events of the probe processes since the start.
 
     Attributes:
         started: processes started.
@@ -39,7 +40,7 @@ class ProbeCounts:
         crashed: processes that ended without being asked to.
         refused: times that the driver could not be used at all.
         left_behind: processes that hang in the kernel now, though they were killed.
-        findings_dropped: findings that nobody took before there were too many.
+        findings_dropped: findings dropped because too many waited to be taken.
     """
 
     started: int = 0
@@ -52,7 +53,7 @@ class ProbeCounts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it.
+    """All GPUs at one moment.
 
     Attributes:
         collection: the newest readings, each with its own time; those too old are left out and missing.
@@ -73,9 +74,9 @@ class TargetSnapshot:
     """One GPU at one moment.
 
     Attributes:
-        key: where it sits, as NVML writes it.
-        state: how it answers.
-        parts: its newest readings, by what is read together, and when each came, monotonic seconds.
+        key: its PCI bus id, as NVML writes it.
+        state: whether it answers.
+        parts: its newest readings, those read together in one part, and when each part came, monotonic seconds.
     """
 
     key: str
@@ -83,47 +84,45 @@ class TargetSnapshot:
     parts: tuple[tuple[Collection, float], ...]
 
     def collection(self, now_ns: int, now: float, stale_seconds: float) -> Collection:
-        """What is told of it.
+        """Its readings now, and why some or all are missing.
 
         Args:
             now_ns: the time, ns since the epoch.
             now: the same, monotonic seconds: clocks are set.
-            stale_seconds: age from which a reading is told no more.
+            stale_seconds: age from which a reading is left out.
         """
         state, reason, detail = self.state, self.state.reason, self.state.detail
+        labels = state.device.labels()
         fresh = [part for part, came in self.parts if now - came < stale_seconds]
         if reason is None and self.parts and not fresh:
             reason, detail = MissingReason.TIMED_OUT, ""
         if reason is None and not self.parts:
-            return Collection(missing=(Missing("", state.labels, MissingReason.NOT_YET, "it has not answered yet"),))
+            return Collection(missing=(Missing("", labels, MissingReason.NOT_YET, "it has not answered yet"),))
         whole = Collection.joined(fresh)
         if reason is None:
             return whole
-        up = Reading(_UP, 0.0, with_labels(state.labels, reason=reason), now_ns)
+        up = Reading(_UP, 0.0, with_labels(labels, reason=reason), now_ns)
         if state.answered_ns is not None:
             seconds = max(0.0, (now_ns - state.answered_ns) / 1e9)
             detail = f"{detail}; it answered last {seconds:.0f} s ago".removeprefix("; ")
         return Collection(
             (*(reading for reading in whole.readings if reading.metric != _UP), up),
-            (*whole.missing, Missing("", state.labels, reason, detail)),
+            (*whole.missing, Missing("", labels, reason, detail)),
             whole.findings,
         )
 
 
 @dataclass(slots=True)
 class Target:
-    """One GPU while it is watched.
+    """One GPU as the supervisor keeps it; see `TargetState`.
 
     Attributes:
-        labels: which it is.
         parts: newest readings, and when they came, monotonic seconds.
-        reason, detail: why it does not answer; None while it does.
-        answered_ns, seconds: when it answered last, and how long that took.
         slow_rounds: answers in a row that took too long.
         times_apart: how often it was given a process of its own.
     """
 
-    labels: Labels
+    device: Device
     parts: dict[str, tuple[Collection, float]] = field(default_factory=dict)
     reason: MissingReason | None = None
     detail: str = ""
@@ -134,16 +133,16 @@ class Target:
 
     @property
     def index(self) -> int:
-        """NVML's."""
-        return int(dict(self.labels)["gpu"])
+        """NVML's index."""
+        return int(self.device.index)
 
     def fails(self, reason: MissingReason, detail: str) -> None:
-        """It does not answer. What it said stays where it may still be so: a GPU that is gone has no power draw."""
+        """Note that it does not answer. Old readings stay if they may still hold: a GPU that is gone draws no power."""
         self.reason, self.detail = reason, detail
         if reason is not MissingReason.TIMED_OUT:
             self.parts = {}
 
     def at(self, key: str, *, is_apart: bool) -> TargetSnapshot:
-        """As it is now."""
-        state = TargetState(self.labels, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
+        """Its state now."""
+        state = TargetState(self.device, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
         return TargetSnapshot(key, state, tuple(self.parts.values()))

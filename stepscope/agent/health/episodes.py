@@ -1,8 +1,8 @@
 """Episodes of a health event: when one begins and ends, with hysteresis in time, so that flapping is one episode.
 
 An episode begins when samples have been bad for long enough without a good one between, and ends when they have been
-good for long enough without a bad one. Samples further apart than what is stale are not taken for what was between
-them. No sample proves nothing: an open episode stays open, with the time when it was last seen.
+good for long enough without a bad one. Samples too far apart say nothing of the time between them. Without samples an
+open episode stays open, with the time of the last one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.samples import CheckSample, SampleState, SignEvidence
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState
 from stepscope.core.hardware.health import HealthEvent
 from stepscope.core.metrics.readings import Labels
 
@@ -22,8 +22,8 @@ class Hysteresis:
     """Hysteresis in time, seconds.
 
     Attributes:
-        enter: how long it must be bad for an episode to begin.
-        leave: how long it must be good for it to end.
+        enter: samples must be bad for so long for an episode to begin.
+        leave: samples must be good for so long for it to end.
     """
 
     enter: float
@@ -31,11 +31,11 @@ class Hysteresis:
 
 
 def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
-    """For each code that is not an XID's; these begin at once and end after `xid_leave_seconds`."""
+    """Hysteresis of each code but those of XIDs, which begin at once and end after `xid_leave_seconds`."""
     errors = Hysteresis(0.0, thresholds.leave_seconds)
     answers = Hysteresis(thresholds.hung_seconds, 60.0)
     return {
-        # does it answer?
+        # answers
         "gpu_lost": Hysteresis(0.0, 60.0),
         "gpu_hung": answers,
         "gpu_stalls": errors,
@@ -45,7 +45,7 @@ def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
         "profiling_silent": Hysteresis(0.0, 60.0),
         "busy_without_process": Hysteresis(0.0, 60.0),
         # memory
-        "ecc_uncorrected": Hysteresis(5.0, 0.0),  # an XID that says that it was contained comes first
+        "ecc_uncorrected": Hysteresis(5.0, 0.0),  # an XID that reports it as contained comes first
         "ecc_corrected_rate": errors,
         "row_remap_failed": Hysteresis(0.0, 0.0),
         "row_remap_pending": Hysteresis(0.0, 0.0),
@@ -68,7 +68,7 @@ def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
         "thermal_violation": errors,
         "temperature_margin": Hysteresis(10.0, 120.0),
         "hardware_slowdown": errors,
-        # what an XID tells
+        # XIDs
         "xid_earlier": Hysteresis(0.0, 0.0),
         "xid_repeats": Hysteresis(0.0, thresholds.repeats_seconds),
         # the machine
@@ -82,13 +82,13 @@ def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
     }
 
 
-MOST_ENDED = 256
-"""Ended events that are kept."""
+MAX_ENDED = 256
+"""Number of ended events that are kept."""
 
 
 @dataclass(slots=True)
 class _Episode:
-    evidence: SignEvidence
+    evidence: CheckEvidence
     first_ns: int
     last_ns: int
     count: int
@@ -97,7 +97,7 @@ class _Episode:
 
 @dataclass(slots=True)
 class _Track:
-    """One code of one thing: its run of samples, and its episode while there is one."""
+    """Samples and episode of one code of one thing: a GPU, port, switch or the machine."""
 
     labels: Labels
     episode: _Episode | None = None
@@ -109,62 +109,61 @@ class _Track:
 class Episodes:
     """All episodes of a machine.
 
+    Args:
+        hysteresis: of a code.
+        gap_seconds: samples further apart are not consecutive.
+
     Attributes:
         ended: the newest that are over, oldest first.
-        totals: how many began, by labels of the thing and code.
+        totals: number that began, by labels of the thing and code.
     """
 
-    def __init__(self, patience: Callable[[str], Hysteresis], *, gap_seconds: float) -> None:
-        """
-        Args:
-            patience: of a code.
-            gap_seconds: samples further apart make no run.
-        """
-        self._patience = patience
+    def __init__(self, hysteresis: Callable[[str], Hysteresis], *, gap_seconds: float) -> None:
+        self._hysteresis = hysteresis
         self._gap_ns = int(gap_seconds * 1e9)
         self._tracks: dict[tuple[str, str], _Track] = {}
-        self.ended: deque[HealthEvent] = deque(maxlen=MOST_ENDED)
+        self.ended: deque[HealthEvent] = deque(maxlen=MAX_ENDED)
         self.totals: Counter[tuple[Labels, str]] = Counter()
 
-    def observe(self, key: str, labels: Labels, sign: CheckSample) -> HealthEvent | None:
-        """Take a sample; the event where an episode begins or ends with it.
+    def observe(self, key: str, labels: Labels, sample: CheckSample) -> HealthEvent | None:
+        """Add a sample; the event if an episode begins or ends with it.
 
         Args:
-            key: of the thing, the same for ever.
-            labels: of the thing, as they are now.
-            sign: what a check says of the sample.
+            key: of the thing; never changes.
+            labels: of the thing now.
+            sample: result of a check.
         """
-        track = self._tracks.setdefault((key, sign.code), _Track(labels))
+        track = self._tracks.setdefault((key, sample.code), _Track(labels))
         track.labels = labels
-        if sign.standing is SampleState.OVER:
-            return self._end(track, sign.code, sign.time_ns)
+        if sample.state is SampleState.OVER:
+            return self._end(track, sample.code, sample.time_ns)
         last_ns, is_first = track.last_ns, track.last_ns is None
-        if sign.time_ns == last_ns:
+        if sample.time_ns == last_ns:
             return None
-        if last_ns is not None and not 0 < sign.time_ns - last_ns <= self._gap_ns:
+        if last_ns is not None and not 0 < sample.time_ns - last_ns <= self._gap_ns:
             track.candidate, track.good_since_ns = None, None
-        track.last_ns = sign.time_ns
-        if sign.standing is SampleState.BAD:
-            assert sign.evidence is not None
-            return self._bad(track, sign, sign.evidence, since_start=is_first and not sign.is_new)
+        track.last_ns = sample.time_ns
+        if sample.state is SampleState.BAD:
+            assert sample.evidence is not None
+            return self._bad(track, sample, sample.evidence, since_start=is_first and not sample.is_new)
         track.candidate = None
-        if sign.standing is SampleState.BETWEEN:
+        if sample.state is SampleState.BETWEEN:
             track.good_since_ns = None
             return None
         if track.good_since_ns is None:
-            track.good_since_ns = sign.time_ns
-        if sign.time_ns - track.good_since_ns >= self._patience(sign.code).leave * 1e9:
-            return self._end(track, sign.code, track.good_since_ns)
+            track.good_since_ns = sample.time_ns
+        if sample.time_ns - track.good_since_ns >= self._hysteresis(sample.code).leave * 1e9:
+            return self._end(track, sample.code, track.good_since_ns)
         return None
 
     def forget(self, key: str, now_ns: int) -> list[HealthEvent]:
-        """There is no such thing any more; the events that end therefore."""
+        """Remove a thing that no longer exists; the events that end with it."""
         codes = [code for whose, code in self._tracks if whose == key]
         ended = [self._end(self._tracks.pop((key, code)), code, now_ns) for code in codes]
         return [event for event in ended if event is not None]
 
     def open_events(self) -> list[tuple[str, HealthEvent]]:
-        """Those not over yet with the key of their thing, the worst first, of equals the newest."""
+        """Events that are not over, with the key of their thing; the worst first, of equals the newest."""
         events = [
             (key, _event(track, code, track.episode))
             for (key, code), track in self._tracks.items()
@@ -173,30 +172,30 @@ class Episodes:
         return sorted(events, key=lambda one: (-one[1].severity.rank, -one[1].first_ns, one[1].code, one[0]))
 
     def last_ns(self, key: str, code: str) -> int | None:
-        """When a check of this had a sample last; None: never."""
+        """Time of the last sample of a check; None: never."""
         track = self._tracks.get((key, code))
         return None if track is None else track.last_ns
 
     def _bad(
-        self, track: _Track, sign: CheckSample, evidence: SignEvidence, *, since_start: bool
+        self, track: _Track, sample: CheckSample, evidence: CheckEvidence, *, since_start: bool
     ) -> HealthEvent | None:
         track.good_since_ns = None
         episode = track.episode or track.candidate
         if episode is None:
-            episode = track.candidate = _Episode(evidence, sign.time_ns, sign.time_ns, sign.count, since_start)
+            episode = track.candidate = _Episode(evidence, sample.time_ns, sample.time_ns, sample.count, since_start)
         else:
-            episode.last_ns = max(episode.last_ns, sign.time_ns)
-            episode.count += sign.count
+            episode.last_ns = max(episode.last_ns, sample.time_ns)
+            episode.count += sample.count
             if evidence.is_worse_than(episode.evidence):
                 episode.evidence = evidence
-        if track.episode is not None or sign.time_ns - episode.first_ns < self._patience(sign.code).enter * 1e9:
+        if track.episode is not None or sample.time_ns - episode.first_ns < self._hysteresis(sample.code).enter * 1e9:
             return None
         track.episode, track.candidate = episode, None
-        self.totals[track.labels, sign.code] += 1
-        return _event(track, sign.code, episode)
+        self.totals[track.labels, sample.code] += 1
+        return _event(track, sample.code, episode)
 
     def _end(self, track: _Track, code: str, ended_ns: int) -> HealthEvent | None:
-        """It was over at that time."""
+        """End the open episode at a time."""
         episode = track.episode
         track.episode, track.candidate = None, None
         if episode is None:

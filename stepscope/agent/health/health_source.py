@@ -1,11 +1,12 @@
-"""Source of health: runs all checks on what the other sources report, logs where an event begins and ends."""
+"""Source of health: runs all checks on what the other sources report, and logs when an event begins or ends."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
@@ -17,7 +18,7 @@ from stepscope.agent.health.episodes import Episodes, Hysteresis, hysteresis_of
 from stepscope.agent.health.observed import Observed, ObservedGpu, Observer
 from stepscope.agent.health.samples import CheckSample
 from stepscope.agent.polling import SourceState
-from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.devices import Device, device_of
 from stepscope.core.hardware.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.metrics.agent import GPU_HEALTH, HOST_HEALTH
 from stepscope.core.metrics.readings import Collection, Labels, Reading, with_labels
@@ -29,7 +30,14 @@ _NOTHING_YET = HealthReport(None, Health(HealthState.UNKNOWN, "nothing was looke
 
 
 class HealthSource:
-    """Judges what the other sources say. `events` and `report` may be asked by any thread; they wait for nothing."""
+    """Collector that checks what the other sources report. `report` may be called from any thread; it never blocks.
+
+    Args:
+        states: the sources now, in the order of their trust.
+        driver_source: name of the one that reads the GPUs' own driver.
+        thresholds: settings.
+        wall_clock_ns: now, ns since the epoch.
+    """
 
     def __init__(
         self,
@@ -39,13 +47,6 @@ class HealthSource:
         thresholds: Thresholds | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            states: the sources now, in the order of their trust.
-            driver_source: name of the one that reads the GPUs' own driver.
-            thresholds: settings.
-            wall_clock_ns: now, ns since the epoch.
-        """
         thresholds = thresholds or Thresholds()
         self._states = states
         self._observer = Observer(driver_source, thresholds.stale_seconds)
@@ -54,7 +55,7 @@ class HealthSource:
         self._report = _NOTHING_YET
 
     def collect(self) -> Collection:
-        """Look once."""
+        """Run all checks once."""
         states = self._states()
         now_ns = self._wall_clock_ns()
         for event in self._watch.step(self._observer.observe(states, now_ns), now_ns):
@@ -63,13 +64,8 @@ class HealthSource:
         return Collection(tuple(self._readings(report, now_ns)))
 
     def report(self) -> HealthReport:
-        """How everything is, as of the last look."""
+        """Health of all GPUs and the machine, as of the last collection."""
         return self._report
-
-    def events(self) -> tuple[HealthEvent, ...]:
-        """Open ones, the worst first, then the newest that are over."""
-        report = self._report
-        return report.open_events + report.ended_events
 
     def _readings(self, report: HealthReport, now_ns: int) -> Iterator[Reading]:
         for device, health in report.gpus.items():
@@ -95,10 +91,8 @@ def _prefix(labels: Labels, gpus: set[Labels]) -> str:
 
 
 def _line(event: HealthEvent) -> str:
-    labels = dict(event.labels)
-    whose = " ".join(f"{name} {value}" for name, value in labels.items()) or "this machine"
-    if "gpu" in labels:
-        whose = f"GPU {labels['gpu']} ({labels.get('uuid', '')})".replace(" ()", "")
+    device = device_of(event.labels)
+    whose = str(device) if device else " ".join(f"{name} {value}" for name, value in event.labels) or "this machine"
     if event.ended_ns is not None:
         seconds = (event.ended_ns - event.first_ns) / 1e9
         return f"{whose}: {event.code} is over after {seconds:.0f} s, seen {counted(event.count, 'time')}"
@@ -108,40 +102,46 @@ def _line(event: HealthEvent) -> str:
 
 _MACHINE = "machine"
 _UNCHECKED_SECONDS = 300.0
-"""Since a check of this had its last sample."""
+"""Without a sample for so long, a check counts as not done."""
 _ONLY_BY_XIDS = frozenset({"xid_earlier", "xid_repeats"})
-"""Codes that need no values of their own: nothing is unchecked without them."""
+"""Codes that need no values of their own and never count as not checked."""
 _OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
+
+
+class GpuCheck(Protocol):
+    """Checks of one GPU, which remember its samples."""
+
+    def samples(self, gpu: ObservedGpu) -> Iterable[CheckSample]:
+        """Results for the newest values."""
+        ...
+
+
+_GPU_CHECKS: tuple[Callable[[Thresholds], GpuCheck], ...] = (
+    AnswerChecks,
+    MemoryChecks,
+    PcieChecks,
+    NvlinkChecks,
+    SlowdownChecks,
+)
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU's checks, and how it was seen last."""
+    """One GPU's checks, and its last observation."""
 
     device: Device
-    answers: AnswerChecks
-    memory: MemoryChecks
-    pcie: PcieChecks
-    nvlink: NvlinkChecks
-    slowdowns: SlowdownChecks
+    checks: tuple[GpuCheck, ...]
     observed: ObservedGpu | None = None
-
-    def signs(self, gpu: ObservedGpu, *, is_contained: bool, is_drivers: bool) -> Iterator[CheckSample]:
-        yield from self.answers.signs(gpu, is_drivers=is_drivers)
-        yield from self.memory.signs(gpu, is_contained=is_contained)
-        yield from self.pcie.signs(gpu)
-        yield from self.nvlink.signs(gpu)
-        yield from self.slowdowns.signs(gpu)
 
 
 class HealthWatch:
-    """Watches a machine. GPUs that were seen once are remembered: what is not seen any more is unknown, not well."""
+    """Checks of a machine. GPUs are remembered: one that is no longer reported is unknown, not healthy."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._patience = hysteresis_of(thresholds)
-        self._xid_patience = Hysteresis(0.0, thresholds.xid_leave_seconds)
-        self._episodes = Episodes(self._patience_of, gap_seconds=thresholds.stale_seconds)
+        self._hysteresis = hysteresis_of(thresholds)
+        self._xid_hysteresis = Hysteresis(0.0, thresholds.xid_leave_seconds)
+        self._episodes = Episodes(self._hysteresis_of, gap_seconds=thresholds.stale_seconds)
         self._gpus: dict[str, _Gpu] = {}
         self._xids = XidChecks(thresholds)
         self._driver = DriverChecks(thresholds)
@@ -149,25 +149,21 @@ class HealthWatch:
         self._switches = SwitchChecks()
 
     def step(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
-        """Take what is known now; the events that began or ended with it, in order.
+        """Check an observation; the events that began or ended with it, in order.
 
         Args:
-            observed: what all sources say.
+            observed: what all sources report.
             now_ns: ns since the epoch.
         """
         changes = self._name(observed, now_ns)
-        for key, labels, sign in self._signs(observed, now_ns):
-            event = self._episodes.observe(key, labels, sign)
+        for key, labels, sample in self._samples(observed, now_ns):
+            event = self._episodes.observe(key, labels, sample)
             if event is not None:
                 changes.append(event)
         return changes
 
     def report(self, now_ns: int) -> HealthReport:
-        """Everything as it is after the last step.
-
-        Args:
-            now_ns: of that step.
-        """
+        """Health after the last step; `now_ns` is the time of that step."""
         events = self._episodes.open_events()
         health = {
             gpu.device: self._health(key, gpu, [event for whose, event in events if whose == key], now_ns)
@@ -178,11 +174,11 @@ class HealthWatch:
         return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
 
     def totals(self) -> dict[tuple[Labels, str], int]:
-        """How many episodes began, by labels and code."""
+        """Number of episodes that began, by labels and code."""
         return dict(self._episodes.totals)
 
     def _name(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
-        """Forget GPUs that had no name yet and have one now; the events that end therefore."""
+        """Remove GPUs that are known by their UUID now; the events that end with them."""
         named = {gpu.device.index for gpu in observed.gpus.values() if gpu.device.uuid}
         ghosts = []
         for key, gpu in self._gpus.items():
@@ -194,53 +190,44 @@ class HealthWatch:
             del self._gpus[key]
         return [event for key in ghosts for event in self._episodes.forget(key, now_ns)]
 
-    def _patience_of(self, code: str) -> Hysteresis:
-        return self._patience.get(code, self._xid_patience)
+    def _hysteresis_of(self, code: str) -> Hysteresis:
+        return self._hysteresis.get(code, self._xid_hysteresis)
 
-    def _signs(self, observed: Observed, now_ns: int) -> Iterator[tuple[str, Labels, CheckSample]]:
+    def _samples(self, observed: Observed, now_ns: int) -> Iterator[tuple[str, Labels, CheckSample]]:
         for gpu in self._gpus.values():
             gpu.observed = None
         for key, seen in observed.gpus.items():
             known = self._gpus.get(key)
             if known is None:
-                known = self._gpus[key] = self._new(seen.device)
+                checks = tuple(check(self._thresholds) for check in _GPU_CHECKS)
+                known = self._gpus[key] = _Gpu(seen.device, checks)
             known.device, known.observed = seen.device, seen
-        for key, sign in self._xids.signs(observed.gpus, now_ns):
-            yield key, self._gpus[key].device.labels(), sign
+        for key, sample in self._xids.samples(observed.gpus, now_ns):
+            yield key, self._gpus[key].device.labels(), sample
         for key, seen in observed.gpus.items():
-            contained, drivers = self._xids.is_contained(key), observed.is_drivers_hang(seen)
+            seen.is_contained, seen.has_driver_hang = self._xids.is_contained(key), observed.is_drivers_hang(seen)
             labels = seen.device.labels()
-            for sign in self._gpus[key].signs(seen, is_contained=contained, is_drivers=drivers):
-                yield key, labels, sign
-        for sign in self._driver.signs(observed):
-            yield _MACHINE, (), sign
-        for port, sign in self._ports.signs(observed.machine):
-            yield f"port {port}", port, sign
-        for switch, sign in self._switches.signs(observed.machine, now_ns, was_reset=self._xids.was_reset):
-            yield f"switch {switch}", switch, sign
-
-    def _new(self, device: Device) -> _Gpu:
-        limits = self._thresholds
-        return _Gpu(
-            device,
-            AnswerChecks(limits),
-            MemoryChecks(limits),
-            PcieChecks(limits),
-            NvlinkChecks(limits),
-            SlowdownChecks(limits),
-        )
+            for check in self._gpus[key].checks:
+                for sample in check.samples(seen):
+                    yield key, labels, sample
+        for sample in self._driver.samples(observed):
+            yield _MACHINE, (), sample
+        for port, sample in self._ports.samples(observed.machine):
+            yield f"port {port}", port, sample
+        for switch, sample in self._switches.samples(observed.machine, now_ns, was_reset=self._xids.was_reset):
+            yield f"switch {switch}", switch, sample
 
     def _health(self, key: str, gpu: _Gpu, events: list[HealthEvent], now_ns: int) -> Health:
         unchecked = tuple(
-            code for code in self._patience if not code.startswith(_OF_MACHINE) and self._is_old(key, code, now_ns)
+            code for code in self._hysteresis if not code.startswith(_OF_MACHINE) and self._is_old(key, code, now_ns)
         )
         codes = tuple(event.code for event in events)
         state, reason = _worst(events)
         seen = gpu.observed
         if state is HealthState.HEALTHY and (seen is None or seen.up is None or not seen.up.value):
             state = HealthState.UNKNOWN
-            said = (seen.detail or seen.reason) if seen is not None else ""
-            reason = said or "no source tells anything new of it"
+            message = (seen.detail or seen.reason) if seen is not None else ""
+            reason = message or "no source tells anything new of it"
         return Health(state, reason, codes, unchecked)
 
     def _is_old(self, key: str, code: str, now_ns: int) -> bool:
@@ -250,7 +237,7 @@ class HealthWatch:
     def _machine(self, events: list[HealthEvent], now_ns: int) -> Health:
         state, reason = _worst(events)
         unchecked = tuple(
-            code for code in self._patience if code.startswith("driver_") and self._is_old(_MACHINE, code, now_ns)
+            code for code in self._hysteresis if code.startswith("driver_") and self._is_old(_MACHINE, code, now_ns)
         )
         if state is HealthState.HEALTHY and unchecked:
             state, reason = HealthState.UNKNOWN, "no GPU driver was asked, or it is not there"
@@ -258,7 +245,7 @@ class HealthWatch:
 
 
 def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
-    """What the events make of a thing, the worst first; those of severity info make nothing, and notes are said."""
+    """State and reason by open events, the worst first; events of severity info count only as notes."""
     bad = [event for event in events if event.severity is not Severity.INFO]
     if not bad:
         return HealthState.HEALTHY, next((event.message for event in events if event.code in NOTES), "")

@@ -1,6 +1,6 @@
-"""Newest fresh values of each GPU, port and switch, and of the driver, joined from all sources.
+"""Newest fresh values of each GPU, port and switch, and state of the driver, joined from all sources.
 
-Of what two sources report, the first with a fresh value counts, as on the page of metrics.
+Of what two sources report, the first with a fresh value counts, as on the metrics page.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ _OF_GPU = {
         *("xid_errors_total", "process_memory_bytes"),
     )
 }
-"""What is looked at, and what it is called here."""
+"""Metrics that the checks read, and their names without prefix."""
 _NOT_DATED = frozenset({"xid_errors_total"})
 """A count with the time of its last event stays true."""
 _OF_MACHINE = frozenset(
     {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
 )
 _INFO = GPU + "info"
-_MOST_LABELS = 20_000
+_MAX_LABEL_SETS = 20_000
 
 
 @dataclass(slots=True)
 class ObservedGpu:
-    """One GPU.
+    """One whole GPU.
 
     Attributes:
-        device: which one.
-        source: the first that tells whether it answers, else the first that tells of it.
-        values: by metric without its prefix, of the whole GPU.
-        parts: those with further labels, by metric and the labels' values in the order of their names.
+        device: which GPU.
+        source: the first that reports whether it answers, else the first that reports the GPU.
+        values: by metric without its prefix.
+        parts: values with further labels, by metric and the labels' values in the order of their names.
         up: whether it answers; None: not known.
         reason, detail: why it does not answer, or is not known.
-        findings: what its source noticed, by code, with the time of that look; empty where it noticed nothing.
-        looked_ns: when its source looked last.
-        told_xids: XIDs that a source without counts told, with their times.
-        page_ns: when a source that is not the driver's told of it: a page of DCGM's.
-        earlier_xids: those that stood on such a page at the first look, and still do.
+        findings: messages of its source, by code.
+        looked_ns: when its source was collected last.
+        reported_xids: XIDs of a source without counts, with their times.
+        page_ns: when a source other than the driver reported it: a dcgm-exporter's page.
+        earlier_xids: XIDs that such a page has had since its first collection.
+        has_driver_hang: the driver answers for no GPU; set by the watch, as the next.
+        is_contained: every uncorrected memory error cost one application only (XID 94).
     """
 
     device: Device
@@ -73,21 +75,23 @@ class ObservedGpu:
     detail: str = ""
     findings: dict[str, str] = field(default_factory=dict)
     looked_ns: int | None = None
-    told_xids: list[tuple[int, int]] = field(default_factory=list)
+    reported_xids: list[tuple[int, int]] = field(default_factory=list)
     page_ns: int | None = None
     earlier_xids: list[int] = field(default_factory=list)
+    has_driver_hang: bool = False
+    is_contained: bool = False
 
 
 @dataclass(slots=True)
 class Observed:
-    """All of a machine.
+    """All GPUs, ports and switches of a machine.
 
     Attributes:
         gpus: by `Device.key`.
         machine: readings of ports and switches that are fresh.
-        driver: the source of the GPUs' own driver; None without.
+        driver: state of the source that reads the driver; None without one.
         findings: messages on the whole machine, by code.
-        places: on the bus, of GPUs whose name is known.
+        places: PCI bus ids of GPUs whose UUID is known.
     """
 
     gpus: dict[str, ObservedGpu] = field(default_factory=dict)
@@ -97,12 +101,12 @@ class Observed:
     places: frozenset[str] = frozenset()
 
     def why_no_driver(self) -> Missing | None:
-        """Why no GPU can be asked; None where they can, or there is no such source."""
+        """Why no GPU can be asked; None if they can, or no source reads the driver."""
         missing = self.driver.collection.missing if self.driver else ()
         return next((one for one in missing if not one.metric and not one.labels), None)
 
     def is_drivers_hang(self, gpu: ObservedGpu) -> bool:
-        """Whether a GPU does not answer because the driver answers for none."""
+        """Whether a GPU does not answer because the driver answers for no GPU."""
         why = self.why_no_driver()
         is_asked = self.driver is not None and gpu.source == self.driver.name
         return is_asked and why is not None and why.reason is MissingReason.TIMED_OUT
@@ -116,7 +120,7 @@ class _Whose(NamedTuple):
 
 
 class Observer:
-    """Makes sources' states into what is known of each thing. Remembers how labels are to be read."""
+    """Joins the states of the sources. Remembers which GPU labels name."""
 
     def __init__(self, driver_source: str, stale_seconds: float) -> None:
         self._driver_source = driver_source
@@ -125,7 +129,7 @@ class Observer:
         self._places: dict[str, Device] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
-        """What is known now.
+        """All that the sources report now.
 
         Args:
             states: the sources, in the order of their trust.
@@ -157,7 +161,7 @@ class Observer:
                 observed.machine.append((reading, source))
 
     def _learn_place(self, labels: Labels) -> None:
-        """Where a GPU sits, so that errors of that place are known for its own."""
+        """Note the PCI bus id of a GPU, so that errors of that place count for it."""
         known = dict(labels)
         place, uuid = known.get("pci_bus_id"), known.get("uuid")
         if place and uuid and place not in self._places:
@@ -170,7 +174,7 @@ class Observer:
             return
         gpu = _gpu_in(observed, whose, source)
         sample = Sample(reading.value, reading.time_ns, source)
-        if name == "xid_errors_total":  # some under the GPU's place alone: they came before its name was known
+        if name == "xid_errors_total":  # some have the PCI bus id alone: they came before the UUID was known
             counts = gpu.parts.setdefault(name, {})
             before = counts.get(whose.further)
             counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
@@ -185,7 +189,7 @@ class Observer:
             gpu.values.setdefault(name, sample)
 
     def _explain(self, observed: Observed, source: str, collection: Collection, looked_ns: int) -> None:
-        """What a source noticed, and why it has no values of a GPU."""
+        """Add findings of a source, and why it has no values of a GPU."""
         for gpu in observed.gpus.values():
             if gpu.source == source:
                 gpu.looked_ns = looked_ns
@@ -208,15 +212,15 @@ class Observer:
             if finding.code != "xid":
                 found.findings.setdefault(finding.code, finding.message)
             elif source != self._driver_source:  # its XIDs are counted
-                found.told_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
+                found.reported_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
 
     def _whose_is(self, labels: Labels) -> _Whose | None:
-        """Whose a reading is; None of MIG instances and what is no GPU's."""
+        """The GPU that labels name; None of MIG instances and of what is not a GPU's."""
         try:
             return self._whose[labels]
         except KeyError:
             pass
-        if len(self._whose) >= _MOST_LABELS:
+        if len(self._whose) >= _MAX_LABEL_SETS:
             self._whose.clear()
         device = device_in(dict(labels))
         if device.key and not device.instance:

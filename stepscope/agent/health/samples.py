@@ -1,7 +1,7 @@
-"""Samples of a check: what it says of one (good, bad or between, with evidence), and windows over many.
+"""Samples of a check (good, bad or between, with evidence), and windows over the samples of a counter.
 
-`CounterWindow` tells by how much a counter grew, `MinuteWindow` in how many of the last minutes something happened. A
-counter that begins anew (the driver was reloaded) did not shrink.
+`CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which something happened.
+A counter that restarts (the driver was reloaded) did not shrink.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from stepscope.core.hardware.health import Action, Severity
 
 
 class SampleState(Enum):
-    """How a sample stands to a check."""
+    """Result of a check for one sample."""
 
     GOOD = "good"
-    BETWEEN = "between"  # begins no episode and ends none: between the thresholds to enter and to leave
+    BETWEEN = "between"  # between the thresholds to enter and to leave: begins no episode and ends none
     BAD = "bad"
-    OVER = "over"  # it cannot be so any more: the GPU was reset
+    OVER = "over"  # cannot hold any longer: the GPU was reset
 
 
 @dataclass(frozen=True, slots=True)
-class SignEvidence:
-    """What is wrong, as in `core.health.HealthEvent`."""
+class CheckEvidence:
+    """What is wrong in one sample; fields as in `HealthEvent`."""
 
     severity: Severity
     action: Action
@@ -34,8 +34,8 @@ class SignEvidence:
     threshold: float | None = None
     unit: str = ""
 
-    def is_worse_than(self, other: SignEvidence) -> bool:
-        """Whether it says more than another of the same episode; of equals the newer does."""
+    def is_worse_than(self, other: CheckEvidence) -> bool:
+        """Whether it is worse than earlier evidence of the same episode; equal evidence counts as worse."""
         if self.severity is not other.severity:
             return self.severity.rank > other.severity.rank
         if self.value is None or self.threshold is None or other.value is None or other.threshold is None:
@@ -45,44 +45,44 @@ class SignEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CheckSample:
-    """One sample's.
+    """Result of one check for one sample.
 
     Attributes:
         code: of the check.
         time_ns: of the sample, ns since the epoch; the same sample again counts for nothing.
-        standing: how it stands.
-        evidence: where it is bad.
-        count: how often it happened.
-        is_new: it happened just now: a counter moved, an XID came. Otherwise a first sample may show what is old.
+        state: good, bad, between or over.
+        evidence: of a bad sample.
+        count: number of occurrences.
+        is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
     """
 
     code: str
     time_ns: int
-    standing: SampleState
-    evidence: SignEvidence | None = None
+    state: SampleState
+    evidence: CheckEvidence | None = None
     count: int = 1
     is_new: bool = False
 
 
-def bad(code: str, time_ns: int, evidence: SignEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
-    """A sample that is bad."""
+def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
+    """A bad sample."""
     return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
 
 
 def good(code: str, time_ns: int) -> CheckSample:
-    """A sample that is good."""
+    """A good sample."""
     return CheckSample(code, time_ns, SampleState.GOOD)
 
 
 def above(
-    code: str, time_ns: int, evidence: SignEvidence, *, leave: float, strictly: bool = False, is_new: bool = False
+    code: str, time_ns: int, evidence: CheckEvidence, *, leave: float, strictly: bool = False, is_new: bool = False
 ) -> CheckSample:
-    """A value against a threshold that it must stay below.
+    """Compare a value with a threshold that it must stay below.
 
     Args:
-        evidence: with value and threshold, as it is if that was reached.
-        leave: good are values of at most this.
-        strictly: the threshold itself is not reached yet.
+        evidence: of a bad sample, with value and threshold.
+        leave: values up to this are good.
+        strictly: a value equal to the threshold is not bad.
     """
     value, threshold = evidence.value, evidence.threshold
     assert value is not None
@@ -92,17 +92,11 @@ def above(
     return CheckSample(code, time_ns, SampleState.GOOD if value <= leave else SampleState.BETWEEN)
 
 
-_MOST_STEPS = 4096
+_MAX_STEPS = 4096
 
 
 class Sample(NamedTuple):
-    """A value of one source.
-
-    Attributes:
-        value: as read.
-        time_ns: when, ns since the epoch.
-        source: who read it.
-    """
+    """A value of one source; `time_ns` is when it was read, ns since the epoch."""
 
     value: float
     time_ns: int
@@ -110,17 +104,17 @@ class Sample(NamedTuple):
 
 
 class CounterWindow:
-    """One counter over some time. Growth between two samples is spread evenly over the time between them."""
+    """Growth of a counter in a window of time; growth between two samples is spread evenly over the time between."""
 
     def __init__(self, seconds: float) -> None:
         self._window_ns = int(seconds * 1e9)
-        self._steps: deque[tuple[int, int, float]] = deque(maxlen=_MOST_STEPS)
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=_MAX_STEPS)
         self._last: Sample | None = None
 
     def add(self, sample: Sample | None) -> bool:
-        """Take the newest sample; whether it tells of growth: it is new, and there is one before it.
+        """Add the newest sample; whether growth is known: the sample is new, and there is one before it.
 
-        A lower value, another source or a time before the last one begin anew.
+        A lower value, another source or an earlier time restart the window.
         """
         last = self._last
         if sample is None or sample == last:
@@ -138,7 +132,7 @@ class CounterWindow:
 
     @property
     def growth(self) -> float:
-        """By how much it grew in the window that ends with the newest sample; 0 where nothing is known."""
+        """Growth in the window that ends with the newest sample; 0 before the second sample."""
         if self._last is None:
             return 0.0
         begin_ns = self._last.time_ns - self._window_ns
@@ -153,39 +147,32 @@ _MINUTE_NS = 60 * 10**9
 
 
 class MinuteWindow:
-    """Minutes of the clock in which something was seen, and what."""
+    """Minutes of the clock in which something was seen, among the newest `num_minutes`."""
 
-    def __init__(self, wanted: int) -> None:
-        """
-        Args:
-            wanted: over how many of the newest minutes.
-        """
-        self._wanted = wanted
+    def __init__(self, num_minutes: int) -> None:
+        self._num_minutes = num_minutes
         self._seen: dict[int, set[str]] = {}
 
     def add(self, time_ns: int, seen: set[str]) -> None:
-        """Take a sample.
-
-        Args:
-            time_ns: of the sample, ns since the epoch.
-            seen: what was so in it; empty: nothing.
-        """
+        """Add the names that a sample has; `time_ns` since the epoch."""
         newest = time_ns // _MINUTE_NS
         if seen:
             self._seen.setdefault(newest, set()).update(seen)
-        self._seen = {minute: names for minute, names in self._seen.items() if -self._wanted < minute - newest <= 0}
+        self._seen = {
+            minute: names for minute, names in self._seen.items() if -self._num_minutes < minute - newest <= 0
+        }
 
     @property
     def count(self) -> int:
-        """In how many minutes anything was seen."""
+        """Number of minutes in which anything was seen."""
         return len(self._seen)
 
     @property
     def share(self) -> float:
-        """The same as a share of all."""
-        return self.count / self._wanted
+        """Share of all minutes, 0..1."""
+        return self.count / self._num_minutes
 
     @property
     def names(self) -> set[str]:
-        """All that was seen."""
+        """All names that were seen."""
         return set().union(*self._seen.values())

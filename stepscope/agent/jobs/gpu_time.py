@@ -1,9 +1,9 @@
 """GPU time by use: each device-second in one state (busy, held but idle, free, unattributed) and of one job.
 
-A device of several jobs is split evenly, so that all jobs together never get more than there is. A stretch without
-kernels is held back until it is known what it is: from `idle_seconds` on all of it is held_but_idle, a shorter one was
-part of the work. A job that has run no kernel yet is neither until then: it may be starting, or have held its GPU for
-hours before the agent looked.
+The time of a device that several jobs have is split evenly, so that all jobs together never get more than there is. A
+stretch without kernels is attributed only when its length is known: from `idle_seconds` on all of it is held_but_idle,
+a shorter one was part of the work. Until then the state of a job that has run no kernel yet is unknown: it may be
+starting, or have held its GPU for hours before the agent began.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from stepscope.core.documents.jobs import Assignment, JobKind, UseState
 from stepscope.core.hardware.devices import Device
 
 GAP_SECONDS = 60.0
-"""Nobody looked for longer than that (the machine slept, the driver hung): the state in between is not known."""
+"""Longest time between two samples (the machine may sleep, the driver hang) of which the state is known."""
 ENDED_SECONDS = 300.0
-"""Series of an ended job stay for so long, for the last scrape (NVIDIA/dcgm-exporter#140)."""
-_MOST_JOBS = 1000
+"""Time for which series of an ended job stay, for the last scrape (NVIDIA/dcgm-exporter#140)."""
+_MAX_JOBS = 1000
 
 JobKey = tuple[JobKind, str]
 
 
 @dataclass(frozen=True, slots=True)
 class JobActivity:
-    """A job has a device: whether its kernels ran lately; None: not known."""
+    """Whether kernels of a job ran on a device lately; None: not known."""
 
     job: JobKey
     ran: bool | None
@@ -39,7 +39,7 @@ class DeviceSample:
     Attributes:
         device: which one.
         holders: jobs that have it.
-        state: where nobody has it, or it does not answer; None: the jobs' activity tells.
+        state: of a device without a job, or that does not answer; None: it follows from the jobs' activity.
     """
 
     device: Device
@@ -49,35 +49,35 @@ class DeviceSample:
 
 @dataclass(slots=True)
 class _Stretch:
-    """How a job's time on a device goes.
+    """A job's current stretch without kernels on a device.
 
     Attributes:
-        waiting: its part of the time without kernels that is not booked yet, seconds.
+        open_seconds: its part of the time without kernels that is not attributed to a state yet.
         quiet_seconds: since its kernels ran last.
         has_run: whether they ever did.
     """
 
-    waiting: float = 0.0
+    open_seconds: float = 0.0
     quiet_seconds: float = 0.0
     has_run: bool = False
 
 
 @dataclass(slots=True)
 class _JobTime:
-    """When a job was found to have no device any more, and its time by MIG profile and state."""
+    """Time of a job by MIG profile and state, and when it had no device any more."""
 
     ended: float | None = None
     seconds: dict[tuple[str, UseState], float] = field(default_factory=dict)
 
 
 class UseLedger:
-    """Books time. Counters only rise, but for those of ended jobs, which go."""
+    """Time of devices and jobs by state. Counters only rise, until those of ended jobs are removed.
+
+    Args:
+        idle_seconds: length of a stretch without kernels from which it counts as idle.
+    """
 
     def __init__(self, idle_seconds: float) -> None:
-        """
-        Args:
-            idle_seconds: length of a stretch without kernels from which it counts as idle.
-        """
         self._idle_seconds = idle_seconds
         self._last: float | None = None
         self._stretches: dict[tuple[Device, JobKey], _Stretch] = {}
@@ -86,11 +86,11 @@ class UseLedger:
         self._states: dict[Device, UseState] = {}
 
     def observe(self, seen: Sequence[DeviceSample], now: float) -> None:
-        """Book the time since the last call.
+        """Attribute the time since the last call.
 
         Args:
-            seen: all devices, each once. One that is no longer there is forgotten.
-            now: seconds, of a clock that only goes forward.
+            seen: all devices, each once. A device that is no longer there is forgotten.
+            now: monotonic seconds.
         """
         seconds = 0.0 if self._last is None else max(0.0, now - self._last)
         self._last = now
@@ -99,7 +99,7 @@ class UseLedger:
             self._settle(device, job)
         for one in seen:
             if seconds > GAP_SECONDS:
-                self._book(one, seconds, UseState.UNKNOWN)
+                self._attribute(one, seconds, UseState.UNKNOWN)
             self._observe(one, seconds if seconds <= GAP_SECONDS else 0.0)
         there = {one.device for one in seen}
         self._devices = {device: time for device, time in self._devices.items() if device in there}
@@ -110,11 +110,11 @@ class UseLedger:
         self._end_jobs(here, now)
 
     def device_seconds(self) -> dict[tuple[Device, UseState], float]:
-        """Time of each device in each state, without stretches that are still open."""
+        """Seconds of each device in each state, without open stretches."""
         return {(device, state): value for device, time in self._devices.items() for state, value in time.items()}
 
     def job_seconds(self) -> dict[tuple[JobKey, str, UseState], float]:
-        """Time of each job on whole GPUs (profile "") and MIG instances of each profile."""
+        """Seconds of each job on whole GPUs (profile "") and MIG instances of each profile."""
         return {
             (job, profile, state): value
             for job, time in self._jobs.items()
@@ -122,21 +122,21 @@ class UseLedger:
         }
 
     def jobs(self) -> Set[JobKey]:
-        """Those of which there is time to tell, also some that ended."""
+        """Jobs that have time, also some that ended."""
         return self._jobs.keys()
 
     def open_seconds(self) -> float:
-        """Time in stretches that are still open."""
-        return sum(stretch.waiting for stretch in self._stretches.values())
+        """Seconds in open stretches."""
+        return sum(stretch.open_seconds for stretch in self._stretches.values())
 
     def states(self) -> dict[Device, UseState]:
-        """What each device is used for now."""
+        """State of each device now."""
         return dict(self._states)
 
     def _observe(self, one: DeviceSample, seconds: float) -> None:
         if one.state is not None or not one.holders:
             state = one.state or UseState.FREE
-            self._book(one, seconds, state)
+            self._attribute(one, seconds, state)
             self._states[one.device] = state
             return
         share = seconds / len(one.holders)
@@ -150,26 +150,26 @@ class UseLedger:
             self._add(device, holder.job, UseState.UNKNOWN, share)
             return UseState.UNKNOWN
         if holder.ran:
-            self._add(device, holder.job, UseState.BUSY, stretch.waiting + share)
-            stretch.waiting, stretch.quiet_seconds, stretch.has_run = 0.0, 0.0, True
+            self._add(device, holder.job, UseState.BUSY, stretch.open_seconds + share)
+            stretch.open_seconds, stretch.quiet_seconds, stretch.has_run = 0.0, 0.0, True
             return UseState.BUSY
-        stretch.waiting += share
+        stretch.open_seconds += share
         stretch.quiet_seconds += seconds
         if stretch.quiet_seconds < self._idle_seconds:
             return UseState.BUSY if stretch.has_run else UseState.UNKNOWN
-        self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.waiting)
-        stretch.waiting = 0.0
+        self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.open_seconds)
+        stretch.open_seconds = 0.0
         return UseState.HELD_BUT_IDLE
 
     def _settle(self, device: Device, job: JobKey) -> None:
-        """The job has the device no more. A stretch that was still open was work, if it ever worked there."""
+        """Close the stretch of a job that has left the device: it was work if the job ever worked there."""
         stretch = self._stretches.pop((device, job))
-        if stretch.waiting:
+        if stretch.open_seconds:
             state = UseState.BUSY if stretch.has_run else UseState.HELD_BUT_IDLE
-            self._add(device, job, state, stretch.waiting)
+            self._add(device, job, state, stretch.open_seconds)
 
-    def _book(self, one: DeviceSample, seconds: float, state: UseState) -> None:
-        """The same state for all that have it."""
+    def _attribute(self, one: DeviceSample, seconds: float, state: UseState) -> None:
+        """Attribute time in one state to all jobs that have the device."""
         if not one.holders:
             time = self._devices.setdefault(one.device, {})
             time[state] = time.get(state, 0.0) + seconds
@@ -187,7 +187,7 @@ class UseLedger:
         for job, time in self._jobs.items():
             time.ended = None if job in here else time.ended if time.ended is not None else now
         ended = sorted((time.ended, job) for job, time in self._jobs.items() if time.ended is not None)
-        num_over = len(self._jobs) - _MOST_JOBS
+        num_over = len(self._jobs) - _MAX_JOBS
         for position, (since, job) in enumerate(ended):
             if now - since >= ENDED_SECONDS or position < num_over:
                 del self._jobs[job]
@@ -198,27 +198,27 @@ def _profile_of(device: Device) -> str:
     return device.profile or ("unknown" if device.instance else "")
 
 
-_LEAST = 0.01
+_MIN_ACTIVITY = 0.01
 """Below NVML's whole percent, counters are noise."""
-_EMPTY = 0.05
-"""Share of the memory that drivers and displays take; whoever works holds more."""
+_IDLE_MEMORY_RATIO = 0.05
+"""Share of the memory that drivers and displays take; a process that computes holds more."""
 
 
 class UseClassifier:
-    """Judges device by device; what was seen last time counts where one look proves nothing."""
+    """State of each device from its counters; uses the previous samples where one sample proves nothing."""
 
     def __init__(self) -> None:
         self._strangers: frozenset[Device] = frozenset()
         self._held: frozenset[Device] = frozenset()
 
     def seen(self, devices: Sequence[DeviceUsage], assignments: Sequence[Assignment]) -> list[DeviceSample]:
-        """What becomes of each device now."""
+        """One sample of each device."""
         by_device: dict[Device, list[Assignment]] = {}
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)
         nobodys = [one for one in devices if one.device not in by_device]
         strangers = frozenset(one.device for one in nobodys if is_used_by_strangers(one))
-        states = dict.fromkeys(strangers - self._held, UseState.UNKNOWN)  # else they are the last values of a job's
+        states = dict.fromkeys(strangers - self._held, UseState.UNKNOWN)  # they may be the last values of a job
         states |= dict.fromkeys(strangers & self._strangers, UseState.UNATTRIBUTED)
         self._strangers, self._held = strangers, frozenset(by_device)
         return [_device_sample(one, by_device.get(one.device, ()), states.get(one.device)) for one in devices]
@@ -233,7 +233,7 @@ def _device_sample(usage: DeviceUsage, here: Sequence[Assignment], without_job: 
 
 
 def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> bool | None:
-    """Whether kernels of these processes ran there in the last sample.
+    """Whether kernels of a job ran on a device in the last sample; None: not known.
 
     Args:
         device: with its counters and the share of time of each process.
@@ -245,15 +245,15 @@ def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> 
         return True
     if device.activity is None:
         return False if own and None not in own else None
-    if device.activity < _LEAST:
+    if device.activity < _MIN_ACTIVITY:
         return False
     if is_alone:
         return True
-    is_told_apart = any(holder.sm_ratio is not None for holder in device.holders.values())
-    return False if is_told_apart else None
+    has_ratios = any(holder.sm_ratio is not None for holder in device.holders.values())
+    return False if has_ratios else None
 
 
 def is_used_by_strangers(device: DeviceUsage) -> bool:
-    """Whether a device without any job is used all the same: kernels run, or memory is held."""
-    ran = device.activity is not None and device.activity >= _LEAST
-    return ran or bool(device.holders) or (device.memory_ratio or 0.0) > _EMPTY
+    """Whether a device without any job is used: kernels run, or memory is held."""
+    ran = device.activity is not None and device.activity >= _MIN_ACTIVITY
+    return ran or bool(device.holders) or (device.memory_ratio or 0.0) > _IDLE_MEMORY_RATIO

@@ -23,15 +23,14 @@ _LAST_RESORT = frozenset({JobSource.DCGM_EXPORTER})
 
 @dataclass(frozen=True, slots=True)
 class SourceAssignment:
-    """One source says that a job has a device.
+    """A job and its device as one source reports it.
 
     Attributes:
-        job, device: which.
-        source: which source.
-        pid: the process, where it is one that holds the device.
-        step: of Slurm, or the container.
-        share: how, where the source tells.
-        inside: the pod in which the job's process runs, as namespace and name, where that is not the job itself.
+        job, device, source: who has which device, by which source.
+        pid: of the process that holds the device; None where the source knows no process.
+        step: Slurm step, or container.
+        share: how the job has the device; None where the source does not know.
+        inside: namespace/name of the pod in which the job's process runs, if the pod is not the job itself.
     """
 
     job: Job
@@ -54,9 +53,9 @@ class _Merged:
 
 
 def merged_assignments(claims: Iterable[SourceAssignment]) -> list[Assignment]:
-    """The claims as assignments, one for each job and device, in the order of the claims.
+    """One assignment for each job and device, in the order of the claims.
 
-    A job has all facts that any claim tells of it; of two that differ the first counts.
+    A job has all facts that any claim has of it; of two that differ the first counts.
     """
     by_device: dict[Device, dict[tuple[JobKind, str], _Merged]] = {}
     facts: dict[tuple[JobKind, str], Job] = {}
@@ -93,7 +92,7 @@ def merged_assignments(claims: Iterable[SourceAssignment]) -> list[Assignment]:
 
 
 def _kept(merged: Sequence[_Merged]) -> list[_Merged]:
-    """Without those that are others in other words: the pod in which Slurm's daemon runs its jobs, a page's copy."""
+    """Without duplicates: the pod in which Slurm's daemon runs its jobs, and jobs that only a page names."""
     around = set[str]().union(*(one.pods for one in merged))
     kept = [one for one in merged if one.pids or one.job.kind is not JobKind.KUBERNETES or one.job.id not in around]
     sure = [one for one in kept if not _LAST_RESORT.issuperset(one.sources)]
@@ -101,14 +100,14 @@ def _kept(merged: Sequence[_Merged]) -> list[_Merged]:
 
 
 def filled(job: Job, other: Job) -> Job:
-    """The job with what is known of it from elsewhere."""
+    """The job with its empty facts filled from another record of it."""
     unknown = {one.name: getattr(other, one.name) for one in fields(Job) if not getattr(job, one.name)}
     return replace(job, **unknown) if any(unknown.values()) else job
 
 
-def _share_of(told: set[Share], num_jobs: int) -> Share:
+def _share_of(reported: set[Share], num_jobs: int) -> Share:
     for share in (Share.MPS, Share.TIME_SLICED):
-        if share in told:
+        if share in reported:
             return share
     return Share.TIME_SLICED if num_jobs > 1 else Share.EXCLUSIVE
 
@@ -116,13 +115,13 @@ def _share_of(told: set[Share], num_jobs: int) -> Share:
 def assignments_from_processes(
     devices: Iterable[DeviceUsage], running: Mapping[int, Process], given: Iterable[SourceAssignment], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
-    """Processes that hold devices.
+    """Jobs of the processes that hold devices.
 
     Args:
         devices: of the machine.
         running: processes by id.
-        given: what the kubelet says: a pod whose name is not known is one of those that have the device.
-        finder: names their jobs.
+        given: assignments of the kubelet: a pod whose name is not known is one of those that have the device.
+        finder: finds the job of a process.
     """
     pods: dict[Device, dict[str, Job]] = {}
     for claim in given:
@@ -142,7 +141,7 @@ def assignments_from_processes(
 
 
 def _with_pod_name(found: FoundJob, process: Process, pods: Mapping[str, Job]) -> FoundJob:
-    """With the pod's name where its uid alone was known: the device's only pod, or the one of the process's host name.
+    """The job with its pod's name if only the uid was known: the device's only pod, or that of the host name.
 
     A user can change HOSTNAME, but only to that of another pod of the same device.
     """
@@ -156,7 +155,7 @@ def _with_pod_name(found: FoundJob, process: Process, pods: Mapping[str, Job]) -
 
 
 def first_slurm_processes(jobs: Mapping[str, SlurmNodeJob], processes: Processes) -> dict[str, dict[str, Process]]:
-    """Of each Slurm job and step the oldest process: it was started by Slurm, others by the user."""
+    """The oldest process of each Slurm job and step: Slurm started it, the user the others."""
     found: dict[str, dict[str, Process]] = {}
     for job_id, here in jobs.items():
         for step, pids in here.pids.items():
@@ -173,14 +172,14 @@ def assignments_from_slurm(
     finder: JobFinder,
     unknown: list[str],
 ) -> Iterator[SourceAssignment]:
-    """Slurm jobs that are on this node: what each may open, or what it was given.
+    """Devices of the Slurm jobs on this node: those that a job's cgroup may open, else those in its environment.
 
     Args:
-        jobs: by number.
-        first: of each job and step the first process.
+        jobs: by job id.
+        first: the first process of each job and step.
         devices: of the machine.
-        finder: names them.
-        unknown: takes what was given and is no device that is known.
+        finder: finds the job of a job id.
+        unknown: receives names of devices that are not known.
     """
     for job_id, here in jobs.items():
         job = finder.of_slurm(job_id)
@@ -200,7 +199,7 @@ def assignments_from_slurm(
 def assignments_from_kubelet(
     given: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
 ) -> Iterator[SourceAssignment]:
-    """What the kubelet gave; `unknown` takes what is no device that is known."""
+    """Devices that the kubelet gave to pods; `unknown` receives names of devices that are not known."""
     for one in given:
         found, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
         if found is not None:
@@ -214,14 +213,14 @@ def assignments_from_kubelet(
 def assignments_from_job_files(
     claims: Iterable[tuple[DeviceUsage, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
-    """What job prologs wrote; files of jobs that are over are left behind where Slurm's cgroups say so."""
+    """Jobs in the files of job prologs, without those that have ended according to Slurm's cgroups."""
     for usage, job_id in claims:
         if not slurm_jobs or job_id in slurm_jobs:
             yield SourceAssignment(finder.of_slurm(job_id), usage.device, JobSource.HPC_JOB_FILE)
 
 
 def assignments_from_dcgm_exporter(devices: Iterable[DeviceUsage], finder: JobFinder) -> Iterator[SourceAssignment]:
-    """What a dcgm-exporter's page says."""
+    """Jobs and pods on a dcgm-exporter's page."""
     for usage in devices:
         for workload in usage.workloads:
             job: Job | None = None

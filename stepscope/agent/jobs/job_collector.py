@@ -40,13 +40,23 @@ from stepscope.core.metrics.readings import (
 )
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
-_SELDOM_SECONDS = 15.0
-"""Between two looks at what changes with jobs alone: trees of cgroups, folders."""
-_MOST_TOLD = 4
+_SLOW_POLL_SECONDS = 15.0
+"""Between two reads of what changes only with jobs: trees of cgroups, folders."""
+_MAX_NAMES = 4
 
 
 class JobCollector:
-    """Collects assignments, what each device is used for, and time. Reads /proc and files; waits for no server."""
+    """Collector of assignments and of the state and time of each device. Reads /proc and files, asks no server.
+
+    Args:
+        gpu_states: the sources that read GPUs, in the order of their trust.
+        settings: of the operator.
+        given: devices that the kubelet gave to pods, as far as is known.
+        pods, slurm: what else is known; each is collected by a source of its own.
+        root: where /proc and /sys are.
+        clock: monotonic seconds.
+        wall_clock_ns: now, ns since the epoch.
+    """
 
     def __init__(
         self,
@@ -60,16 +70,6 @@ class JobCollector:
         clock: Callable[[], float] = time.monotonic,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            gpu_states: the sources that read GPUs, in the order of their trust.
-            settings: of the operator.
-            given: devices that the kubelet gave to pods, as far as is known.
-            pods, slurm: what else is known; each is collected by somebody else.
-            root: where /proc and /sys are.
-            clock: seconds, only forward.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._gpu_states = gpu_states
         self._settings = settings or Jobs()
         self._given, self._pods, self._slurm = given, pods, slurm
@@ -84,13 +84,13 @@ class JobCollector:
         self._devices: list[DeviceUsage] = []
         self._assignments: tuple[Assignment, ...] = ()
         self._jobs: dict[JobKey, Job] = {}
-        self._seldom_due = 0.0
+        self._slow_poll_due = 0.0
         self._slurm_jobs: dict[str, SlurmNodeJob] = {}
 
     def collect(self) -> Collection:
-        """Who has which device; nothing is raised."""
+        """Assignments, states and times as readings; raises nothing."""
         now, time_ns = self._clock(), self._wall_clock_ns()
-        self._look_seldom(now)
+        self._slow_poll(now)
         self._devices = devices = self._devices_now()
         running = self._running.on(devices)
         missing = hidden_processes(devices, running)
@@ -114,19 +114,19 @@ class JobCollector:
         return self._assignments
 
     def _with_known_facts(self, one: Assignment) -> Assignment:
-        """What was known of its job stays: a process that told it may have ended."""
+        """The assignment with the facts of its job that were known before: the process that had them may have ended."""
         job = with_bounded_labels(one.job)
         return replace(one, job=filled(job, self._jobs.get(job.key, job)))
 
-    def _look_seldom(self, now: float) -> None:
-        if now < self._seldom_due:
+    def _slow_poll(self, now: float) -> None:
+        if now < self._slow_poll_due:
             return
-        self._seldom_due = now + _SELDOM_SECONDS
+        self._slow_poll_due = now + _SLOW_POLL_SECONDS
         self._slurm_jobs = slurm_jobs_on_node(self._files)
         self._finder.pods_by_uid = pods_with_logs(self._files)
 
     def _devices_now(self) -> list[DeviceUsage]:
-        """All devices; those that were known where their source does not answer."""
+        """All devices; the last known ones if their source does not answer."""
         states = self._gpu_states()
         devices = devices_of(state.collection for state in states if not state.reason)
         if not devices and any(state.reason for state in states):
@@ -147,34 +147,34 @@ class JobCollector:
         yield from by_kubelet
         if self._settings.hpc_job_folder:
             folder = self._settings.hpc_job_folder.strip("/")
-            told, ambiguous = read_hpc_job_files(self._files, folder, devices)
-            yield from job_assignments.assignments_from_job_files(told, self._slurm_jobs, self._finder)
+            claims, ambiguous = read_hpc_job_files(self._files, folder, devices)
+            yield from job_assignments.assignments_from_job_files(claims, self._slurm_jobs, self._finder)
             unknown += [f"file /{folder}/{name}" for name in ambiguous]
         yield from job_assignments.assignments_from_dcgm_exporter(devices, self._finder)
         if unknown and devices:
-            more = f" and {len(unknown) - _MOST_TOLD} more" if len(unknown) > _MOST_TOLD else ""
-            detail = f"no GPU or MIG instance is known by these names alone: {', '.join(unknown[:_MOST_TOLD])}{more}"
+            more = f" and {len(unknown) - _MAX_NAMES} more" if len(unknown) > _MAX_NAMES else ""
+            detail = f"no GPU or MIG instance is known by these names alone: {', '.join(unknown[:_MAX_NAMES])}{more}"
             missing.append(Missing(GPU + "job_info", (), MissingReason.UNREADABLE, detail))
 
-    def _want(self, told: Sequence[Assignment], running: Iterable[Process]) -> None:
-        """Say of which jobs more would be good to know."""
+    def _want(self, assignments: Sequence[Assignment], running: Iterable[Process]) -> None:
+        """Request the names of jobs that are not completely known from the other collectors."""
         if self._pods is not None:
-            names = [tuple(one.job.id.split("/")) for one in told if one.job.kind is JobKind.KUBERNETES]
+            names = [tuple(one.job.id.split("/")) for one in assignments if one.job.kind is JobKind.KUBERNETES]
             uids = {uid for process in running if (uid := pod_uid_of(process))}
             self._pods.want([(name[0], name[1]) for name in names if len(name) == 2], uids)
         if self._slurm is not None:
-            jobs = {one.job.id: one.job for one in told if one.job.kind is JobKind.SLURM}
+            jobs = {one.job.id: one.job for one in assignments if one.job.kind is JobKind.SLURM}
             known = {job_id for job_id in jobs if self._slurm.names(job_id) is not None}
             self._slurm.want(known | {job_id for job_id, job in jobs.items() if not job.name or not job.account})
 
 
 MAX_ASSIGNMENTS = 512
 """16 GPUs of 7 instances with 4 jobs each are 448."""
-_MOST_STEPS = 8
+_MAX_STEPS = 8
 
 
 def with_bounded_labels(job: Job) -> Job:
-    """The job with texts that can be labels: printable, and not endless."""
+    """The job with texts that can be labels: printable and bounded in length."""
     facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
     return Job(job.kind, label_text(job.id, MAX_ID_LENGTH), **facts)
 
@@ -186,13 +186,13 @@ def job_readings(
     ledger: UseLedger,
     time_ns: int,
 ) -> list[Reading]:
-    """All of it.
+    """Readings of jobs, assignments, states and times.
 
     Args:
         assignments: with bounded jobs, at most `MAX_ASSIGNMENTS`.
-        jobs: all of which there is time to tell: who joins the two finds those that ended, too.
+        jobs: all that have time, also those that have ended: their series must join.
         devices: of the machine.
-        ledger: of their time.
+        ledger: time of devices and jobs.
         time_ns: now, ns since the epoch.
     """
     usages = {one.device: one for one in devices}
@@ -206,7 +206,7 @@ def job_readings(
     for one in assignments:
         key = (*one.device.labels(), *job_labels(one.job))
         how = labels_of(share=one.share, source="+".join(one.sources))
-        steps = "+".join(map(label_text, one.steps[:_MOST_STEPS]))
+        steps = "+".join(map(label_text, one.steps[:_MAX_STEPS]))
         how += labels_of(step=steps) if steps else ()
         add(GPU + "job_info", 1.0, (*key, *how))
         for pid in one.pids:
@@ -226,7 +226,7 @@ def job_readings(
 
 
 def _use_of(one: Assignment, device: DeviceUsage) -> Mapping[str, float]:
-    """What a job's own processes use of a device. What is the whole device's stays there: it would count twice."""
+    """Memory and SM utilization of a job's own processes; of values of the whole device each job would count all."""
     held = [device.holders[pid] for pid in one.pids if pid in device.holders]
     values = {}
     memory = [holder.memory_bytes for holder in held if holder.memory_bytes is not None]
@@ -238,7 +238,7 @@ def _use_of(one: Assignment, device: DeviceUsage) -> Mapping[str, float]:
 
 
 JOBS = "jobs"
-"""The source of who uses which GPU."""
+"""Name of the source of assignments."""
 _JOBS_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
 
 
@@ -249,13 +249,13 @@ def job_sources(
     interval: float = _JOBS_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[JobCollector, list[ScheduledSource]]:
-    """The collector of jobs, and the sources to start: its own first, then those that it asks.
+    """The collector of jobs, and the sources to start: its own first, then those that it reads.
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
         settings: of the operator.
-        interval: between two looks at who has which GPU, seconds.
-        environment: variables that tell a pod of its cluster; the process's own where none are given.
+        interval: seconds between two collections of assignments.
+        environment: variables that name a pod's API server; the process's own by default.
     """
     environment = os.environ if environment is None else environment
     found: list[ScheduledSource] = []

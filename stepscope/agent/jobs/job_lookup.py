@@ -32,13 +32,11 @@ _SHORT_ID = 12
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A process's job.
+    """The job of a process.
 
     Attributes:
-        job: which.
-        step: of Slurm.
-        inside: id of the pod in which the process runs, where the job is not the pod; its uid where that is all that is
-            known.
+        step: Slurm step.
+        inside: id of the pod in which the process runs, if the pod is not the job; its uid if no more is known.
     """
 
     job: Job
@@ -47,7 +45,7 @@ class FoundJob:
 
 
 class JobFinder:
-    """Names jobs by what is known at the moment; asks nobody.
+    """Finds jobs in what is known at the moment; never blocks.
 
     Attributes:
         pods_by_uid: namespace and name of this node's pods, as far as they are known without the API.
@@ -70,13 +68,13 @@ class JobFinder:
         self._users = UserNames(files)
 
     def know_slurm(self, first: Mapping[str, Mapping[str, Process]]) -> None:
-        """Of each Slurm job here and step the first process, which Slurm started: what users change comes later."""
+        """Take the first process of each Slurm job and step: Slurm started it, users cannot have changed it."""
         self._first_of_slurm = {
             job_id: min(of_step.values(), key=attrgetter("start")) for job_id, of_step in first.items()
         }
 
     def of_process(self, process: Process) -> FoundJob:
-        """The job of a process, by its innermost home: Slurm's, a pod, a container, a launcher."""
+        """The job of a process: the innermost of its Slurm job, pod, container and launcher."""
         uid = pod_uid_of(process)
         pod = self._pod_named(uid) if uid else None
         place = slurm_place_of(process)
@@ -99,7 +97,7 @@ class JobFinder:
         return FoundJob(job)
 
     def of_slurm(self, job_id: str, process: Process | None = None) -> Job:
-        """The Slurm job of this number; what the environment of one of its processes does not tell, squeue may."""
+        """The Slurm job of an id, from the environment of one of its processes and from squeue."""
         process = self._first_of_slurm.get(job_id, process)
         job = Job(JobKind.SLURM, job_id) if process is None else self._by_environment(job_id, process)
         names = self._slurm.names(job_id) if self._slurm is not None else None
@@ -111,12 +109,12 @@ class JobFinder:
 
     def _by_environment(self, job_id: str, process: Process) -> Job:
         user = self._users.name(process.uid or None)  # root's is the daemon that starts the step
-        told_user = process.variable("SLURM_JOB_USER")
+        by_slurm = process.variable("SLURM_JOB_USER")
         return Job(
             JobKind.SLURM,
             job_id,
             name=process.variable("SLURM_JOB_NAME"),
-            user=told_user or user if user.isdecimal() or not user else user,
+            user=by_slurm or user if user.isdecimal() or not user else user,
             account=process.variable("SLURM_JOB_ACCOUNT"),
             team=_variable(process, self._naming.team),
             project=_variable(process, self._naming.project),
@@ -125,7 +123,7 @@ class JobFinder:
         )
 
     def of_pod(self, namespace: str, name: str) -> Job:
-        """The pod as a job, with what the API told of it."""
+        """The pod as a job, with what is known of it from the API."""
         pod = self._pods.pod(namespace, name) if self._pods is not None else None
         return Job(
             JobKind.KUBERNETES,
@@ -139,9 +137,9 @@ class JobFinder:
         )
 
     def _pod_named(self, uid: str) -> tuple[str, str] | None:
-        told = self._pods.pod_of_uid(uid) if self._pods is not None else None
-        if told is not None:
-            return told.namespace, told.name
+        pod = self._pods.pod_of_uid(uid) if self._pods is not None else None
+        if pod is not None:
+            return pod.namespace, pod.name
         return self.pods_by_uid.get(uid)
 
 
@@ -150,18 +148,18 @@ def _variable(process: Process, names: tuple[str, ...]) -> str:
 
 
 class RunningProcesses:
-    """Those of the last look are remembered: a GPU's list of processes is some seconds old."""
+    """Processes on GPUs that are still running: a GPU's list of processes is some seconds old."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._met: frozenset[int] = frozenset()
+        self._known: frozenset[int] = frozenset()
 
     def on(self, devices: Sequence[DeviceUsage]) -> dict[int, Process]:
-        """Processes by id. Those that ended since they were listed, and services, hold the devices no more."""
+        """Processes by id. Removes those that have ended, and services, from the holders of the devices."""
         listed = {pid for device in devices for pid in device.holders}
         found = {pid: process for pid in listed if (process := self._processes.read(pid)) is not None}
-        ended = (self._met & listed) - found.keys()
-        self._met = frozenset(found) | ended
+        ended = (self._known & listed) - found.keys()
+        self._known = frozenset(found) | ended
         services = {pid for pid, process in found.items() if is_service(process)}
         for device in devices:
             for pid in ended | services:
@@ -170,7 +168,7 @@ class RunningProcesses:
 
 
 def hidden_processes(devices: Iterable[DeviceUsage], running: dict[int, Process]) -> list[Missing]:
-    """Processes of other PID namespaces, and environments that may not be read."""
+    """Missing job information: of processes in other PID namespaces, and of environments that may not be read."""
     missing = []
     for usage in devices:
         hidden = sorted(usage.holders.keys() - running.keys())

@@ -1,6 +1,6 @@
-"""Connection of one training process: what it has sent, what may be sent to it, and who is at its other end.
+"""Connection of one training process: its messages, the bytes to send to it, and the identity of the peer.
 
-Without I/O but for the peer's credentials: bytes in, bytes out, time is an argument.
+Without I/O except for the peer's credentials: bytes in, bytes out, time is an argument.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from stepscope.core.protocol.messages import (
 )
 
 _BURST_BYTES = 32 << 10
-_FIRST_BYTES = 4 << 10  # who connects again and again gets no more for it
+_FIRST_BYTES = 4 << 10  # connecting repeatedly gives no more
 _MAX_UNSENT_BYTES = 128 << 10
 _MAX_FAULTS = 3
 _HELLO_SECONDS = 10.0
 
 
 class ConnectionEndedError(Exception):
-    """The connection is to end.
+    """The connection must be closed.
 
     Attributes:
-        reason: a word, for the count: bye, no_hello, garbage, other_version, deaf.
+        reason: label of the metric: bye, gone, no_hello, garbage, other_version, deaf.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -47,13 +47,13 @@ class ConnectionEndedError(Exception):
 
 
 class TrainingConnection:
-    """One connection.
+    """State of one connection.
 
     Attributes:
-        peer: who it is.
-        hello: None until it has introduced itself.
-        key: of the process; empty until then.
-        unsent: bytes that wait for it to read.
+        peer: ids of the process.
+        hello: None before its hello.
+        key: of the process; empty before its hello.
+        unsent: bytes that wait until it reads.
     """
 
     def __init__(self, peer: Peer, now: float) -> None:
@@ -64,15 +64,15 @@ class TrainingConnection:
         self.unsent = b""
         self._lines = LineBuffer()
         self._heartbeat: Heartbeat | None = None
-        self._connected_at = self._heard_at = self._heartbeat_at = now
+        self._connected_at = self._received_at = self._heartbeat_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
 
-    def hear(self, block: bytes, now: float) -> list[Answer]:
-        """The answers in what it said; all else is kept here.
+    def receive(self, block: bytes, now: float) -> list[Answer]:
+        """Take in received bytes; returns the answers in them.
 
         Raises:
-            LeftError: it says good-bye, or what nobody understands.
+            ConnectionEndedError: it says bye, or sends garbage.
         """
         self._budget.use(len(block))
         try:
@@ -91,30 +91,30 @@ class TrainingConnection:
                 answers.append(answer)
         return answers
 
-    def say(self, line: bytes) -> None:
-        """Send this when it reads.
+    def queue(self, line: bytes) -> None:
+        """Add a line to `unsent`.
 
         Raises:
-            LeftError: it has not read for too long.
+            ConnectionEndedError: it has not read for too long.
         """
         if len(self.unsent) + len(line) > _MAX_UNSENT_BYTES:
             raise ConnectionEndedError("deaf")
         self.unsent += line
 
     def pause_seconds(self, bytes_per_second: float, now: float) -> float:
-        """How long it is not to be read, because it has said more than it may; 0 for not at all."""
+        """Seconds not to read from it, because it has sent more than allowed; 0 if it has not."""
         return self._budget.wait_seconds(bytes_per_second, now)
 
-    def check_patience(self, now: float) -> None:
+    def check_hello(self, now: float) -> None:
         """
         Raises:
-            LeftError: it has not said who it is in time.
+            ConnectionEndedError: its hello has not come in time.
         """
         if self.hello is None and now - self._connected_at > _HELLO_SECONDS:
             raise ConnectionEndedError("no_hello")
 
     def rank(self, now: float) -> TrainingRank | None:
-        """What is known of it; None until it has introduced itself."""
+        """The process at `now`; None before its hello."""
         if self.hello is None:
             return None
         heartbeat = self._heartbeat
@@ -124,23 +124,23 @@ class TrainingConnection:
             heartbeat,
             self.peer.pid,
             self.peer.uid,
-            heartbeat_age_ms=(now - self._heard_at) * 1e3,
+            heartbeat_age_ms=(now - self._received_at) * 1e3,
             step_age_ms=heartbeat.age_ms + (now - self._heartbeat_at) * 1e3 if heartbeat else None,
         )
 
     def _take(self, message: Message | None, now: float) -> Answer | None:
         if isinstance(message, Hello):
-            self._meet(message)
+            self._greet(message)
         elif self.hello is None:
-            self._fault("something before its hello")
+            self._fault("a message before its hello")
         elif isinstance(message, Heartbeat):
             self._heartbeat, self._heartbeat_at = message, now
         elif isinstance(message, Bye):
             raise ConnectionEndedError("bye")
-        self._heard_at = now
+        self._received_at = now
         return message if isinstance(message, Answer) and self.hello is not None else None
 
-    def _meet(self, hello: Hello) -> None:
+    def _greet(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
             self.unsent += encode(Welcome())
             raise ConnectionEndedError(
@@ -148,7 +148,7 @@ class TrainingConnection:
             )
         key = _key_of(hello, self.peer)
         if self.hello is not None and key != self.key:
-            raise ConnectionEndedError("garbage", "it says that it is somebody else now")
+            raise ConnectionEndedError("garbage", "its hello is that of another process now")
         if self.hello is None:
             self.unsent += encode(Welcome())
         self.hello, self.key = hello, key
@@ -160,9 +160,9 @@ class TrainingConnection:
 
 
 def _key_of(hello: Hello, peer: Peer) -> str:
-    """The same on each connection of the process, and no other's: of those who say the same the user is another."""
-    told = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
-    return f"profile-{hello.rank}-{hashlib.sha256(told.encode(errors='replace')).hexdigest()[:16]}"
+    """Key of the process: the same on each of its connections, and unlike that of a process of another user."""
+    identity = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
+    return f"profile-{hello.rank}-{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
 
 
 _CREDENTIALS = struct.Struct("3i")
@@ -170,10 +170,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process; None where the kernel does not tell.
+    """Ids of a process; None where the kernel does not tell.
 
     Attributes:
-        pid: in this process's namespace.
+        pid: in the agent's namespace.
         uid: of its user.
     """
 
@@ -182,14 +182,14 @@ class Peer:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Who connected."""
+    """Ids of the process at the other end."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
     return Peer(pid or None, uid if uid >= 0 else None)
 
 
 def is_hung_up(connection: socket.socket) -> bool:
-    """Whether it is gone; what it has said before may still be there to read."""
+    """Whether the other end is closed; bytes from before may still be there to read."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))

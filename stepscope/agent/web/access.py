@@ -1,7 +1,7 @@
-"""Access control: the agent's token for what changes something, users and passwords for reading.
+"""Access control: the agent's token for requests that change something, users and passwords for reading.
 
-Basic and Bearer share one header: the right token may also read, without a password. bcrypt is slow on purpose: checks
-never take more than a share of a core.
+Basic and Bearer share one header: the right token may also read, without a password. bcrypt is slow on purpose, so
+checks get only a share of one core.
 """
 
 from __future__ import annotations
@@ -27,90 +27,80 @@ _SCHEME = "bearer"
 
 
 class Access:
-    """Decides before a body is read.
+    """Decides before the body is read whether a request is allowed.
 
     Args:
-        token: None refuses all that needs one.
-        guard: knows the users.
+        token: None refuses all requests that need one.
+        reloader: has the users.
     """
 
-    def __init__(self, token: str | None = None, guard: WebConfigReloader | None = None) -> None:
+    def __init__(self, token: str | None = None, reloader: WebConfigReloader | None = None) -> None:
         self._token = None if token is None else token.encode()
-        self._guard = guard or WebConfigReloader()
+        self._reloader = reloader or WebConfigReloader()
         self._passwords = Passwords()
 
     def refusal(self, route: Route | None, headers: Mapping[str, str] | Any, client: str = "") -> Reply | None:
-        """The answer to who may not; None to who may.
-
-        Args:
-            route: None for a path that there is not.
-            headers: of the request.
-            client: address of who asks.
-        """
+        """The reply that refuses a request, whose route is None for an unknown path; None where it is allowed."""
         if route is not None and route.is_open:
             return None
-        scheme, _, given = str(headers.get("Authorization") or "").partition(" ")
+        scheme, _, credentials = str(headers.get("Authorization") or "").partition(" ")
         if route is not None and route.needs_token:
-            return self._without_token(scheme.lower(), given.strip())
-        return self._without_password(scheme.lower(), given.strip(), client)
+            return self._token_refusal(scheme.lower(), credentials.strip())
+        return self._password_refusal(scheme.lower(), credentials.strip(), client)
 
-    def _without_token(self, scheme: str, given: str) -> Reply | None:
+    def _token_refusal(self, scheme: str, token: str) -> Reply | None:
         if self._token is None:
-            line = "this agent has no token, so that nobody may ask this; start it with --token-file"
+            line = "this agent has no token, so nobody may do this; start it with --token-file"
             return text_reply(HTTPStatus.FORBIDDEN, line)
         if scheme != _SCHEME:
             line = "this needs the agent's token, as Authorization: Bearer TOKEN"
             return text_reply(HTTPStatus.UNAUTHORIZED, line, WWW_Authenticate='Bearer realm="stepscope agent"')
-        if not self._is_token(given):
-            return text_reply(HTTPStatus.FORBIDDEN, "the token is not this agent's")
+        if not self._is_token(token):
+            return text_reply(HTTPStatus.FORBIDDEN, "this is not the agent's token")
         return None
 
-    def _without_password(self, scheme: str, given: str, client: str) -> Reply | None:
-        users = self._guard.config().users
-        if not users or (scheme == _SCHEME and self._is_token(given)):
+    def _password_refusal(self, scheme: str, credentials: str, client: str) -> Reply | None:
+        users = self._reloader.config().users
+        if not users or (scheme == _SCHEME and self._is_token(credentials)):
             return None
-        pair = _user_and_password(given) if scheme == "basic" else None
-        answer = Answer.WRONG if pair is None else self._passwords.check(users, *pair, client)
-        if answer is Answer.RIGHT:
+        pair = _user_and_password(credentials) if scheme == "basic" else None
+        result = PasswordCheck.WRONG if pair is None else self._passwords.check(users, *pair, client)
+        if result is PasswordCheck.RIGHT:
             return None
-        if answer is Answer.BUSY:
-            return text_reply(HTTPStatus.TOO_MANY_REQUESTS, "too many passwords to check", Retry_After="10")
+        if result is PasswordCheck.BUSY:
+            return text_reply(HTTPStatus.TOO_MANY_REQUESTS, "too many password checks", Retry_After="10")
         realm = 'Basic realm="stepscope agent", charset="UTF-8"'
         return text_reply(HTTPStatus.UNAUTHORIZED, "this needs a user and a password", WWW_Authenticate=realm)
 
-    def _is_token(self, given: str) -> bool:
-        return self._token is not None and hmac.compare_digest(given.encode(errors="replace"), self._token)
+    def _is_token(self, token: str) -> bool:
+        return self._token is not None and hmac.compare_digest(token.encode(errors="replace"), self._token)
 
 
-def _user_and_password(given: str) -> tuple[str, bytes] | None:
+def _user_and_password(credentials: str) -> tuple[str, bytes] | None:
     try:
-        user, colon, password = base64.b64decode(given, validate=True).partition(b":")
+        user, colon, password = base64.b64decode(credentials, validate=True).partition(b":")
     except (binascii.Error, ValueError):
         return None
     return (user.decode(errors="surrogateescape"), password) if colon else None
 
 
-_KEPT = 256
-"""Right passwords, wrong ones and clients that are remembered, each."""
+_MAX_REMEMBERED = 256
+"""Right passwords, wrong passwords and clients, each."""
 _WAIT_SECONDS = 2.0
-_LONGEST_PASSWORD = 72
-"""Bytes, bcrypt's own limit."""
+_MAX_PASSWORD_BYTES = 72
+"""bcrypt's own limit."""
 
 
-class Answer(Enum):
-    """What came of a check."""
+class PasswordCheck(Enum):
+    """Result of a check."""
 
     RIGHT = "right"
     WRONG = "wrong"
-    BUSY = "busy"  # too many checks: ask again later
+    BUSY = "busy"  # too many checks: try again later
 
 
 class Passwords:
-    """Checks passwords; may be called by many threads.
-
-    Args:
-        clock: seconds, for the budgets.
-    """
+    """Checks passwords within a budget of CPU seconds; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = os.urandom(32)
@@ -121,33 +111,27 @@ class Passwords:
         self._all = TokenBucket(3.0, 0.1, clock)
         self._clients: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def check(self, users: Mapping[str, bytes], user: str, password: bytes, client: str) -> Answer:
-        """Whether the password is the user's.
-
-        Args:
-            users: bcrypt hashes by name; at least one.
-            user, password: as given.
-            client: who asks; each has a budget of its own, too.
-        """
+    def check(self, users: Mapping[str, bytes], user: str, password: bytes, client: str) -> PasswordCheck:
+        """Whether the password is the user's, by bcrypt hashes of at least one user; each client has a budget, too."""
         hashed = users.get(user)
         is_user = hashed is not None
         if hashed is None:
             hashed = next(iter(users.values()))
-        if len(password) > _LONGEST_PASSWORD or b"\0" in password:
-            return Answer.WRONG
+        if len(password) > _MAX_PASSWORD_BYTES or b"\0" in password:
+            return PasswordCheck.WRONG
         digest = self._digest(user, hashed, password)
         known = self._remembered(digest)
         if known is not None:
             return known
         if not self._one_check.acquire(timeout=_WAIT_SECONDS):
-            return Answer.BUSY
+            return PasswordCheck.BUSY
         try:
             known = self._remembered(digest)  # by another thread, while this one waited
             if known is not None:
                 return known
             budgets = self._all, self._budget_of(client)
             if not all(budget.has_any() for budget in budgets):
-                return Answer.BUSY
+                return PasswordCheck.BUSY
             begin = self._clock()
             is_right = _matches(password, hashed) and is_user
             for budget in budgets:
@@ -155,7 +139,7 @@ class Passwords:
         finally:
             self._one_check.release()
         self._remember(digest, is_right)
-        return Answer.RIGHT if is_right else Answer.WRONG
+        return PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG
 
     def _digest(self, user: str, hashed: bytes, password: bytes) -> bytes:
         digest = hashlib.blake2b(key=self._secret)
@@ -163,25 +147,25 @@ class Passwords:
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.digest()
 
-    def _remembered(self, digest: bytes) -> Answer | None:
+    def _remembered(self, digest: bytes) -> PasswordCheck | None:
         with self._lock:
             for is_right, known in self._known.items():
                 if digest in known:
                     known.move_to_end(digest)
-                    return Answer.RIGHT if is_right else Answer.WRONG
+                    return PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG
         return None
 
     def _remember(self, digest: bytes, is_right: bool) -> None:
         with self._lock:
-            known = self._known[is_right]  # apart: wrong ones never push right ones out
+            known = self._known[is_right]  # separate: wrong passwords never evict right ones
             known[digest] = None
-            if len(known) > _KEPT:
+            if len(known) > _MAX_REMEMBERED:
                 known.popitem(last=False)
 
     def _budget_of(self, client: str) -> TokenBucket:
         budget = self._clients.setdefault(client, TokenBucket(1.0, 0.02, self._clock))
         self._clients.move_to_end(client)
-        if len(self._clients) > _KEPT:
+        if len(self._clients) > _MAX_REMEMBERED:
             self._clients.popitem(last=False)
         return budget
 

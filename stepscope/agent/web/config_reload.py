@@ -33,33 +33,33 @@ class _Loaded:
 
 
 class WebConfigReloader:
-    """The file as it is now. Whenever it or a file it names changed, it is read anew; while that is wrong, or would
-    let in whom it kept out, the last good one counts and a line in the log says so once.
+    """The web config as the file is now. It is read again whenever it or a file that it names has changed; while the
+    new one is invalid, or would open the server to everybody, the last valid one stays and one log line says so.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         """
         Args:
-            file: a web config; None: no TLS and no users.
+            file: None: no TLS and no users.
 
         Raises:
-            UsageError: it is wrong.
+            UsageError: it is invalid.
         """
         self._file = file
         self._lock = threading.Lock()
         self._loaded = _Loaded(WebConfig(), None, ()) if file is None else _load(file)
-        self._said = ""
+        self._last_error = ""
         self._next_try = 0.0
 
     def config(self) -> WebConfig:
-        """As it is now."""
-        return self._now().config
+        """The current config."""
+        return self._current().config
 
     def context(self) -> ssl.SSLContext | None:
-        """For the next connection; None: it is not encrypted."""
-        return self._now().context
+        """TLS context of the next connection; None: it is not encrypted."""
+        return self._current().context
 
-    def _now(self) -> _Loaded:
+    def _current(self) -> _Loaded:
         if self._file is not None:
             with self._lock:
                 stamp = _stamp(_files(self._file, self._loaded.config.tls))
@@ -70,25 +70,25 @@ class WebConfigReloader:
     def _reload(self, file: Path) -> None:
         try:
             loaded = _load(file)
-            _refuse_to_open(loaded, self._loaded, file)
+            _refuse_opening(loaded, self._loaded, file)
         except UsageError as error:
             self._next_try = time.monotonic() + _RETRY_SECONDS
-            if str(error) != self._said:
-                self._said = str(error)
-                _log.error("%s; what was read before still counts", error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                _log.error("%s; the configuration read before stays in use", error)
             return
-        self._loaded, self._said = loaded, ""
+        self._loaded, self._last_error = loaded, ""
 
 
-def _refuse_to_open(after: _Loaded, before: _Loaded, file: Path) -> None:
+def _refuse_opening(after: _Loaded, before: _Loaded, file: Path) -> None:
     if (after.context is None) != (before.context is None):
-        raise UsageError("TLS comes and goes with a restart alone", where=str(file))
+        raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
     if before.config.keeps_others_out and not after.config.keeps_others_out:
-        raise UsageError("lets everybody in, which takes a restart", where=str(file))
+        raise UsageError("would let everybody in, which needs a restart", where=str(file))
 
 
 def _load(file: Path) -> _Loaded:
-    stamp = _stamp([file])  # each before it is read: what changes meanwhile is seen the next time
+    stamp = _stamp([file])  # taken before reading: a change meanwhile is seen the next time
     config = read_web_config(file)
     stamp += _stamp(_files(file, config.tls)[1:])
     return _Loaded(config, _context(config.tls) if config.tls else None, stamp)
@@ -116,11 +116,13 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = tls.min_version, tls.max_version
     try:
         for file in (tls.cert_file, tls.key_file):
-            file.open("rb").close()  # ssl's error does not say which of them is not there
+            file.open("rb").close()  # ssl's error does not say which of them is missing
         context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
     except ssl.SSLError as error:
         said = error.reason or error
-        raise UsageError(f"no certificate with its key ({said})", where=f"{tls.cert_file}, {tls.key_file}") from None
+        raise UsageError(
+            f"is not a certificate with its key ({said})", where=f"{tls.cert_file}, {tls.key_file}"
+        ) from None
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(error.filename), kind=UsageError) from None
     if tls.ciphers:
@@ -130,7 +132,7 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
         try:
             context.load_verify_locations(tls.client_ca_file)
         except ssl.SSLError as error:
-            raise UsageError(f"no certificates ({error.reason or error})", where=str(tls.client_ca_file)) from None
+            raise UsageError(f"has no certificates ({error.reason or error})", where=str(tls.client_ca_file)) from None
         except OSError as error:
             raise from_os_error(error, "cannot be read", where=str(tls.client_ca_file), kind=UsageError) from None
     return context

@@ -14,12 +14,7 @@ from stepscope.core.metrics.readings import MissingReason
 
 
 def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) -> tuple[Route, ...]:
-    """Their routes.
-
-    Args:
-        page: /metrics.
-        states: the sources now; must wait for nothing.
-    """
+    """Routes of these pages; `states` gives the current state of the sources and must not block."""
 
     def metrics(request: Request) -> Reply:
         accepts = request.headers.get("Accept", ""), request.headers.get("Accept-Encoding", "")
@@ -31,7 +26,7 @@ def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) 
         return Reply(HTTPStatus.OK, body, {"Content-Type": "text/html; charset=utf-8"})
 
     def readiness(_: Request) -> Reply:
-        """Ready once each source has answered or was given up."""
+        """Ready once each source has answered or has been given up."""
         waiting = [state.name for state in states() if state.reason is MissingReason.NOT_YET]
         if waiting:
             return text_reply(HTTPStatus.SERVICE_UNAVAILABLE, f"waiting for {', '.join(waiting)}")
@@ -40,13 +35,13 @@ def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) 
     return (
         Route("GET", "/", landing),
         Route("GET", "/metrics", metrics),
-        Route("GET", "/healthz", _health, is_open=True),  # who asks these two has no password: kubelet, systemd
+        Route("GET", "/healthz", _health, is_open=True),  # probes have no password: kubelet, systemd
         Route("GET", "/readyz", readiness, is_open=True),
     )
 
 
 def _health(_: Request) -> Reply:
-    """It answers, so it lives: a driver that hangs is no reason to start the agent anew."""
+    """The agent answers, so it is alive: a hanging driver is not a reason to restart it."""
     return text_reply(HTTPStatus.OK, "ok")
 
 
@@ -54,7 +49,7 @@ _STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em
 
 
 def landing_page(states: Sequence[SourceState]) -> str:
-    """The page as HTML; how the sources are."""
+    """Landing page in HTML with the state of the sources."""
     rows = "".join(_row(state) for state in states)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"

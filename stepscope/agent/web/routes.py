@@ -14,15 +14,15 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, its body read.
+    """One request with its body.
 
     Attributes:
-        method: GET, POST, DELETE; HEAD is asked as GET.
+        method: GET, POST or DELETE; HEAD comes as GET.
         path: without the query.
-        headers: looked up without regard to case (an email.message.Message does so).
+        headers: with case-insensitive lookup, as of an email.message.Message.
         body: empty unless the route takes one.
-        parts: what stands in the path where the route has {name}.
-        client: address of who asks, for the log.
+        parts: parts of the path by the {name} that the route has for them.
+        client: address of the client, for the log.
     """
 
     method: str
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status, headers and body; Content-Length is the server's to add."""
+    """Status, headers and body; the server adds Content-Length."""
 
     status: HTTPStatus
     body: bytes
@@ -43,25 +43,25 @@ class Reply:
 
 
 def text_reply(status: HTTPStatus, line: str, **headers: str) -> Reply:
-    """One line for people; `headers` with _ for -."""
+    """A reply of one line of text; `headers` with _ for -."""
     more = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status, f"{line}\n".encode(errors="replace"), {"Content-Type": TEXT, **more})
 
 
 def json_reply(status: HTTPStatus, document: Mapping[str, Any] | list[Any]) -> Reply:
-    """One JSON document."""
+    """A reply of one JSON document."""
     return Reply(status, json.dumps(document, separators=(",", ":")).encode() + b"\n", {"Content-Type": JSON})
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who answers a method on a path.
+    """Handler of a method on a path.
 
     Attributes:
-        path: its parts may be {name}, which stands for one part without a slash.
-        answer: is called on a thread of the connection's own.
+        path: a part of it may be {name}, which matches any one part.
+        answer: called in the connection's own thread.
         max_body_bytes: 0 takes no body.
-        needs_token: only for those who know the agent's token.
+        needs_token: only for clients with the agent's token.
         is_open: for everybody, also where users need a password.
     """
 
@@ -74,13 +74,13 @@ class Route:
 
 
 class Routes:
-    """Finds who answers."""
+    """Routes by path and method."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = [(route, route.path.split("/")) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]] | Reply:
-        """The route and the path's parts by name; else the answer that says what is wrong."""
+        """The route and the path's parts by name; else the error reply."""
         parts, allowed = path.split("/"), []
         for route, pattern in self._routes:
             values = _matched(pattern, parts)
@@ -90,7 +90,7 @@ class Routes:
                 allowed.append(route.method)
         if allowed:
             allow = ", ".join(allowed)
-            return text_reply(HTTPStatus.METHOD_NOT_ALLOWED, f"this takes {allow} alone", Allow=allow)
+            return text_reply(HTTPStatus.METHOD_NOT_ALLOWED, f"only {allow} is allowed here", Allow=allow)
         return text_reply(HTTPStatus.NOT_FOUND, "there is nothing here; see /")
 
 

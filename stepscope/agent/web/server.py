@@ -1,7 +1,7 @@
 """HTTP server: listens on an address, limits connections, performs the TLS handshake and answers by routes.
 
-One thread a connection, few at once, none for long: a slow client blocks no other. An address that other machines can
-reach needs TLS and users, or `--insecure`.
+Each connection has a thread, their number and duration are limited: a slow client blocks no other. An address that
+other machines can reach needs TLS and users, or `--insecure`.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class Address:
 
 
 def address_of(text: str, *, insecure: bool = False, keeps_others_out: bool = False) -> Address:
-    """The address that a setting names.
+    """Parse the address of a setting.
 
     Args:
         text: HOST:PORT, with an IPv6 address in brackets.
-        insecure: allow one that other machines can reach although nobody is asked who they are.
-        keeps_others_out: they are asked, and what they say is encrypted.
+        insecure: allow an address that other machines can reach without TLS and login.
+        keeps_others_out: connections are encrypted and clients log in.
 
     Raises:
-        UsageError: it is none, or other machines can reach it.
+        UsageError: it is not an address, or other machines can reach it.
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
-        raise UsageError("is no HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
+        raise UsageError("is not HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
     address = Address(host[1:-1] if is_bracketed else host, number)
     if not (insecure or keeps_others_out) and not _is_loopback(address.host):
         raise UsageError(
-            "other machines can reach this address and nobody would be asked who they are",
+            "other machines can reach this address, without TLS and login",
             where=text,
             what_next="give TLS and users with --web-config-file, or listen on 127.0.0.1, or allow it with --insecure",
         )
@@ -78,13 +78,13 @@ def _is_loopback(host: str) -> bool:
 
 _log = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 64
-_MOST_OF_ONE_CLIENT = 32
-"""So that one that holds all it can get leaves room for others."""
+_MAX_CONNECTIONS = 64
+_MAX_OF_ONE_CLIENT = 32
+"""So that one client cannot take all connections."""
 CONNECTION_SECONDS = 10.0
-"""From its begin to its end, as Prometheus' own scrapes."""
-_ASKING_SECONDS = 5.0
-"""Until it has said what it asks for. Where places are wanted, who has not must go before."""
+"""Longest duration of a connection, as of Prometheus' scrapes."""
+_REQUEST_SECONDS = 5.0
+"""Until the request is received. Over the limits, connections without one are closed even earlier."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_SECONDS = 0.2
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
@@ -94,12 +94,12 @@ _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 
 class _Connection:
     begin: float
     client: str
-    has_asked: bool = False
+    has_request: bool = False
 
 
 class ConnectionServer(ThreadingHTTPServer):
-    """Counts connections and ends those that take too long. Over the limits, who asks takes the place of who has asked
-    for nothing yet: silence costs nobody an answer.
+    """HTTP server with limits on the number and duration of connections. Over the limits a new connection replaces the
+    oldest one that has sent no request yet: idle connections cannot lock others out.
     """
 
     daemon_threads = True
@@ -107,20 +107,20 @@ class ConnectionServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.num_looks = 0
+        self.num_polls = 0
         self._lock = threading.Lock()
         self._connections: dict[Any, _Connection] = {}  # the oldest first
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Without asking for the machine's name, which may take as long as a name server likes."""
+        """Bind without looking up the machine's name, which may take as long as a name server does."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
-        """The next connection. Where no descriptor is left for it, it waits, and is not asked for in a busy loop."""
+        """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop."""
         try:
             return super().get_request()
         except OSError as error:
@@ -129,7 +129,7 @@ class ConnectionServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to answer, or say at once that too many are answered."""
+        """Start to answer, or refuse at once over the limits."""
         client = str(client_address[0])
         with self._lock:
             has_room = self._make_room(client)
@@ -145,83 +145,77 @@ class ConnectionServer(ThreadingHTTPServer):
             _log.debug("%s was refused and is gone", client_address)
         self.shutdown_request(request)
 
-    def has_asked(self, request: Any) -> None:
-        """A connection has said what it asks for, so that it keeps its place."""
+    def has_request(self, request: Any) -> None:
+        """Mark that a connection's request was received, so that it is not replaced."""
         with self._lock:
             known = self._connections.get(request)
             if known is not None:
-                known.has_asked = True
+                known.has_request = True
 
     def shutdown_request(self, request: Any) -> None:
-        """A connection has ended."""
+        """Close a connection."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Now and then: end those that take too long."""
-        self.num_looks += 1
-        self.cut(CONNECTION_SECONDS, _ASKING_SECONDS)
+        """Close connections that take too long; called at each poll."""
+        self.num_polls += 1
+        self.cut(CONNECTION_SECONDS, _REQUEST_SECONDS)
 
-    def cut(self, seconds: float, asking_seconds: float | None = None) -> None:
-        """End connections that are older, or older than `asking_seconds` and have asked for nothing yet; their threads
-        find them closed.
-        """
+    def cut(self, seconds: float, request_seconds: float | None = None) -> None:
+        """Close connections that are older than `seconds`, or older than `request_seconds` without a request."""
         now = time.monotonic()
         with self._lock:
             for request, known in self._connections.items():
                 age = now - known.begin
-                if age >= seconds or (asking_seconds is not None and age >= asking_seconds and not known.has_asked):
+                if age >= seconds or (request_seconds is not None and age >= request_seconds and not known.has_request):
                     _close(request)
 
     def _make_room(self, client: str) -> bool:
-        """Whether one more fits, if need be in the place of the oldest that has asked for nothing yet."""
+        """Whether one more connection fits, if need be instead of the oldest without a request."""
         of_client = [request for request, known in self._connections.items() if known.client == client]
-        if len(of_client) >= _MOST_OF_ONE_CLIENT:
+        if len(of_client) >= _MAX_OF_ONE_CLIENT:
             candidates = of_client
-        elif len(self._connections) >= _MOST_CONNECTIONS:
+        elif len(self._connections) >= _MAX_CONNECTIONS:
             candidates = list(self._connections)
         else:
             return True
-        silent = next((request for request in candidates if not self._connections[request].has_asked), None)
-        if silent is None:
+        idle = next((request for request in candidates if not self._connections[request].has_request), None)
+        if idle is None:
             return False
-        del self._connections[silent]
-        _close(silent)
+        del self._connections[idle]
+        _close(idle)
         return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - its signature
-        """A client that went away is nobody's fault."""
+        """Log a lost connection, which is not an error."""
         _log.debug("%s: connection lost", client_address, exc_info=True)
 
 
 def _close(request: Any) -> None:
     try:
-        socket.socket.shutdown(request, socket.SHUT_RDWR)  # TLS's own would disturb its thread
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # TLS's own shutdown would interfere with its thread
     except OSError:
-        _log.debug("a connection was closed already")
+        _log.debug("a connection was already closed")
 
 
 _PLAIN = (
-    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\nthis address speaks HTTPS, and was asked in HTTP\n"
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\nthis address speaks HTTPS, the request was HTTP\n"
 )
 
 
-def shake_hands(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
-    """Begin to talk in secret.
-
-    Args:
-        connection: not begun.
-        tls: which clients are allowed.
+def perform_handshake(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
+    """TLS handshake of a new connection.
 
     Raises:
-        OSError: they do not talk, or must not.
+        OSError: it fails, or the client is not allowed.
     """
     try:
         connection.do_handshake()
     except ssl.SSLError as error:
         if error.reason == "HTTP_REQUEST":
-            socket.socket.send(connection, _PLAIN)  # as it came: unencrypted
+            socket.socket.send(connection, _PLAIN)  # unencrypted, as the request
         raise
     allowed = tls.client_allowed_sans if tls else ()
     if allowed and not _names(connection) & set(allowed):
@@ -233,7 +227,7 @@ def _names(connection: ssl.SSLSocket) -> set[str]:
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
 
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _FIXED_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -242,43 +236,41 @@ _FIXED_HEADERS = {
 
 
 class AgentServer:
-    """Answers on its routes. A context manager: listens while it is open."""
+    """HTTP server of the agent. A context manager: listens while it is open."""
 
     def __init__(
         self,
         address: Address,
         routes: Iterable[Route],
         access: Access | None = None,
-        guard: WebConfigReloader | None = None,
+        reloader: WebConfigReloader | None = None,
     ) -> None:
         """
         Args:
-            address: where to listen.
-            routes: who answers what.
-            access: who may ask; None lets nobody ask what needs a token.
-            guard: how connections are encrypted, and which headers go with every answer.
+            access: None refuses all requests that need a token.
+            reloader: config of TLS, and headers of every reply.
 
         Raises:
-            UsageError: the address cannot be had.
+            UsageError: it cannot listen on the address.
         """
         try:
-            self._server = _server(address, Routes(routes), access or Access(), guard or WebConfigReloader())
+            self._server = _server(address, Routes(routes), access or Access(), reloader or WebConfigReloader())
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
             raise UsageError(
                 f"cannot listen there ({said})", where=str(address), what_next="choose another with --listen"
             ) from None
         name, port = self._server.server_address[:2]
-        scheme = "https" if self._server.guard.context() else "http"
+        scheme = "https" if self._server.reloader.context() else "http"
         self.url = f"{scheme}://{Address(str(name), int(port))}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="stepscope-http", daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="stepscope-http", daemon=True
         )
 
     @property
-    def num_looks(self) -> int:
-        """Times that it looked for new connections: it grows as long as any is taken."""
-        return self._server.num_looks
+    def num_polls(self) -> int:
+        """Number of polls for new connections; it grows as long as the server works."""
+        return self._server.num_polls
 
     def __enter__(self) -> AgentServer:
         self._thread.start()
@@ -292,30 +284,30 @@ class AgentServer:
 
 
 class _Server(ConnectionServer):
-    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, guard: WebConfigReloader) -> None:
+    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, reloader: WebConfigReloader) -> None:
         self.routes = routes
         self.access = access
-        self.guard = guard
-        config = guard.config()  # as exporter-toolkit's, the limit is that of the start
+        self.reloader = reloader
+        config = reloader.config()  # as in exporter-toolkit, the rate limit of the start stays
         self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """The next connection. Hands are shaken in its own thread, so that a slow client delays no other."""
+        """The next connection. The TLS handshake is done in its own thread, so that a slow client delays no other."""
         connection, client = super().get_request()
-        context = self.guard.context()
+        context = self.reloader.context()
         if context is not None:
             connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, client
 
 
-def _server(address: Address, routes: Routes, access: Access, guard: WebConfigReloader) -> _Server:
+def _server(address: Address, routes: Routes, access: Access, reloader: WebConfigReloader) -> _Server:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
     kind = type("_FamilyServer", (_Server,), {"address_family": family})
-    server: _Server = kind(place, routes, access, guard)
+    server: _Server = kind(place, routes, access, reloader)
     return server
 
 
@@ -326,22 +318,22 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def setup(self) -> None:
-        """Begin a connection."""
+        """Set up a connection, with its TLS handshake."""
         super().setup()
         if isinstance(self.connection, ssl.SSLSocket):
-            shake_hands(self.connection, self.server.guard.config().tls)
+            perform_handshake(self.connection, self.server.reloader.config().tls)
 
     def _answer(self) -> None:
-        """Answer, also when an answer fails."""
-        self.server.has_asked(self.request)
+        """Reply to the request, also when its handler fails."""
+        self.server.has_request(self.request)
         path = self.path.partition("?")[0]
         try:
             reply = self._reply(path)
-        except Exception:  # the edge of one request: others go on
+        except Exception:  # edge of one request: others go on
             _log.exception("%s failed", path)
-            reply = text_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the agent's log says why")
+            reply = text_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "this request failed; see the agent's log")
         self.send_response(reply.status)
-        fixed = {**_FIXED_HEADERS, **self.server.guard.config().headers, "Content-Length": str(len(reply.body))}
+        fixed = {**_FIXED_HEADERS, **self.server.reloader.config().headers, "Content-Length": str(len(reply.body))}
         for name, value in {**reply.headers, **fixed}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -369,18 +361,18 @@ class _Handler(BaseHTTPRequestHandler):
             return body
         return route.answer(Request(method, path, self.headers, body, parts, self.address_string()))
 
-    def _body(self, most: int) -> bytes | Reply:
-        """The whole body, or what is wrong with it; a client that stops halfway is cut like any other slow one."""
+    def _body(self, max_bytes: int) -> bytes | Reply:
+        """The whole body, or the error reply; a client that stops halfway is cut off like any other slow one."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
-            return text_reply(HTTPStatus.LENGTH_REQUIRED, "say by Content-Length how long the body is")
-        if len(length) > 12 or int(length) > most:
-            return text_reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {most} bytes here")
+            return text_reply(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+        if len(length) > 12 or int(length) > max_bytes:
+            return text_reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {max_bytes} bytes here")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            return text_reply(HTTPStatus.BAD_REQUEST, "the body ended early")
+            return text_reply(HTTPStatus.BAD_REQUEST, "the body is incomplete")
         return body
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Requests are no news."""
+        """Log requests at level DEBUG."""
         _log.debug("%s %s", self.address_string(), format % args)

@@ -15,8 +15,8 @@ from typing import Any
 
 from stepscope.core.errors import UsageError, from_os_error
 
-_DEAREST = 15
-"""Of bcrypt's costs: a check takes two seconds and more."""
+_MAX_BCRYPT_COST = 15
+"""A check takes two seconds and more."""
 _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _HEADERS: dict[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -25,7 +25,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-"""Those that may be set, and their values; none: any."""
+"""Headers that may be set, and their allowed values; none: any."""
 _SECTIONS = ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -33,14 +33,14 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """All of it.
+    """Content of a web config file.
 
     Attributes:
         tls: None: not encrypted.
-        headers: to send with every answer.
-        users: bcrypt hashes by name; empty: nobody is asked for a password.
-        requests_per_second: how many are answered; None: all.
-        burst: how many of them at once.
+        headers: sent with every reply.
+        users: bcrypt hashes by name; empty: no passwords.
+        requests_per_second: limit; None: unlimited.
+        burst: requests at once within that limit.
     """
 
     tls: TlsConfig | None = None
@@ -51,16 +51,16 @@ class WebConfig:
 
     @property
     def keeps_others_out(self) -> bool:
-        """Whether it is safe to listen where other machines can ask."""
+        """Whether it is safe to listen where other machines can connect."""
         has_certificates = self.tls is not None and self.tls.client_auth is ClientAuth.REQUIRE
         return self.tls is not None and (has_certificates or bool(self.users))
 
 
 def read_web_config(file: Path) -> WebConfig:
-    """The file's content; its relative paths are beside it.
+    """Read a file; relative paths in it are relative to its folder.
 
     Raises:
-        UsageError: it cannot be read, or says what there is not. One line with the key.
+        UsageError: it cannot be read, or is invalid. One line with the key.
     """
     document = _mapping_field(_document(file), str(file))
     _refuse_unknown_keys(document, _SECTIONS, str(file))
@@ -81,8 +81,8 @@ def _document(file: Path) -> Any:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: of values, and of nested brackets
-        raise UsageError(f"is no YAML ({error})", where=str(file)) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: invalid values, and nested brackets
+        raise UsageError(f"is not YAML ({error})", where=str(file)) from None
 
 
 def _rate(content: dict[str, Any], where: str) -> tuple[float | None, int]:
@@ -116,9 +116,11 @@ def _headers(content: dict[str, Any], file: Path) -> dict[str, str]:
 def _hash(hashed: Any, where: str) -> bytes:
     match = _BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
     if match is None:
-        raise UsageError("is no bcrypt hash", where=where, what_next='make one with htpasswd -nBC 10 ""')
-    if not 4 <= int(match[1]) <= _DEAREST:
-        raise UsageError(f"has cost {match[1]}; a check must not take seconds", where=where, what_next="use 10 or 12")
+        raise UsageError("is not a bcrypt hash", where=where, what_next='make one with htpasswd -nBC 10 ""')
+    if not 4 <= int(match[1]) <= _MAX_BCRYPT_COST:
+        raise UsageError(
+            f"has cost {match[1]}, which makes a check take seconds", where=where, what_next="use 10 or 12"
+        )
     return str(hashed).encode()
 
 
@@ -147,14 +149,14 @@ _CIPHERS = {
     )
 }
 """Go's names of its secure suites up to TLS 1.2, and OpenSSL's. As in Go, those of TLS 1.3 cannot be chosen."""
-_ALWAYS = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
+_TLS13_CIPHERS = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
 
 
 class ClientAuth(StrEnum):
-    """Whose certificate is asked for."""
+    """Which clients must show a certificate."""
 
     NONE = "NoClientCert"
-    REQUEST = "RequestClientCert"  # it is not verified, so that it makes no difference
+    REQUEST = "RequestClientCert"  # never verified, so the same as NONE
     IF_GIVEN = "VerifyClientCertIfGiven"
     REQUIRE = "RequireAndVerifyClientCert"
 
@@ -166,10 +168,10 @@ class TlsConfig:
     Attributes:
         cert_file, key_file: certificate chain and key, PEM.
         client_auth: which clients must have a certificate.
-        client_ca_file: who signs those; None: nobody.
-        client_allowed_sans: one of these alternative names must be in a client's certificate; none: any.
+        client_ca_file: CAs that sign those; None: no CA.
+        client_allowed_sans: subject alternative names, one of which a client's certificate must have; none: any.
         min_version, max_version: of TLS.
-        ciphers: OpenSSL's names of the suites up to TLS 1.2, the best first; none: OpenSSL's choice.
+        ciphers: OpenSSL's names of the suites up to TLS 1.2, the best first; none: OpenSSL's default.
     """
 
     cert_file: Path
@@ -183,19 +185,15 @@ class TlsConfig:
 
 
 def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
-    """What the section says.
-
-    Args:
-        content: of the section.
-        file: which it is of; relative paths are beside it.
+    """Parse the section tls_server_config; paths in it are relative to the file's folder.
 
     Raises:
-        UsageError: it says what there is not. One line with the key.
+        UsageError: it is invalid. One line with the key.
     """
     where = f"{file}: tls_server_config"
     for inline, instead in _INLINE.items():
         if inline in content:
-            raise UsageError("is not read from here", where=f"{where}.{inline}", what_next=f"name a file in {instead}")
+            raise UsageError("is not supported", where=f"{where}.{inline}", what_next=f"name a file in {instead}")
     _refuse_unknown_keys(content, _KEYS, where)
     cert, key, client_ca = (_text_field(content, name, where) for name in _FILES)
     if not cert or not key:
@@ -205,12 +203,15 @@ def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
     if checks and not client_ca:
         raise UsageError(f"client_auth_type {client_auth} needs client_ca_file", where=where)
     if client_ca and client_auth is ClientAuth.NONE:
-        raise UsageError(f"client_ca_file without client_auth_type {ClientAuth.REQUIRE} checks nobody", where=where)
+        raise UsageError(f"client_ca_file without client_auth_type {ClientAuth.REQUIRE} has no effect", where=where)
     sans = _text_list_field(content, "client_allowed_sans", where)
     if sans and client_auth is not ClientAuth.REQUIRE:
         raise UsageError(f"client_allowed_sans needs client_auth_type {ClientAuth.REQUIRE}", where=where)
-    least, most = _version(content, "min_version", where, "TLS12"), _version(content, "max_version", where, "TLS13")
-    if least > most:
+    min_version, max_version = (
+        _version(content, "min_version", where, "TLS12"),
+        _version(content, "max_version", where, "TLS13"),
+    )
+    if min_version > max_version:
         raise UsageError("min_version is newer than max_version", where=where)
     return TlsConfig(
         file.parent / cert,
@@ -218,62 +219,62 @@ def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
         client_auth,
         file.parent / client_ca if client_ca else None,
         sans,
-        least,
-        most,
+        min_version,
+        max_version,
         _ciphers(_text_list_field(content, "cipher_suites", where), where),
     )
 
 
-def _client_auth(told: str, where: str) -> ClientAuth:
+def _client_auth(text: str, where: str) -> ClientAuth:
     try:
-        return ClientAuth(told)
+        return ClientAuth(text)
     except ValueError:
         known = ", ".join(ClientAuth)
-        raise UsageError(f"must be one of {known}, not {told}", where=f"{where}.client_auth_type") from None
+        raise UsageError(f"must be one of {known}, not {text}", where=f"{where}.client_auth_type") from None
 
 
 def _version(content: dict[str, Any], name: str, where: str, default: str) -> ssl.TLSVersion:
-    told = _text_field(content, name, where, default)
-    if told not in _VERSIONS:
-        raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {told}", where=f"{where}.{name}")
-    return _VERSIONS[told]
+    version = _text_field(content, name, where, default)
+    if version not in _VERSIONS:
+        raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {version}", where=f"{where}.{name}")
+    return _VERSIONS[version]
 
 
 def _ciphers(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     for name in names:
-        if name not in _CIPHERS and name not in _ALWAYS:
+        if name not in _CIPHERS and name not in _TLS13_CIPHERS:
             known = ", ".join(_CIPHERS)
-            raise UsageError(f"has no {name}; known: {known}", where=f"{where}.cipher_suites")
+            raise UsageError(f"unknown cipher suite {name}; known: {known}", where=f"{where}.cipher_suites")
     return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
 
 def _mapping_field(value: Any, where: str) -> dict[str, Any]:
-    """Keys and values; none where there is nothing."""
+    """A mapping; empty where the key is absent."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UsageError("must have keys and values", where=where)
+        raise UsageError("must be a mapping", where=where)
     return {str(name): content for name, content in value.items()}
 
 
 def _text_list_field(content: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """A list of texts; empty where there is none."""
+    """A list of strings; empty where the key is absent."""
     value = content.get(name) or []
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise UsageError("must be a list of texts", where=f"{where}.{name}")
+        raise UsageError("must be a list of strings", where=f"{where}.{name}")
     return tuple(value)
 
 
 def _text_field(content: Mapping[str, Any], name: str, where: str, default: str = "") -> str:
-    """A text, or the default."""
+    """A string, or the default."""
     value = content.get(name, default)
     if not isinstance(value, str):
-        raise UsageError("must be a text", where=f"{where}.{name}")
+        raise UsageError("must be a string", where=f"{where}.{name}")
     return value
 
 
 def _refuse_unknown_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """No other keys than these."""
+    """Raise for any other key."""
     known = sorted(known)
     for name in content:
         if name not in known:

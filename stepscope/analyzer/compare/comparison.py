@@ -124,7 +124,7 @@ def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
     return [Notice("rare_stalls", text)]
 
 
-def micro_batch_trap(sides: Sides, step: Difference) -> list[Notice]:
+def micro_batch_notice(sides: Sides, step: Difference) -> list[Notice]:
     """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
@@ -190,8 +190,8 @@ def _describe_cause(row: CauseDifference) -> str:
 RUN_SPREAD = 0.015
 """Assumed relative standard deviation of the step time between runs of the same code on the same kind of node.
 
-Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise (docs/guides/compare.md);
-kernels that keep the GPU busy differ less, other nodes more."""
+Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise
+(docs/explanation/accuracy.md); kernels that keep the GPU busy differ less, other nodes more."""
 
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 
@@ -242,7 +242,7 @@ def compare(
         collectives=compare_collectives(sides, basis),
         memory=_memory(sides),
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
-        findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_trap(sides, step_time)],
+        findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_notice(sides, step_time)],
         warnings=[*notices, *comparability_notices(a, b)],
     )
 

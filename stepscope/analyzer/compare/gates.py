@@ -25,15 +25,7 @@ from stepscope.analyzer.compare.parts import (
     kernel_figures,
 )
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
-from stepscope.analyzer.compare.statistics import (
-    MIN_EFFECT,
-    Estimate,
-    RunFigure,
-    estimate,
-    judge,
-    needed_runs,
-    unknown,
-)
+from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
 from stepscope.core.documents.comparison import Change, Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import nearest
@@ -64,13 +56,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One parsed gate.
-
-    Attributes:
-        text: as given.
-        limit: positive limits a rise, negative a fall.
-        unit: "%" or "ms".
-    """
+    """One parsed gate; a positive limit limits a rise, a negative one a fall; `unit` is "%" or "ms"."""
 
     text: str
     metric: str

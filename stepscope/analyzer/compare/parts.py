@@ -142,13 +142,7 @@ def cause_figures(sides: Sides, cause: Cause) -> Figures:
 def kernel_figures(
     side: Sequence[RunRecord], chosen: Sequence[Sequence[KernelTime]], *, by_step: bool
 ) -> list[RunFigure]:
-    """Milliseconds per step of the chosen kernels of each run, summed.
-
-    Args:
-        side: the runs.
-        chosen: the kernels of each run.
-        by_step: whether to derive the noise from the times of single steps.
-    """
+    """Milliseconds per step of the chosen kernels of each run, summed; `by_step` takes the noise from single steps."""
     figures = []
     for run, kernels in zip(side, chosen, strict=True):
         if by_step and kernels:

@@ -40,12 +40,7 @@ def probability_within(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def two_sided_t(level: float, freedom: float) -> float:
-    """The t with P(|T| > t) = level, to 1e-9 relative; at most 1e6.
-
-    Args:
-        level: 0 < level < 1.
-        freedom: degrees of freedom, > 0, may be infinite.
-    """
+    """The t with P(|T| > t) = level, to 1e-9 relative; at most 1e6. Degrees of freedom may be infinite."""
     low, high = 0.0, _MAX_T
     while high - low > 1e-9 * max(high, 1e-9):
         middle = (low + high) / 2
@@ -114,13 +109,7 @@ Average = Callable[[npt.NDArray[np.float64]], Any]
 
 @dataclass(frozen=True, slots=True)
 class RunFigure:
-    """One figure of one run.
-
-    Attributes:
-        value: in the figure's unit.
-        variance: of `value`, from the noise within the run.
-        freedom: degrees of freedom of `variance`; 0 if the noise within the run is unknown.
-    """
+    """A figure of one run, the variance of its noise within the run, and the variance's freedom (0 if unknown)."""
 
     value: float
     variance: float = 0.0
@@ -166,11 +155,9 @@ def correlation_of_blocks(num_steps: int) -> float:
 
 
 def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Estimate:
-    """Estimate the difference between two sides.
+    """Estimate the difference between two sides, one figure per run.
 
-    Args:
-        a, b: one figure per run, at least one each.
-        assumed_spread: standard deviation between runs, in the figure's unit, for when it cannot be measured.
+    `assumed_spread` is the standard deviation between runs, in the figure's unit, for when it cannot be measured.
     """
     means = [float(np.mean([run.value for run in side])) for side in (a, b)]
     is_measured = len(a) + len(b) >= MIN_RUNS_TO_MEASURE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from stepscope.analyzer.fleet.evidence import communicates, divide, hang_evidence, judge_host, throttle_of
-from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, Window, window_of
+from stepscope.analyzer.fleet.evidence import communicates, hang_evidence, judge_host, throttle_of, time_shares
+from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, SampleWindow, window_of
 from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
@@ -38,7 +38,7 @@ def classify(
         ValueError: there is no sample.
     """
     window = window_of(samples, facts or GpuFacts(), host or HostUse(), limits)
-    shares, counters = divide(window, limits)
+    shares, counters = time_shares(window, limits)
     cause, reasons, confidence, evidence = _classified(window, shares, counters, limits)
     return FleetClass(
         cause,
@@ -53,7 +53,7 @@ def classify(
     )
 
 
-def _classified(window: Window, shares: TimeShares | None, counters: Counters, limits: Limits) -> Classified:
+def _classified(window: SampleWindow, shares: TimeShares | None, counters: Counters, limits: Limits) -> Classified:
     if window.is_contradictory:
         return _unknown(window)
     hanging = hang_evidence(window, limits)
@@ -75,14 +75,14 @@ def _classified(window: Window, shares: TimeShares | None, counters: Counters, l
     return _healthy(window, shares.computing, counters, limits)
 
 
-def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Classified | None:
+def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Classified | None:
     """Idle class: no kernels, no copies, and power does not contradict."""
     draws = window.power is not None and window.power >= limits.high_power
     held = (Reason.HELD,) if window.is_held else ()
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.named_loss or _never_rests(window, limits):
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window, limits):
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -92,27 +92,27 @@ def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Classifi
     return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
 
 
-def _never_rests(window: Window, limits: Limits) -> bool:
+def _never_rests(window: SampleWindow, limits: Limits) -> bool:
     """Whether a GPU held by a process runs something all the time, however small; an idle one reports exactly 0."""
     activity = [sample.engine for sample in window.samples]
     return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
 
 
-def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
+def _loss(window: SampleWindow, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
     """Class of the largest loss, if it is above the threshold."""
     host_side = shares.empty + shares.copying
     # unknown waiting may be all of the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
         if counters is Counters.POWER and _launches_little(shares):
-            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.named_loss)
+            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.min_loss)
             return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
         return _communication(window, shares.waiting, counters, limits)
-    if host_side < max(limits.named_loss, largest_wait):
+    if host_side < max(limits.min_loss, largest_wait):
         return None
     # that nothing runs is known without power, from utilisation
     trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
-    empty = Evidence("empty_ratio", host_side, "ratio", limits.named_loss)
+    empty = Evidence("empty_ratio", host_side, "ratio", limits.min_loss)
     copied = _copied(window, shares, limits)
     if copied is not None:
         cause, evidence = copied
@@ -129,10 +129,10 @@ def _launches_little(shares: TimeShares) -> bool:
     return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
 
 
-def _communication(window: Window, waited: float, counters: Counters, limits: Limits) -> Classified | None:
-    if waited < limits.named_loss:
+def _communication(window: SampleWindow, waited: float, counters: Counters, limits: Limits) -> Classified | None:
+    if waited < limits.min_loss:
         return None
-    waiting = Evidence("waiting_ratio", waited, "ratio", limits.named_loss)
+    waiting = Evidence("waiting_ratio", waited, "ratio", limits.min_loss)
     if communicates(window, limits) is None:
         # small kernels look the same, and no link counter can tell
         return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, [waiting]
@@ -146,7 +146,7 @@ def _communication(window: Window, waited: float, counters: Counters, limits: Li
     return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, limits), evidence
 
 
-def _copied(window: Window, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
+def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
     """Whether the time without kernels went into copies; one-way copies to the host are a checkpoint."""
     sent, received = window.mean.pcie_transmit, window.mean.pcie_receive
     if sent is None or received is None:
@@ -154,15 +154,15 @@ def _copied(window: Window, shares: TimeShares, limits: Limits) -> tuple[Cause, 
     written = sent * window.seconds
     if sent >= limits.copy_bytes and sent >= _ONE_WAY * received and written >= _STATE_WRITTEN:
         return Cause.CHECKPOINT, Evidence("pcie_transmit_bytes", written, "bytes", _STATE_WRITTEN)
-    if shares.copying >= limits.named_loss and shares.copying >= 0.5 * shares.empty:
-        return Cause.COPY, Evidence("copying_ratio", shares.copying, "ratio", limits.named_loss)
+    if shares.copying >= limits.min_loss and shares.copying >= 0.5 * shares.empty:
+        return Cause.COPY, Evidence("copying_ratio", shares.copying, "ratio", limits.min_loss)
     return None
 
 
-def _healthy(window: Window, share: float, counters: Counters, limits: Limits) -> Classified:
+def _healthy(window: SampleWindow, share: float, counters: Counters, limits: Limits) -> Classified:
     """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
     mean, computing = window.mean, max(share, limits.idle_busy)
-    trust = _trusted(_TRUST[counters], 2 * limits.named_loss - (1 - share), limits)
+    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), limits)
     if mean.dram is not None:
         dram = mean.dram / computing
         tensor = (mean.tensor or 0.0) / computing
@@ -184,7 +184,7 @@ def _healthy(window: Window, share: float, counters: Counters, limits: Limits) -
     return _unknown(window)
 
 
-def _unknown(window: Window) -> Classified:
+def _unknown(window: SampleWindow) -> Classified:
     known = [
         Evidence(name, value, "ratio")
         for name, value in (("utilization_ratio", window.mean.utilization), ("power_of_limit_ratio", window.power))
@@ -193,21 +193,19 @@ def _unknown(window: Window) -> Classified:
     return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, known
 
 
-def _doubts(window: Window) -> list[Evidence]:
+def _doubts(window: SampleWindow) -> list[Evidence]:
     """Counters that were ignored."""
-    doubts = []
-    if window.is_silent:
-        doubts.append(Evidence("profiling_silent", 1.0, ""))
-    if window.is_stuck:
-        doubts.append(Evidence("utilization_stuck", 1.0, ""))
-    if window.is_contradictory:
-        doubts.append(Evidence("profiling_or_utilization_wrong", 1.0, ""))
-    return doubts
+    doubts = {
+        "profiling_silent": window.is_silent,
+        "utilization_stuck": window.is_stuck,
+        "profiling_or_utilization_wrong": window.is_contradictory,
+    }
+    return [Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful]
 
 
 def _trusted(best: float, share: float, limits: Limits) -> float:
     """Confidence, lower near the threshold."""
-    clear = min(1.0, max(0.0, (share - limits.named_loss) / _CLEAR))
+    clear = min(1.0, max(0.0, (share - limits.min_loss) / _CLEAR))
     return best * (0.5 + 0.5 * clear)
 
 
@@ -249,24 +247,24 @@ def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
     hanging = [at for at, one in enumerate(classes) if one.cause is Cause.HANG]
     working = [at for at, one in enumerate(classes) if one.cause not in _STILL]
     if hanging and not working:
-        return _joined(classes, Cause.HANG, hanging, ())
+        return _class_of_some(classes, Cause.HANG, hanging, ())
     waits = [one.shares.waiting for one in classes if one.shares is not None and one.shares.waiting is not None]
-    if len(waits) == len(classes) and max(waits) >= LIMITS.named_loss:
+    if len(waits) == len(classes) and max(waits) >= LIMITS.min_loss:
         last = [at for at, wait in enumerate(waits) if wait <= _FAR_LESS * max(waits)]
-        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.named_loss, [waits.index(max(waits))])
+        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.min_loss, [waits.index(max(waits))])
         if not last:
-            return _joined(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
+            return _class_of_some(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
         cause = _most([classes[at].cause for at in last])
-        return _joined(classes, _CAUSE_IF_AWAITED.get(cause, cause), last, (longest,))
+        return _class_of_some(classes, _CAUSE_IF_AWAITED.get(cause, cause), last, (longest,))
     cause = _most([one.cause for one in classes])
-    return _joined(classes, cause, [at for at, one in enumerate(classes) if one.cause is cause], ())
+    return _class_of_some(classes, cause, [at for at, one in enumerate(classes) if one.cause is cause], ())
 
 
 def _most(causes: Sequence[Cause]) -> Cause:
     return Counter(causes).most_common(1)[0][0]
 
 
-def _joined(
+def _class_of_some(
     classes: Sequence[FleetClass], cause: Cause, which: Sequence[int], evidence: tuple[Evidence, ...]
 ) -> FleetClass:
     """Class of the job for which some of its GPUs stand."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.analyzer.fleet.samples import Sample, Window, share_of
+from stepscope.analyzer.fleet.samples import Sample, SampleWindow, share_of
 from stepscope.analyzer.fleet.thresholds import Limits
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.documents.jobs import Counters, TimeShares
@@ -24,7 +24,7 @@ _BOTH_WAYS = 4.0
 """Largest ratio of the two PCIe directions for traffic between peers."""
 
 
-def divide(window: Window, limits: Limits) -> tuple[TimeShares | None, Counters]:
+def time_shares(window: SampleWindow, limits: Limits) -> tuple[TimeShares | None, Counters]:
     """Shares of time, and the counters that separate computing from waiting; None without kernel activity."""
     busy = window.busy
     if busy is None or window.is_contradictory:
@@ -39,7 +39,7 @@ def divide(window: Window, limits: Limits) -> tuple[TimeShares | None, Counters]
     return TimeShares(computing, busy - computing, copying, empty), counters
 
 
-def _filled(window: Window, busy: float, limits: Limits) -> tuple[float | None, Counters]:
+def _filled(window: SampleWindow, busy: float, limits: Limits) -> tuple[float | None, Counters]:
     """Share of time in which kernels filled the GPU."""
     mean = window.mean
     if mean.sm is not None and mean.engine is not None:
@@ -54,29 +54,29 @@ def _filled(window: Window, busy: float, limits: Limits) -> tuple[float | None, 
     return None, Counters.NONE
 
 
-def filled_by_power(window: Window, busy: float, limits: Limits) -> float | None:
+def filled_by_power(window: SampleWindow, busy: float, limits: Limits) -> float | None:
     """The same from power; None if that is unknown, or averaged over more than the window."""
     if window.dynamic_power is None or window.seconds < limits.power_seconds:
         return None
     return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
 
 
-def spins(sample: Sample, limits: Limits) -> bool:
+def is_polling(sample: Sample, limits: Limits) -> bool:
     """Whether a sample contains only polling kernels; unknown counters are no sign of it."""
     if sample.engine is None or sample.tensor is None or sample.dram is None:
         return False
     return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
 
 
-def is_counted(sample: Sample) -> bool:
+def has_profiling_counters(sample: Sample) -> bool:
     """Whether a sample has profiling counters."""
     return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
-def communicates(window: Window, limits: Limits) -> bool | None:
+def communicates(window: SampleWindow, limits: Limits) -> bool | None:
     """Whether the GPU communicates with others; None without link counters."""
     mean, network = window.mean, window.host.network_bytes
-    if share_of(window.samples, lambda sample: spins(sample, limits)) >= _SPINS:
+    if share_of(window.samples, lambda sample: is_polling(sample, limits)) >= _SPINS:
         return True
     rates = [rate for rate in (mean.link_bytes, network) if rate is not None]
     if any(rate >= limits.link_traffic for rate in rates):
@@ -89,7 +89,7 @@ def communicates(window: Window, limits: Limits) -> bool | None:
     return False if mean.link_bytes is not None or window.facts.has_links is False else None
 
 
-def _copying(window: Window, limits: Limits) -> float:
+def _copying(window: SampleWindow, limits: Limits) -> float:
     """Share of time in which the host link was active without a kernel."""
     return sum(_copies(sample, limits) for sample in window.samples) / len(window.samples)
 
@@ -114,7 +114,7 @@ _KINDS = (
 _FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
 
 
-def throttle_of(window: Window, limits: Limits) -> tuple[Reason, list[Evidence]] | None:
+def throttle_of(window: SampleWindow, limits: Limits) -> tuple[Reason, list[Evidence]] | None:
     """Reason why the GPU is throttled, with evidence; None if it is not, or that is unknown.
 
     Hardware and thermal reasons count with any loss of clock. A power cap is normal under load (recorded: clocks down
@@ -145,7 +145,7 @@ _LONG = 5
 """Multiple of the minimum duration from which confidence is full."""
 
 
-def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]] | None:
+def hang_evidence(window: SampleWindow, limits: Limits) -> tuple[float, list[Evidence]] | None:
     """Confidence and evidence of a hang; None if the GPU does not hang or that is unknown.
 
     A collective whose peers never arrive keeps its kernel on the GPU. All known counters must agree: kernels all the
@@ -153,11 +153,14 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
     """
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
-    if not all(spins(one, limits) if is_counted(one) else _may_spin(one, limits) for one in window.samples):
+    if not all(
+        is_polling(one, limits) if has_profiling_counters(one) else _may_be_polling(one, limits)
+        for one in window.samples
+    ):
         return None
     if _moves_bytes(window, limits):
         return None
-    counted = share_of(window.samples, is_counted) >= _MOSTLY_COUNTED
+    counted = share_of(window.samples, has_profiling_counters) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
     if not limit or not powers or window.power is None or window.power >= limits.high_power:
@@ -182,12 +185,12 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
     return (0.9 if counted else 0.6) * (0.4 + 0.6 * lasting), evidence
 
 
-def _moves_bytes(window: Window, limits: Limits) -> bool:
+def _moves_bytes(window: SampleWindow, limits: Limits) -> bool:
     """Whether data still arrives: all-reduces over a slow network take minutes."""
     return any(rate is not None and rate >= limit for _, rate, limit in _moved(window, limits))
 
 
-def _moved(window: Window, limits: Limits) -> list[tuple[str, float | None, float]]:
+def _moved(window: SampleWindow, limits: Limits) -> list[tuple[str, float | None, float]]:
     """Name, bytes/s and upper limit for a hang, of each path to peers."""
     mean = window.mean
     both_ways = None
@@ -200,7 +203,7 @@ def _moved(window: Window, limits: Limits) -> list[tuple[str, float | None, floa
     ]
 
 
-def _may_spin(sample: Sample, limits: Limits) -> bool:
+def _may_be_polling(sample: Sample, limits: Limits) -> bool:
     """Whether kernels ran all the time, and no counter shows that they did work."""
     busy = sample.busy
     if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
@@ -228,7 +231,9 @@ class _Clue:
     reason: Reason | None = None
 
 
-def judge_host(window: Window, busy: float, limits: Limits) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
+def judge_host(
+    window: SampleWindow, busy: float, limits: Limits
+) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
     """Cause of a slow host, its reasons, the evidence, and how certain it is (0.25..1).
 
     Without clues, or with equally strong ones for both causes, the evidence is insufficient.
@@ -248,14 +253,14 @@ def judge_host(window: Window, busy: float, limits: Limits) -> tuple[Cause, tupl
 _EITHER = (Cause.DATA_LOADING, Cause.HOST_BOUND)
 
 
-def _clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
+def _clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
     host = window.host
     clues = []
     if host.stopped_cpus is not None and host.stopped_cpus >= _STOPPED:
         evidence = Evidence("stopped_cpus", host.stopped_cpus, "", _STOPPED)
         clues.append(_Clue(Cause.HOST_BOUND, 3.0, evidence, Reason.CPU_LIMITED))
-    if host.data_wait is not None and host.data_wait >= limits.named_loss:
-        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.named_loss)
+    if host.data_wait is not None and host.data_wait >= limits.min_loss:
+        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.min_loss)
         clues.append(_Clue(Cause.DATA_LOADING, 6.0, evidence, Reason.STARVED))
     if host.io_wait is not None and host.io_wait >= _DISK_WAIT:
         evidence = Evidence("io_wait_ratio", host.io_wait, "ratio", _DISK_WAIT)
@@ -275,7 +280,7 @@ def _clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
     return clues
 
 
-def _kernel_clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
+def _kernel_clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
     """Clues from the size of kernels: large ones keep the queue full with a slow host, small ones do not."""
     mean = window.mean
     if mean.sm is not None and mean.engine:

@@ -156,7 +156,7 @@ _EMPTY_MEMORY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SampleWindow:
     """Means of a window of samples; a figure that some samples lack is the mean of the others.
 
     Attributes:
@@ -207,7 +207,7 @@ class Window:
         return self.mean.memory_used >= _EMPTY_MEMORY * self.facts.memory_total
 
 
-def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> Window:
+def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
     """Window of samples in order of time, without contradictory counters.
 
     Raises:
@@ -230,7 +230,7 @@ def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits:
     return whole
 
 
-def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> Window:
+def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
     last = samples[-1]
     means: dict[str, Any] = {name: _mean(samples, name) for name in _MEANS}
     mean = Sample(last.time_ns, num_processes=last.num_processes, **means)
@@ -240,7 +240,7 @@ def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: L
         power = mean.power_watts / limit
         idle = facts.idle_watts / limit if facts.idle_watts is not None else limits.idle_power
         dynamic = min(1.0, max(0.0, (power - idle) / (1 - idle))) if idle < 1 else None
-    return Window(tuple(samples), facts, host, mean, power, dynamic, _bursts(samples))
+    return SampleWindow(tuple(samples), facts, host, mean, power, dynamic, _bursts(samples))
 
 
 def _bursts(samples: Sequence[Sample]) -> Bursts | None:

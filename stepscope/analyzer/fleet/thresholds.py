@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Limits:
     """Thresholds; ratios are of time or of a peak, 0..1."""
 
-    named_loss: float = 0.25
+    min_loss: float = 0.25
     """Threshold of a loss. Traces use 0.1; the estimates here are off by up to 0.1."""
     compute_density: float = 0.85
     """SM over engine activity of large kernels; recorded: 0.82 to 0.94."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from stepscope.analyzer.hang.progress import Group, GroupProgress, RankProgress
+from stepscope.analyzer.hang.progress import Group, JobProgress, RankProgress
 from stepscope.core.documents.hang import FlightDump, Operation
 
 _SAME_SIZE = frozenset(
@@ -51,12 +51,12 @@ class Mismatch:
         return len(self.others) < sum(map(len, self.calls.values()))
 
 
-def first_mismatches(progress: GroupProgress) -> list[Mismatch]:
+def first_mismatches(progress: JobProgress) -> list[Mismatch]:
     """First mismatch of each group that has one."""
     return [found for group in progress if (found := _first(group, progress)) is not None]
 
 
-def _first(group: Group, progress: GroupProgress) -> Mismatch | None:
+def _first(group: Group, progress: JobProgress) -> Mismatch | None:
     for sequence in sorted({number for member in progress[group].values() for number in member.calls}):
         callers = _callers(progress[group], sequence)
         if len(callers) > 1:
@@ -76,7 +76,7 @@ def _callers(ranks: Mapping[int, RankProgress], sequence: int) -> dict[_Call, li
     return callers
 
 
-def _callers_of_similar(group: Group, progress: GroupProgress, sequence: int) -> dict[_Call, list[int]]:
+def _callers_of_similar(group: Group, progress: JobProgress, sequence: int) -> dict[_Call, list[int]]:
     """Callers in all groups of the same description and size; tensor-parallel groups do the same at the same time."""
     callers: dict[_Call, list[int]] = defaultdict(list)
     for other, ranks in progress.items():

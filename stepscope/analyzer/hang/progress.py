@@ -72,18 +72,18 @@ class RankProgress:
         return min((number for number, call in self.calls.items() if not call.is_done), default=self.enqueued + 1)
 
 
-GroupProgress = dict[Group, dict[int, RankProgress]]
+JobProgress = dict[Group, dict[int, RankProgress]]
 """Progress of the members with dumps, by group."""
 
 
-def group_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> GroupProgress:
+def job_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> JobProgress:
     """Progress of each rank in each group that a recorder or its list of groups names.
 
     `dumps` has at most one dump per rank; `world_size` (0 if unknown) gives the members of groups that are not listed.
     """
     groups = _groups(dumps, world_size)
     ids = _ids(dumps, groups)
-    found: GroupProgress = defaultdict(dict)
+    found: JobProgress = defaultdict(dict)
     for dump in dumps:
         calls = _newest_calls(dump)
         for name, group in groups[dump.rank].items():
@@ -193,7 +193,7 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
     if not any(call.is_given_up for dump in dumps for call in dump.operations):
         return list(dumps)
     first_open: dict[tuple[int, str], int] = {}
-    for group, ranks in group_progress(dumps, world_size).items():
+    for group, ranks in job_progress(dumps, world_size).items():
         called_by_all = min(member.enqueued for member in ranks.values()) - (len(ranks) < len(group.members))
         still_open = min((member.first_open for member in ranks.values()), default=called_by_all)
         for rank in ranks:
@@ -237,7 +237,7 @@ class OlderDump:
     group: Group
 
 
-def older_dumps(progress: GroupProgress) -> list[OlderDump]:
+def older_dumps(progress: JobProgress) -> list[OlderDump]:
     """Ranks with an older dump, each once."""
     found: dict[int, OlderDump] = {}
     for group, ranks in progress.items():

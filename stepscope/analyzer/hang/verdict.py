@@ -21,8 +21,8 @@ from stepscope.analyzer.hang.mismatches import Mismatch, diverged_ranks, first_m
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
     Group,
-    GroupProgress,
-    group_progress,
+    JobProgress,
+    job_progress,
     longest_wait_seconds,
     older_dumps,
     with_timeouts_open,
@@ -59,7 +59,7 @@ _ACTION_WITHOUT_CULPRIT = (
 def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
     """Explain a hang from flight recorder dumps, at most one per rank; `world_size` is 0 if it is unknown."""
     dumps = with_timeouts_open(dumps, world_size)
-    progress = group_progress(dumps, world_size)
+    progress = job_progress(dumps, world_size)
     calls = open_calls(dumps, progress)
     present = sorted(dump.rank for dump in dumps)
     world = {*present, *range(world_size), *(rank for group in progress for rank in group.members)}
@@ -69,7 +69,7 @@ def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangRep
 
 
 def _verdict(
-    dumps: Sequence[FlightDump], progress: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
+    dumps: Sequence[FlightDump], progress: JobProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
 ) -> HangVerdict:
     mismatches = first_mismatches(progress)
     if mismatches:
@@ -91,7 +91,7 @@ def _verdict(
     return _cycle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
-def _not_comparable(dumps: Sequence[FlightDump], progress: GroupProgress) -> HangVerdict | None:
+def _not_comparable(dumps: Sequence[FlightDump], progress: JobProgress) -> HangVerdict | None:
     """Verdict on dumps that cannot be compared, or that show no wait; None otherwise."""
     older = older_dumps(progress)
     wait = longest_wait_seconds(dumps)
@@ -113,7 +113,7 @@ def _not_comparable(dumps: Sequence[FlightDump], progress: GroupProgress) -> Han
     return _insufficient(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
 
 
-def _awaited(progress: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
+def _awaited(progress: JobProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
     """Ranks without a dump that open calls wait for; any such rank if recorders do not list the groups."""
     awaited = {rank for call in calls.values() for rank in call.waits_for} & set(missing)
     if calls and not all(group.is_listed for group in progress):
@@ -121,7 +121,7 @@ def _awaited(progress: GroupProgress, calls: Mapping[int, OpenCall], missing: Se
     return sorted(awaited)
 
 
-def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], progress: GroupProgress) -> HangVerdict:
+def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], progress: JobProgress) -> HangVerdict:
     """Verdict on a mismatch; without a majority, ranks that made a new transition have left the common sequence."""
     ranks = list(mismatch.others)
     if not mismatch.has_majority:

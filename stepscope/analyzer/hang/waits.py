@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.analyzer.hang.progress import Group, GroupProgress, RankProgress
+from stepscope.analyzer.hang.progress import Group, JobProgress, RankProgress
 from stepscope.core.documents.hang import FlightDump, HangKind, Operation, WaitingGroup, stack_lines
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)\Z")
@@ -40,7 +40,7 @@ class OpenCall:
     runs: bool = True
 
 
-def open_calls(dumps: Sequence[FlightDump], progress: GroupProgress) -> dict[int, OpenCall]:
+def open_calls(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, OpenCall]:
     """Oldest open collective of each rank that has one."""
     groups = _groups_of(progress)
     missing: dict[tuple[Group, int], tuple[int, ...]] = {}
@@ -63,7 +63,7 @@ def _running(dump: FlightDump) -> list[Operation]:
     return [call for call in still_open if call.started_ns is not None or call.group_id not in tells_starts]
 
 
-def message_waits(dumps: Sequence[FlightDump], progress: GroupProgress) -> dict[int, int]:
+def message_waits(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, int]:
     """Peer of each rank whose oldest open call is a running message, if no matching message runs at the peer."""
     groups = _groups_of(progress)
     running = {dump.rank: [call for call in _running(dump) if call.is_p2p] for dump in dumps}
@@ -101,7 +101,7 @@ def _members_missing(group: Group, ranks: Mapping[int, RankProgress], sequence: 
     return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
 
 
-def _groups_of(progress: GroupProgress) -> Mapping[tuple[int, str], Group]:
+def _groups_of(progress: JobProgress) -> Mapping[tuple[int, str], Group]:
     return {(rank, group.name): group for group, ranks in progress.items() for rank in ranks}
 
 
@@ -130,7 +130,7 @@ class LaggingRank:
 
 
 def lagging_ranks(
-    progress: GroupProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
+    progress: JobProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
 ) -> list[LaggingRank]:
     """Ranks that are behind and wait for nobody, by rank."""
     behind: dict[int, LaggingRank] = {}

@@ -1,11 +1,11 @@
 """Copies: bandwidth against the host's link, and pageable memory.
 
-A pageable copy is staged through a pinned buffer by the driver, piece by piece, and blocks the launching thread.
+The driver stages a pageable copy through a pinned buffer, piece by piece, which blocks the launching thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,16 +14,16 @@ from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns, TraceDevice
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}
-"""By major compute capability, what its data-centre GPUs are built for: Pascal and Volta, Ampere, Hopper and Blackwell
-(data sheets). NVLink-C2C hosts are faster."""
+"""PCIe generation of data-centre GPUs by major compute capability: Pascal and Volta, Ampere, Hopper and Blackwell (data
+sheets). NVLink-C2C hosts are faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySums:
     """All copies of one kind ("HtoD (Pageable -> Device)") in one rank's window.
 
-    `num_bytes` and `sized_ns` are of the copies that record their size; `link_bytes_per_second` is of the host's link,
-    None for copies that do not take it and where it is not known.
+    `num_bytes` and `sized_ns` cover the copies with a recorded size; `link_bytes_per_second` is the host link's, None
+    for copies that do not use it and where it is unknown.
     """
 
     kind: str
@@ -34,13 +34,12 @@ class CopySums:
     link_bytes_per_second: float | None
 
     def __add__(self, other: CopySums) -> CopySums:
-        return CopySums(
-            self.kind,
-            self.count + other.count,
-            self.duration_ns + other.duration_ns,
-            self.num_bytes + other.num_bytes,
-            self.sized_ns + other.sized_ns,
-            self.link_bytes_per_second,
+        return replace(
+            self,
+            count=self.count + other.count,
+            duration_ns=self.duration_ns + other.duration_ns,
+            num_bytes=self.num_bytes + other.num_bytes,
+            sized_ns=self.sized_ns + other.sized_ns,
         )
 
 

@@ -1,11 +1,7 @@
-"""Flags of kernels that could be faster (tiny, low occupancy, no tensor cores), and their sums.
+"""Flags of kernels that could be faster (tiny, low occupancy, no tensor cores), and the columns of their sums.
 
-Tensor cores: Judged by names, as cuBLAS, cuDNN, CUTLASS, MAGMA and torch give them; None where a name does not tell.
-A list of words that mean "tensor core" (torch-tb-profiler's way) takes `sm80_xmma_gemm_f32f32..._ffma` for one: here
-the words for the plain units are looked for first.
-
-Flags: Launches are faulted only where the kernel is not near its roof anyway: a matmul at 19 % occupancy and 80 % of
-peak is as it should be.
+Launches are flagged only where the kernel is not near its roofline anyway: a matmul at 19 % occupancy and 80 % of peak
+is as it should be.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ Sums = npt.NDArray[np.float64]
 
 
 class Flag(IntEnum):
-    """What may be wrong with a kernel; docs/explanation/kernels.md tells the evidence of each."""
+    """Possible faults of a kernel; docs/explanation/kernels.md lists the evidence of each."""
 
     NO_TENSOR_CORES = 0
     UNALIGNED = 1
@@ -43,31 +39,34 @@ class Flag(IntEnum):
     TINY_KERNELS = 7
 
 
-COUNT = 0
-"""kernels that own time in the window"""
-TINY_COUNT = 1
-OWNED_NS = 2
-DURATION_NS = 3
-MODELLED_NS = 4
-"""duration of those whose floors are known"""
-FLOOR_NS = 5
-"""their larger floors"""
-FITTED_NS = 6
-"""owned time of those whose occupancy is known"""
-OCCUPIED_NS = 7
-"""the same, each weighted with its theoretical occupancy"""
-ACHIEVED_NS = 8
-"""the same, with the one that its grid allows"""
-_SCALARS = 9
+class Sum(IntEnum):
+    """Scalar columns of Sums."""
 
-FLAGS = slice(_SCALARS, _SCALARS + len(Flag))
+    COUNT = 0
+    """kernels that own time in the window"""
+    TINY_COUNT = 1
+    OWNED_NS = 2
+    DURATION_NS = 3
+    MODELLED_NS = 4
+    """duration of those with known floors"""
+    FLOOR_NS = 5
+    """their larger floors"""
+    FITTED_NS = 6
+    """owned time of those with known occupancy"""
+    OCCUPIED_NS = 7
+    """FITTED_NS weighted with the theoretical occupancy"""
+    ACHIEVED_NS = 8
+    """FITTED_NS weighted with the occupancy that the grid allows"""
+
+
+FLAGS = slice(len(Sum), len(Sum) + len(Flag))
 """Owned time by flag; a kernel may have several."""
 CATEGORIES = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
-"""Owned time by the category of the limit."""
+"""Owned time by category of the limit."""
 DECIDED = slice(CATEGORIES.stop, CATEGORIES.stop + len(DecidedBy))
-"""Owned time by how the limit was decided."""
+"""Owned time by DecidedBy."""
 LIMITERS = slice(DECIDED.stop, DECIDED.stop + len(Limiter))
-"""Owned time by what limits the occupancy."""
+"""Owned time by limiter of the occupancy."""
 SIZE = LIMITERS.stop
 
 
@@ -90,13 +89,17 @@ _TENSOR_CORES = re.compile(
     re.IGNORECASE,
 )
 _SKINNY = re.compile(r"gemv|gemmk1|gemmsn|dot_kernel|splitk_?reduce", re.IGNORECASE)
-"""Products with a vector: bound by memory on any unit."""
+"""Products with a vector, memory-bound on any unit."""
 _UNALIGNED = re.compile(r"align[abc]?[12](?!\d)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
 def uses_tensor_cores(name: str) -> bool | None:
-    """Whether a matmul, attention or convolution kernel runs on the tensor cores; None when its name does not tell."""
+    """Whether a matmul, attention or convolution kernel runs on the tensor cores; None when its name leaves it open.
+
+    By the names of cuBLAS, cuDNN, CUTLASS, MAGMA and torch. Words for the plain units are tested first: a list of
+    tensor-core words alone (as in torch-tb-profiler) matches `sm80_xmma_gemm_f32f32..._ffma` too.
+    """
     if _SKINNY.search(name):
         return None
     if "tensorop" not in name and _PLAIN_UNITS.search(name):
@@ -106,22 +109,22 @@ def uses_tensor_cores(name: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def is_unaligned(name: str) -> bool:
-    """Whether a tensor-core kernel loads one or two elements at a time, for operands no wider load can be used on."""
+    """Whether a tensor-core kernel loads one or two elements at a time, because its operands are not aligned."""
     return bool(_UNALIGNED.search(name)) and uses_tensor_cores(name) is True
 
 
 Mask = npt.NDArray[np.bool_]
 
 TINY_NS = 10_000
-"""Eager torch needs 5-10 us of the host for each kernel: shorter ones cannot be launched as fast as they run."""
+"""Eager torch needs 5-10 us of host time per kernel, so shorter ones cannot be launched as fast as they run."""
 NEAR_ROOF = 0.6
-"""From this share of its floor on, a kernel's launch is not faulted: library matmuls reach 0.6-0.8 of the peak."""
+"""Efficiency from which on a kernel's launch is not flagged: library matmuls reach 0.6-0.8 of the peak."""
 INEFFICIENT_SHARE = 0.4
-"""Under this share of its floor a long kernel is inefficient: good ones reach 0.6 and more."""
+"""Efficiency below which a long kernel is inefficient: good ones reach 0.6 and more."""
 LOW_OCCUPANCY = 0.25
-"""Under a quarter of its warps a multiprocessor cannot hide the latency of memory (CUDA best practices guide)."""
+"""With less than a quarter of its warps a multiprocessor cannot hide memory latency (CUDA best practices guide)."""
 MIN_CHAIN = 3
-"""Element-wise kernels in a row from which they count as a chain that could be one kernel."""
+"""Least number of consecutive element-wise kernels that could be fused to one."""
 
 _MULTIPLIES = (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION)
 _ELEMENT_WISE = (Family.POINTWISE, Family.COPY_LIKE)
@@ -136,14 +139,12 @@ def flag_kernels(
     fit: LaunchFit,
     device: TraceDevice | None,
 ) -> dict[Flag, Mask]:
-    """What may be wrong with each compute kernel: by flag, one entry a kernel.
+    """Possible faults of each compute kernel: by flag, one entry a kernel.
 
     Args:
-        trace: one rank's events.
-        activities: its device activities.
-        kernels: positions of the compute kernels among them.
+        kernels: positions of the compute kernels in `activities`.
         limits: of these kernels.
-        fit: of the trace's launches, with one more entry for kernels that record none.
+        fit: of the trace's launches, with one more entry for kernels without a recorded one.
         device: where they ran.
     """
     rows, launch = activities.row[kernels], trace.launch[activities.row[kernels]]
@@ -173,7 +174,7 @@ def flag_kernels(
 
 
 def _named_where(chosen: Mask, trace: TraceColumns, rows: IntColumn, wanted: Callable[[str], object]) -> Mask:
-    """Whether each row is chosen and has a name that is wanted; only names of chosen rows are asked."""
+    """Whether each row is chosen and its name is wanted; only names of chosen rows are tested."""
     places = np.flatnonzero(chosen)
     named = np.zeros(len(rows), np.bool_)
     named[places] = trace.named(rows[places], wanted)
@@ -185,7 +186,7 @@ def _num_sms(device: TraceDevice | None) -> int:
 
 
 def _has_tensor_cores(device: TraceDevice | None) -> bool:
-    """Since Volta; a device that the trace does not describe is taken for a newer one."""
+    """Whether a device has tensor cores (since Volta); assumed of a device that the trace does not describe."""
     if device is None:
         return True
     return is_nvidia(device) and (device.compute_capability is None or device.compute_capability >= (7, 0))
@@ -194,7 +195,7 @@ def _has_tensor_cores(device: TraceDevice | None) -> bool:
 def _in_chains(
     trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp], limits: KernelLimits
 ) -> Mask:
-    """Kernels that stand among at least SHORTEST_CHAIN element-wise ones in a row on their stream."""
+    """Kernels among at least MIN_CHAIN consecutive element-wise ones on their stream."""
     rows = activities.row[kernels]
     passes = (limits.family == Family.OPTIMIZER) & ~trace.named(
         rows, lambda name: any(word in name for word in _FUSED_OPTIMIZER)
@@ -202,9 +203,9 @@ def _in_chains(
     element_wise = np.isin(limits.family, _ELEMENT_WISE) | passes
     order = np.argsort(activities.stream[kernels], kind="stable")  # by start within a stream
     same_stream = np.diff(activities.stream[kernels][order], prepend=0) == 0
-    same_stream[:1] = False  # whatever number the first stream has
+    same_stream[:1] = False  # whatever the first stream's id
     goes_on = element_wise[order] & same_stream & np.roll(element_wise[order], 1)
-    run = np.cumsum(~goes_on) - 1  # every kernel that does not go on begins a run, alone if not element-wise
+    run = np.cumsum(~goes_on) - 1  # a kernel that does not continue a run begins one
     long = np.bincount(run, minlength=1) >= MIN_CHAIN
     chained = np.zeros(len(kernels), np.bool_)
     chained[order] = long[run] if len(run) else False

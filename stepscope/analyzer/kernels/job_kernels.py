@@ -10,23 +10,15 @@ import numpy.typing as npt
 
 from stepscope.analyzer.kernels.copies import CopySums, is_pageable, takes_host_link
 from stepscope.analyzer.kernels.flags import (
-    ACHIEVED_NS,
     CATEGORIES,
-    COUNT,
     DECIDED,
-    DURATION_NS,
-    FITTED_NS,
-    FLOOR_NS,
     INEFFICIENT_SHARE,
     LIMITERS,
     LOW_OCCUPANCY,
     MIN_CHAIN,
-    MODELLED_NS,
-    OCCUPIED_NS,
-    OWNED_NS,
-    TINY_COUNT,
     TINY_NS,
     Flag,
+    Sum,
     flagged,
 )
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
@@ -40,11 +32,11 @@ from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 NUM_GROUPS_SHOWN = 20
-"""Operators, modules and calls in the document, by time."""
+"""Operators, modules and calls in the document, largest first."""
 MAX_STEPS_KEPT = 20
 """Steps of each kernel name in the document: 10 kB for 50 names, and enough for the noise of a comparison."""
 FLAGGED_SHARE = 0.5
-"""A group has a finding when it holds for at least this share of its time."""
+"""Least share of a group's time that has a flag for the group to have the finding."""
 
 
 def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> list[KernelTime]:
@@ -54,14 +46,14 @@ def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> 
     for part in groups:
         for key, row, example in zip(part.keys, part.sums, part.examples, strict=True):
             sums[key] = sums[key] + row if key in sums else row
-            if key not in examples or examples[key][0] < row[OWNED_NS]:
-                examples[key] = float(row[OWNED_NS]), example
-    kept = sorted(sums, key=lambda key: -sums[key][OWNED_NS])[:most]
+            if key not in examples or examples[key][0] < row[Sum.OWNED_NS]:
+                examples[key] = float(row[Sum.OWNED_NS]), example
+    kept = sorted(sums, key=lambda key: -sums[key][Sum.OWNED_NS])[:most]
     return [_kernel_time(key, sums[key], examples[key][1]) for key in kept]
 
 
 def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
-    """All tables by their field in core.analysis.Roofline."""
+    """All tables by field of the Roofline document."""
     return {
         "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
         "by_operator": kernel_table((rank.by_operator for rank in ranks), most=NUM_GROUPS_SHOWN),
@@ -71,8 +63,7 @@ def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
 
 
 def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[KernelTime]:
-    """Each name's milliseconds in the steps that are whole on every rank, the mean over ranks; a rank that does not
-    keep a name adds nothing to it."""
+    """The table with milliseconds in each step that is whole on every rank: means over ranks, absent names count 0."""
     common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
     steps = sorted(common)[:MAX_STEPS_KEPT]
     time = {row.name: np.zeros(len(steps)) for row in table}
@@ -84,28 +75,28 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[K
 
 
 def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:
-    """A group's limit is the one that most of its time has."""
+    """Row of a group; its limit is that of most of its time."""
     limiter = Limiter(int(sums[LIMITERS].argmax()))
     launch = example.launch
     return KernelTime(
         name=key,
-        count=int(sums[COUNT]),
-        ms=float(sums[OWNED_NS]) / 1e6,
+        count=int(sums[Sum.COUNT]),
+        ms=float(sums[Sum.OWNED_NS]) / 1e6,
         limit=CATEGORY_ORDER[int(sums[CATEGORIES].argmax())],
         decided_by=DecidedBy(int(sums[DECIDED].argmax())).name.lower(),
         operator=example.operator,
         module=example.module,
         shapes=example.shapes,
-        mean_us=_ratio(sums[DURATION_NS], sums[COUNT] * 1e3),
-        roof_share=_ratio(sums[FLOOR_NS], sums[MODELLED_NS]),
-        occupancy=_ratio(sums[OCCUPIED_NS], sums[FITTED_NS]),
-        achieved_occupancy=_ratio(sums[ACHIEVED_NS], sums[FITTED_NS]),
+        mean_us=_ratio(sums[Sum.DURATION_NS], sums[Sum.COUNT] * 1e3),
+        roof_share=_ratio(sums[Sum.FLOOR_NS], sums[Sum.MODELLED_NS]),
+        occupancy=_ratio(sums[Sum.OCCUPIED_NS], sums[Sum.FITTED_NS]),
+        achieved_occupancy=_ratio(sums[Sum.ACHIEVED_NS], sums[Sum.FITTED_NS]),
         limiter=None if limiter is Limiter.UNKNOWN else limiter.name.lower(),
         grid=list(launch.grid),
         block=list(launch.block),
         registers_per_thread=launch.registers_per_thread,
         shared_memory_bytes=launch.shared_memory_bytes,
-        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_SHARE * sums[OWNED_NS]],
+        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_SHARE * sums[Sum.OWNED_NS]],
     )
 
 
@@ -132,9 +123,9 @@ def copy_table(copies: Iterable[CopySums]) -> list[CopyTime]:
 
 
 SHOWN_SHARE = 0.01
-"""Findings under a hundredth of the ranks' windows are not worth a reader's time."""
+"""Least share of the ranks' windows for a finding to be shown."""
 MANY_TINY = 0.5
-"""Share of the kernels that are tiny from which their launching, not their work, shapes the step."""
+"""Least share of tiny kernels, by number, from which on launching, not work, determines the step."""
 PAGEABLE_COPIES = "pageable_copies"
 
 _MESSAGES = {
@@ -168,7 +159,7 @@ def kernel_findings(
     """Judge a job's kernels and copies.
 
     Args:
-        total: sums over all ranks, shape (sums.SIZE,).
+        total: sums over all ranks, shape (flags.SIZE,).
         kernels: by name.
         copies: by kind.
         window_ms: all ranks' windows together.
@@ -189,14 +180,14 @@ def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: floa
 
 def tiny_share(total: npt.NDArray[np.float64]) -> float | None:
     """Share of the kernels that are tiny, by number; None without kernels."""
-    return float(total[TINY_COUNT] / total[COUNT]) if total[COUNT] else None
+    return float(total[Sum.TINY_COUNT] / total[Sum.COUNT]) if total[Sum.COUNT] else None
 
 
 def _of_flag(
     flag: Flag, total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], window_ms: float
 ) -> KernelFinding:
     time = flagged(total, flag) / 1e6
-    message = f"{time * 1e6 / total[OWNED_NS]:.0%} of kernel time is in {_MESSAGES[flag]}"
+    message = f"{time * 1e6 / total[Sum.OWNED_NS]:.0%} of kernel time is in {_MESSAGES[flag]}"
     if flag is Flag.TINY_KERNELS:
         message = f"{tiny_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
@@ -219,17 +210,17 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
 
 
 def pageable_share(copies: Sequence[CopyTime]) -> float:
-    """Share of the time of copies over the host's link that pageable memory takes part in."""
+    """Share of copies from or to pageable memory in the time of all copies over the host's link."""
     over_link = sum(copy.ms for copy in copies if takes_host_link(copy.kind))
     return sum(copy.ms for copy in copies if is_pageable(copy.kind)) / over_link if over_link else 0.0
 
 
 REASON_THRESHOLD = 0.05
-"""Share of all ranks' windows from which a finding is a reason: the share from which a loss is named beside others."""
+"""Least share of all ranks' windows for a finding to be a reason, as for a secondary cause."""
 MOSTLY_PAGEABLE = 0.5
 RECOMPUTED_THRESHOLD = 0.15
-"""Share of the executed FLOPs that are no model FLOPs: a forward pass run twice is a quarter of them, what flash
-attention's own backward pass repeats at most a seventh."""
+"""Least share of executed FLOPs that are recomputation: a forward pass run twice is a quarter of them, recomputation in
+flash attention's backward pass at most a seventh."""
 
 _OF_CAUSE = {
     Cause.COMPUTE_BOUND: (Flag.NO_TENSOR_CORES, Flag.INEFFICIENT_KERNELS),
@@ -246,7 +237,7 @@ _REASONS = {
 
 
 def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
-    """The root-cause table with what the kernels and copies tell of its causes."""
+    """The root-cause table with the reasons that kernels and copies show."""
     return [_with_reasons(row, roofline, job) for row in rows]
 
 
@@ -275,7 +266,7 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
 
 
 def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
-    """Share of the windows that a finding holds for under a cause: of the kernels that the cause's category has."""
+    """Share of the windows of a finding's kernels that are in the cause's category."""
     mine = [
         kernel.ms
         for kernel in roofline.kernels

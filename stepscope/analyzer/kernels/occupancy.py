@@ -1,10 +1,8 @@
-"""Occupancy of a launch: how full it keeps the device, and what limits it.
+"""Occupancy of a launch: resident warps of the device, and what limits them.
 
-The arithmetic is CUDA's occupancy calculator (cuda_occupancy.h) for the limits that the trace lists of its device,
-with the largest shared memory that a kernel can opt in to. Kineto's own "est. achieved occupancy %" leaves that
-opt-in out: it reads 0 for every kernel with more than 48 KB, which are the tensor-core matmuls. torch-tb-profiler
-showed that number as it is and called any low one bad, yet a matmul is best with few fat warps: here a launch is
-faulted only where its kernel also stays far from its roof.
+The formulas are those of CUDA's occupancy calculator (cuda_occupancy.h) with the device limits in the trace and the
+largest shared memory that a kernel can opt in to. Kineto's "est. achieved occupancy %" ignores that opt-in: it is 0
+for every kernel with more than 48 KB, such as tensor-core matmuls.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Codes = npt.NDArray[np.uint8]
 
 
 class Limiter(IntEnum):
-    """What keeps more warps from being resident."""
+    """Resource that limits the resident warps."""
 
     UNKNOWN = 0
     THREADS = 1
@@ -40,7 +38,7 @@ FULL_WAVES = 0.75
 """Below this share of its waves filled, a grid loses more than a quarter of the device to its last wave."""
 
 _REGISTER_UNIT = 256
-"""Registers are allotted to a warp in units of this many (capability 3 and later)."""
+"""Allocation unit of a warp's registers (compute capability 3 and later)."""
 _MAX_REGISTERS = 255
 _MAX_COUNT = 2**40
 """Larger sizes are damage."""
@@ -48,7 +46,7 @@ _MAX_COUNT = 2**40
 
 @dataclass(frozen=True, slots=True)
 class SmLimits:
-    """What one multiprocessor of an NVIDIA GPU holds."""
+    """Limits of one multiprocessor of an NVIDIA GPU."""
 
     num_sms: int
     max_threads: int
@@ -66,13 +64,13 @@ class SmLimits:
 
 
 def is_nvidia(device: TraceDevice) -> bool:
-    """Whether the occupancy rules and the tensor cores of NVIDIA apply."""
+    """Whether a device is NVIDIA's, so that its occupancy rules and tensor cores apply."""
     name = device.name.lower()
     return device.warp_size in (None, 32) and not any(word in name for word in ("amd", "radeon", "instinct", "intel"))
 
 
 def sm_limits(device: TraceDevice) -> SmLimits | None:
-    """A device's limits, or None where the trace does not list them or they are not NVIDIA's."""
+    """A device's limits, or None where the trace lacks them or the device is not NVIDIA's."""
     if not is_nvidia(device) or not (
         device.compute_capability
         and device.num_sms
@@ -114,9 +112,9 @@ class LaunchFit:
     """One entry a launch; nan is unknown.
 
     Attributes:
-        occupancy: resident warps / the most a multiprocessor holds, were the grid large enough.
-        achieved: the same with no more blocks than the grid has, spread evenly, as Kineto estimates.
-        waves: the grid's blocks / the blocks that the device holds at a time.
+        occupancy: resident warps / largest number on a multiprocessor, for a large enough grid.
+        achieved: occupancy with the grid's blocks spread evenly, as Kineto estimates it.
+        waves: the grid's blocks / blocks that the device holds at a time.
         limiter: Limiter codes.
         num_blocks: of the grid.
     """
@@ -129,12 +127,12 @@ class LaunchFit:
 
     @property
     def wave_efficiency(self) -> Floats:
-        """Share of the waves' places that the grid fills."""
-        return self.waves / np.maximum(np.ceil(self.waves), 1.0)  # a grid of no blocks fills nothing
+        """Share of the waves' slots that the grid fills."""
+        return self.waves / np.maximum(np.ceil(self.waves), 1.0)  # a grid without blocks fills nothing
 
 
 def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -> LaunchFit:
-    """Lay each launch out on a device."""
+    """Occupancy of each launch on a device."""
     num_blocks = _counts(launch.num_blocks for launch in launches)
     limits = sm_limits(device) if device is not None else None
     if limits is None:
@@ -144,7 +142,7 @@ def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -
         return LaunchFit(unknown, unknown, unknown, limiter, num_blocks)
     warps = np.ceil(_counts(launch.threads_per_block for launch in launches) / limits.warp_size)
     resident, limiter = _resident_blocks(launches, warps, limits)
-    resident[resident == 0] = np.nan  # cannot have been launched on this device
+    resident[resident == 0] = np.nan  # impossible on this device
     limiter[np.isnan(resident)] = Limiter.UNKNOWN
     waves = num_blocks / (resident * limits.num_sms)
     fit = LaunchFit(
@@ -159,7 +157,7 @@ def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -
 
 
 def _resident_blocks(launches: Sequence[KernelLaunch], warps: Floats, limits: SmLimits) -> tuple[Floats, Codes]:
-    """Blocks that a multiprocessor holds at a time, and which of its limits says so; nan where not recorded."""
+    """Blocks that a multiprocessor holds at a time, and the limiter; nan where not recorded."""
     registers = _counts(launch.registers_per_thread for launch in launches)
     registers[registers > _MAX_REGISTERS] = np.nan
     shared = _counts(launch.shared_memory_bytes for launch in launches)
@@ -185,5 +183,5 @@ def _round_up(values: Floats, unit: int) -> Floats:
 
 
 def _counts(values: Iterable[int | None]) -> Floats:
-    """As floats; nan where unknown or absurd."""
+    """As floats; nan where unknown or implausible."""
     return np.array([np.nan if value is None or value > _MAX_COUNT else value for value in values], np.float64)

@@ -1,11 +1,7 @@
-"""Kernels of one rank: time by name, operator, module and call, as sums that can be added up.
+"""Kernels of one rank: time by name, operator, module and call, as sums that can be added over ranks.
 
-Regions: Frames of modules are there when the profiler recorded stacks or modules; annotations are the user's own
-(record_function), the optimizer's and FSDP's. Backward is launched from a thread of its own, mostly without either:
-what is open on the training loop's thread, which waits for it, counts there.
-
-Rank kernels: Kernels that agree in name, operator, module, shapes and launch are summed once, over interned ids;
-everything after that works on these few combinations.
+Kernels with equal name, operator, module, shapes and launch are summed once, by interned ids; all groups are then
+built from these few combinations.
 """
 
 from __future__ import annotations
@@ -20,22 +16,14 @@ import numpy.typing as npt
 
 from stepscope.analyzer.kernels.copies import CopySums, copy_sums
 from stepscope.analyzer.kernels.flags import (
-    ACHIEVED_NS,
     CATEGORIES,
-    COUNT,
     DECIDED,
-    DURATION_NS,
-    FITTED_NS,
     FLAGS,
-    FLOOR_NS,
     LIMITERS,
-    MODELLED_NS,
-    OCCUPIED_NS,
-    OWNED_NS,
     SIZE,
-    TINY_COUNT,
     Flag,
     Mask,
+    Sum,
     Sums,
     flag_kernels,
 )
@@ -50,12 +38,17 @@ from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, Tra
 
 _MODULE_FRAME = "nn.Module: "
 _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
-"""Annotations of the whole step, of communication and of loading say nothing of a kernel's place in the model."""
+"""Annotations of the whole step, of communication and of loading, which are not parts of the model."""
 _INSTANCE = re.compile(r"_\d+$")
 
 
 def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.intp]:
-    """For each launch (a row, or NONE), the row of the innermost module or annotation open at it, or NONE."""
+    """For each launch (a row, or NONE), the row of the innermost module or annotation open at it, or NONE.
+
+    Frames of modules exist when the profiler recorded stacks or modules; annotations come from users (record_function),
+    the optimizer and FSDP. Backward is launched from a thread of its own, mostly without either: there what is open on
+    the training loop's thread counts, which waits for it.
+    """
     found = np.full(len(launch), NONE, np.intp)
     modules = trace.rows_named(lambda name: name.startswith(_MODULE_FRAME), Category.PYTHON_FUNCTION)
     regions = trace.rows_named(lambda name: not _NO_REGION.search(name), Category.USER_ANNOTATION)
@@ -72,12 +65,12 @@ def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.
 
 
 def region_name(name: str) -> str:
-    """A module's or annotation's name as people know it."""
+    """A module's or annotation's name without the profiler's prefix."""
     return name.removeprefix(_MODULE_FRAME)
 
 
 def region_kind(name: str) -> str:
-    """The same without the number by which torch tells modules of one class apart: layers are added up."""
+    """`region_name` without the instance number of a module, so that layers of one class are summed."""
     if not name.startswith(_MODULE_FRAME):
         return name
     return _INSTANCE.sub("", region_name(name))
@@ -85,9 +78,9 @@ def region_kind(name: str) -> str:
 
 NUM_NAMES_KEPT = 50
 NUM_GROUPS_KEPT = 20
-"""Kernel names, and operators, modules, calls, that a rank passes on, by time."""
+"""Kernel names, and operators, modules and calls, kept of a rank, largest first."""
 MAX_SHAPES_CHARACTERS = 200
-"""Characters of a call's shapes that are kept; lists of tensors run to thousands."""
+"""Lists of tensors have thousands."""
 
 NOT_KNOWN = "(not known)"
 _NO_LAUNCH = KernelLaunch((), (), None, None)
@@ -95,7 +88,7 @@ _NO_LAUNCH = KernelLaunch((), (), None, None)
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The largest part of a group: where it came from; None where not known."""
+    """Origin of the largest part of a group; None where unknown."""
 
     operator: str | None
     module: str | None
@@ -114,7 +107,7 @@ class KernelGroups:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What the kernels of each kept name own in each whole step, by where they start.
+    """Owned time of the kernels of each kept name in each whole step, by their start.
 
     Attributes:
         index: numbers of the steps.
@@ -143,7 +136,7 @@ class RankKernels:
 
 @dataclass(frozen=True, slots=True)
 class _Combinations:
-    """What some kernels agree in, as indices into the trace's tables (NONE: not known), and their sums."""
+    """Combinations of kernel properties, as indices into the trace's tables (NONE: unknown), with their sums."""
 
     name: IntColumn
     operator: IntColumn
@@ -162,8 +155,7 @@ def rank_kernels(
         trace: its events.
         activities: its device activities.
         limits: of the compute kernels among them, in order.
-        owned_ns: the time in the window that is booked on each.
-        window: the copies in it count.
+        owned_ns: the time in the window attributed to each.
     """
     kernels = activities.of(Work.COMPUTE)
     device = _device(trace, activities, kernels)
@@ -184,7 +176,7 @@ def rank_kernels(
 
 
 def no_kernels() -> RankKernels:
-    """Of a rank without a device."""
+    """The empty result of a rank without a device."""
     none = KernelGroups([], np.zeros((0, SIZE)), [])
     return RankKernels(none, none, none, none, np.zeros(SIZE), [], StepTimes([], np.zeros((0, 0))))
 
@@ -197,14 +189,14 @@ def _step_times(
     window: Window,
     names: list[str],
 ) -> StepTimes:
-    """Owned time by name and whole step; the last step ends with the trace and is none."""
+    """Owned time by name and whole step; the last step ends with the trace, so it is not whole."""
     num_steps = len(window.boundary_ns) - 1
     place_of_name = {name: place for place, name in enumerate(names)}
     place = np.array([place_of_name.get(name, NONE) for name in trace.names] or [NONE])[
         trace.name[activities.row[kernels]]
     ]
     step = np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1
-    step = np.maximum(step, 0)  # one that was running when the window began owns its time there
+    step = np.maximum(step, 0)  # a kernel that runs when the window begins owns its time in the first step
     here = (place != NONE) & (step < num_steps)
     flat = np.bincount(
         place[here] * max(num_steps, 1) + step[here], weights=owned_ns[here], minlength=len(names) * num_steps
@@ -246,7 +238,7 @@ def _combine(
 
 
 def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: Mapping[Flag, Mask]) -> Sums:
-    """Everything that differs from kernel to kernel, added up by combination."""
+    """Sums by combination of what differs from kernel to kernel."""
 
     def total(weights: npt.NDArray[Any]) -> Sums:
         return np.bincount(which, weights=weights, minlength=count).astype(np.float64)
@@ -259,12 +251,12 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     owns = owned_ns > 0
     floor = np.fmax(limits.floor_ns_flops, limits.floor_ns_bytes)
     modelled = ~np.isnan(floor)
-    sums[:, COUNT] = total(owns)
-    sums[:, TINY_COUNT] = total(owns & flags[Flag.TINY_KERNELS])
-    sums[:, OWNED_NS] = total(owned_ns)
-    sums[:, DURATION_NS] = total(limits.duration_ns * owns)
-    sums[:, MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
-    sums[:, FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
+    sums[:, Sum.COUNT] = total(owns)
+    sums[:, Sum.TINY_COUNT] = total(owns & flags[Flag.TINY_KERNELS])
+    sums[:, Sum.OWNED_NS] = total(owned_ns)
+    sums[:, Sum.DURATION_NS] = total(limits.duration_ns * owns)
+    sums[:, Sum.MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
+    sums[:, Sum.FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
     for flag, mask in flags.items():
         sums[:, FLAGS.start + flag] = total(owned_ns * mask)
     sums[:, CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
@@ -273,13 +265,13 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
 
 
 def _add_fit(sums: Sums, fit: LaunchFit, launch: IntColumn) -> None:
-    """What all kernels of a combination share, weighted with their owned time."""
-    owned = sums[:, OWNED_NS]
+    """Add the occupancy that all kernels of a combination share, weighted with their owned time."""
+    owned = sums[:, Sum.OWNED_NS]
     occupancy, achieved = fit.occupancy[launch], fit.achieved[launch]
     known = ~np.isnan(occupancy) & ~np.isnan(achieved)
-    sums[:, FITTED_NS] = np.where(known, owned, 0.0)
-    sums[:, OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
-    sums[:, ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
+    sums[:, Sum.FITTED_NS] = np.where(known, owned, 0.0)
+    sums[:, Sum.OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
+    sums[:, Sum.ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
     sums[np.arange(len(sums)), LIMITERS.start + fit.limiter[launch]] = owned
 
 
@@ -290,15 +282,15 @@ def _grouped(
     key_of: Callable[[int], str],
     most: int = NUM_GROUPS_KEPT,
 ) -> KernelGroups:
-    """Combinations added up by some of their columns; the largest groups that own time."""
+    """Combinations summed by some of their columns; the largest groups with owned time."""
     which, first = combinations(tuple(keys))
     sums = np.zeros((len(first), SIZE))
     np.add.at(sums, which, combined.sums)
     largest = np.zeros(len(first), np.intp)
-    by_time = np.argsort(combined.sums[:, OWNED_NS], kind="stable")
-    largest[which[by_time]] = by_time  # of several the last, which has most time, stays
-    kept = np.argsort(-sums[:, OWNED_NS], kind="stable")[:most]
-    kept = kept[sums[kept, OWNED_NS] > 0]
+    by_time = np.argsort(combined.sums[:, Sum.OWNED_NS], kind="stable")
+    largest[which[by_time]] = by_time  # the last assignment wins: the one with most time
+    kept = np.argsort(-sums[:, Sum.OWNED_NS], kind="stable")[:most]
+    kept = kept[sums[kept, Sum.OWNED_NS] > 0]
     return KernelGroups(
         keys=[key_of(at) for at in first[kept].tolist()],
         sums=sums[kept],
@@ -307,7 +299,7 @@ def _grouped(
 
 
 def _by_module(trace: TraceColumns, combined: _Combinations) -> KernelGroups:
-    """Modules of one class count together."""
+    """Groups of modules by class."""
     kinds: dict[str, int] = {}
     number = {NONE: NONE}
     for module in distinct(combined.module[combined.module != NONE]).tolist():
@@ -336,7 +328,7 @@ def _module(trace: TraceColumns, combined: _Combinations, at: int) -> str:
 
 
 def _shapes(trace: TraceColumns, combined: _Combinations, at: int) -> str:
-    """Dimensions of the tensors that a call was given, on one line; "" where not recorded."""
+    """Dimensions of a call's tensors on one line; "" where not recorded."""
     shapes = int(combined.shapes[at])
     text = "" if shapes == NONE else trace.shape_table[shapes].input_dims
     text = "".join(text.split()).replace(",", ", ")

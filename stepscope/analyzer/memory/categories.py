@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from stepscope.analyzer.memory.history import Held
+from stepscope.analyzer.memory.history import HeldBlock
 from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import MemoryCategory
 
@@ -44,7 +44,7 @@ _COPIES = frozenset(["_apply", "to", "cuda", "to_empty", "load_state_dict", "con
 
 
 def category_of(
-    held: Held,
+    held: HeldBlock,
     stacks: Sequence[tuple[StackFrame, ...]],
     owners: Mapping[int, str],
     step_ends: Sequence[int] = (),

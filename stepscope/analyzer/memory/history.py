@@ -39,7 +39,7 @@ _RESERVED_SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBlock:
     """A block that is allocated at some moment.
 
     Attributes:
@@ -83,10 +83,10 @@ class History:
         place = self.events.actions.tobytes().rfind(AllocatorAction.OOM)
         return place if place >= 0 else None
 
-    def held_after(self, number: int) -> list[Held]:
+    def held_after(self, number: int) -> list[HeldBlock]:
         """Blocks allocated after the first `number` events."""
         alive = {
-            block.address: Held(block.address, block.size, block.stack, None)
+            block.address: HeldBlock(block.address, block.size, block.stack, None)
             for segment in self.segments
             for block in segment.blocks
             if block.is_allocated
@@ -97,7 +97,7 @@ class History:
             if action == AllocatorAction.ALLOC:
                 alive.pop(address, None)
             elif action == AllocatorAction.FREE_REQUESTED:
-                alive[address] = Held(address, events.sizes[place], NO_STACK, None, place)
+                alive[address] = HeldBlock(address, events.sizes[place], NO_STACK, None, place)
         born = self._births(number)
         return [
             replace(held, stack=events.stacks[born[held.address]], born=born[held.address])

@@ -74,9 +74,8 @@ def _silent_ranks(group: str | None, waiting: list[int]) -> list[int]:
 def _minority(ranks_by_call: dict[tuple[int, str], list[int]]) -> list[int]:
     """Ranks apart from the majority; all of them without one."""
     by_number = sorted(ranks_by_call.values(), key=len)
-    if len(by_number[-1]) > len(by_number[-2]):
-        return sorted(rank for ranks in by_number[:-1] for rank in ranks)
-    return sorted(rank for ranks in by_number for rank in ranks)
+    has_majority = len(by_number[-1]) > len(by_number[-2])
+    return sorted(rank for ranks in (by_number[:-1] if has_majority else by_number) for rank in ranks)
 
 
 def _describe_mismatch(ranks_by_call: dict[tuple[int, str], list[int]], of_group: str) -> str:

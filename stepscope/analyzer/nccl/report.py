@@ -14,7 +14,7 @@ from stepscope.analyzer.nccl.failures import (
     transfer_error_advice,
     transfer_error_words,
 )
-from stepscope.analyzer.nccl.topology import devices_of, members_of, planned_paths, shared_cards
+from stepscope.analyzer.nccl.topology import devices_of, index_communicators, planned_paths, shared_cards
 from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
 from stepscope.core.documents.nccl import Communicator, NcclFinding, NcclReport, Transport
 from stepscope.core.documents.nccl_logs import (
@@ -44,11 +44,11 @@ def explain_nccl(
     pages: Iterable[HangFlags] = (),
 ) -> NcclReport:
     """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
-    members = members_of(events)
-    transports = transports_of(events, members)
+    index = index_communicators(events)
+    transports = transports_of(events, index)
     findings = [
         *_slow_transports(transports, events),
-        *_not_joined(members.communicators, events),
+        *_not_joined(index.communicators, events),
         *_card_errors(events),
         *timeouts(events),
         *ras_findings(statuses),
@@ -64,7 +64,7 @@ def explain_nccl(
     versions = sorted({event.version for event in events if isinstance(event, Version)})
     return NcclReport(
         versions,
-        members.communicators,
+        index.communicators,
         transports,
         [*inspector_bandwidths(calls), *benchmark_bandwidths(events)],
         devices_of(events),

@@ -38,7 +38,7 @@ class _CommunicatorBuilder:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class CommunicatorIndex:
     """Communicators of a job, and the communicator of each log line.
 
     Attributes:
@@ -51,7 +51,7 @@ class Members:
     hosts: dict[tuple[str, int], str]
 
 
-def members_of(events: Sequence[LogEvent]) -> Members:
+def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
     """Follow each process through its communicators: a line belongs to the one that its process joined last."""
     known: dict[str, _CommunicatorBuilder] = {}
     current: dict[str, tuple[str, int]] = {}
@@ -72,7 +72,7 @@ def members_of(events: Sequence[LogEvent]) -> Members:
             continue
         name, rank = at[index] = current[process]
         _note(known, name, rank, event, networks.get(process))
-    return Members([_communicator(name, one) for name, one in known.items()], at, hosts)
+    return CommunicatorIndex([_communicator(name, one) for name, one in known.items()], at, hosts)
 
 
 def _ids_by_size(events: Sequence[LogEvent]) -> dict[int, set[str]]:

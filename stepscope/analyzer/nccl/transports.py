@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from stepscope.analyzer.nccl.topology import Members
+from stepscope.analyzer.nccl.topology import CommunicatorIndex
 from stepscope.core.documents.nccl import NcclFinding, Transport
 from stepscope.core.documents.nccl_logs import DirectMemory, LogEvent, NoInfiniBand, NoPlugin, RingPath, Setting
 from stepscope.core.hardware.health import Severity
@@ -73,14 +73,14 @@ class Environment:
         return self.settings.get(name, "0") not in _OFF
 
 
-def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transport]:
+def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[Transport]:
     """Transports of each pair of ranks that a channel connects, one per pair and transport."""
-    environment, hosts = Environment(events), _Hosts(members)
+    environment, hosts = Environment(events), _Hosts(index)
     channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
         if isinstance(event, RingPath):
             via, detail = _parse_transport(event.via)
-            name = members.at.get(number, ("", 0))[0]
+            name = index.at.get(number, ("", 0))[0]
             channels[name, event.source, event.target, via, detail][event.place.process] += 1
     merged: dict[tuple[int, int, str, str], Transport] = {}
     for (name, source, target, via, detail), lines in channels.items():
@@ -103,15 +103,15 @@ def _parse_transport(via: str) -> tuple[str, str]:
 class _Hosts:
     """Which ranks are on one node: by host name, unless containers of several nodes have the same name."""
 
-    def __init__(self, members: Members) -> None:
-        self._hosts = members.hosts
+    def __init__(self, index: CommunicatorIndex) -> None:
+        self._hosts = index.hosts
         names: dict[str, set[str]] = defaultdict(set)
-        for (of, _), host in members.hosts.items():
+        for (of, _), host in index.hosts.items():
             names[of].add(host)
-        self._on_one = {one.id for one in members.communicators if one.num_nodes == 1}
+        self._on_one = {one.id for one in index.communicators if one.num_nodes == 1}
         self._ambiguous = {
             one.id
-            for one in members.communicators
+            for one in index.communicators
             if one.num_nodes is not None and len(one.ranks) == one.num_ranks and len(names[one.id]) < one.num_nodes
         }
 

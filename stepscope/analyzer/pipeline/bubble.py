@@ -1,4 +1,4 @@
-"""Pipeline bubble: the part of the schedule, of uneven stages, and of the rest."""
+"""Pipeline bubble: the parts of the schedule and of uneven stages, and their time on each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepscope.analyzer.intervals import (
     clip,
     covered_time,
     empty,
-    intersect,
+    join,
     pieces,
     subtract,
     union,
@@ -33,7 +33,7 @@ from stepscope.core.vocabulary.causes import Cause
 
 @dataclass(frozen=True, slots=True)
 class ScheduledIdle:
-    """Time a step, nanoseconds: all of it, and before each pass whose input comes from another device, in order."""
+    """Idle nanoseconds of a step: in total, and before each pass whose input comes from another device, in order."""
 
     total_ns: float
     at_receive_ns: tuple[float, ...]
@@ -48,12 +48,12 @@ def attribute_schedule(
     structural: ScheduledIdle,
     imbalance: ScheduledIdle,
 ) -> Segments:
-    """Rename up to `structural` of cross-stage waiting in each step to bubble, attribute up to `imbalance` more to the
-    uneven cut. What the schedule costs beyond the waiting shows as idle device time and is attributed there.
+    """Turn up to `structural` of cross-stage waiting in each step into bubble, and attribute up to `imbalance` more to
+    uneven stages. Scheduled idle time beyond the waiting is found in idle device time.
 
-    Of each receive's waiting, first what the schedule explains there: the rest is somebody's lateness (a loader's in
-    the first stage shows at the first receive of all others). Only what then is left of a step's budget takes the first
-    waiting that comes.
+    Waiting at a receive is first explained by the schedule's idle time there; more is some rank's lateness (a slow
+    loader in the first stage shows at the first receive of all others). What is left of a step's scheduled idle time
+    explains the first waiting of the step.
     """
     cross_stage = np.array([call.kind in P2P_KINDS for call in calls] or [False])[waits.call]
     waiting = Intervals(waits.start_ns[cross_stage], waits.end_ns[cross_stage])
@@ -69,23 +69,22 @@ def attribute_schedule(
 def _scheduled(
     waiting: Intervals, calls: list[Call], bounds: Nanoseconds, idle: ScheduledIdle
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
-    """The waiting that the idle time explains: during each receive, whichever call waits, then the first of a step."""
+    """The waiting that scheduled idle time explains (at each receive, then first in the step), and the rest of that."""
     spans = [empty()]
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         for place, budget in _receives(calls, begin, end, idle.at_receive_ns):
             during = clip(waiting, calls[place].exposed_from_ns, calls[place].end_ns)
             spans.append(_first_of(during, budget))
-    at_receives = union(np.concatenate([span.start for span in spans]), np.concatenate([span.end for span in spans]))
+    at_receives = join(*spans)
     taken = covered_time(bounds[:-1], bounds[1:], at_receives)
     left = np.maximum(idle.total_ns - taken, 0.0)
     more, missing = _first_of_each_step(subtract(waiting, at_receives), bounds, left)
-    together = union(np.concatenate([at_receives.start, more.start]), np.concatenate([at_receives.end, more.end]))
-    return together, missing
+    return join(at_receives, more), missing
 
 
 def _receives(calls: list[Call], begin: int, end: int, idle_ns: Sequence[float]) -> list[tuple[int, float]]:
-    """The receiving calls of a step with what the schedule idles before what they bring; none where they are others
-    than the schedule's."""
+    """Index of each receiving call of a step with its scheduled idle time; empty where their number differs from the
+    schedule's."""
     found = []
     for place, call in enumerate(calls):
         if begin <= call.exposed_from_ns < end and call.peers:
@@ -99,7 +98,7 @@ def _receives(calls: list[Call], begin: int, end: int, idle_ns: Sequence[float])
 
 
 def _first_of(time: Intervals, budget: float) -> Intervals:
-    """The first so many nanoseconds of the time."""
+    """The first `budget` nanoseconds of the time."""
     length = time.end - time.start
     take = np.clip(round(budget) - (np.cumsum(length) - length), 0, length)
     return union(time.start, time.start + take)
@@ -108,21 +107,17 @@ def _first_of(time: Intervals, budget: float) -> Intervals:
 def _first_of_each_step(
     time: Intervals, bounds: Nanoseconds, budget_ns: npt.NDArray[np.float64]
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
-    """The first `budget_ns` of the time in each step, and how much of the budget found no time."""
-    taken_start, taken_end, missing = [], [], []
-    for start, end, budget in zip(bounds[:-1], bounds[1:], budget_ns, strict=True):
-        step = intersect(time, Intervals(np.array([start]), np.array([end])))
-        taken = _first_of(step, float(budget))
-        taken_start.append(taken.start)
-        taken_end.append(taken.end)
-        missing.append(max(float(budget) - taken.total, 0.0))
-    if not taken_start:
-        return union([], []), np.array(missing)
-    return union(np.concatenate(taken_start), np.concatenate(taken_end)), np.array(missing)
+    """The first `budget_ns` of the time in each step, and the budget left over."""
+    taken = [
+        _first_of(clip(time, start, end), budget)
+        for start, end, budget in zip(bounds[:-1].tolist(), bounds[1:].tolist(), budget_ns.tolist(), strict=True)
+    ]
+    left = budget_ns - np.array([part.total for part in taken], np.float64)
+    return join(*taken), np.maximum(left, 0.0)
 
 
 def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | None, cause: Cause) -> Segments:
-    """Give what lies under `cover` and still is to blame, or is idle, a new cause and perhaps a new category."""
+    """Give a new cause, and perhaps category, to what under `cover` has no cause yet or is idle."""
     inside, start, end = pieces(segments.start_ns, segments.end_ns, cover)
     eligible = np.isin(
         segments.cause[inside], [TO_ATTRIBUTE, CAUSE_CODE[Cause.DEVICE_GAP], CAUSE_CODE[Cause.SYNCHRONIZATION]]
@@ -142,7 +137,7 @@ def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | N
 
 
 def _outside(segments: Segments, cover: Intervals) -> tuple[npt.NDArray[np.intp], Nanoseconds, Nanoseconds]:
-    """What of each segment does not lie under `cover`."""
+    """The pieces of segments outside `cover`: index of the segment, start, end."""
     if not len(segments):
         return np.empty(0, np.intp), segments.start_ns, segments.end_ns
     whole = union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
@@ -151,14 +146,13 @@ def _outside(segments: Segments, cover: Intervals) -> tuple[npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """One pipeline, explained.
+    """Bubble of one pipeline by cause.
 
     Attributes:
-        chain: its ranks.
-        figures: the published fractions of the pipelined span.
-        structural_ns: by rank, non-compute time a step that the schedule itself costs.
-        imbalance_ns: by rank, what uneven stages add to that.
-        heavy: by rank, its share of the work that exceeds the mean: who the uneven cut burdens; adds up to 1, or empty.
+        figures: fractions of the pipelined span.
+        structural_ns: by rank, idle time of a step due to the schedule itself.
+        imbalance_ns: by rank, idle time that uneven stages add.
+        heavy: by rank, its share of the work above the mean; adds up to 1, or empty.
     """
 
     chain: Chain
@@ -169,12 +163,17 @@ class PipelineParts:
 
 
 def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
-    """Measure a pipeline's bubble and replay its schedule without host delay; None when it cannot be recognised."""
+    """Measured bubble of a pipeline, split by replaying its schedule; None when the schedule is not recognised.
+
+    Idea: the observed order of passes is replayed without host delays, once with every stage at the mean duration (the
+    rest of idle time is the schedule's own) and once with the measured durations (what that adds is imbalance). What
+    the measurement exceeds both by is variance.
+    """
     ranks = [views[rank] for rank in chain.ranks]
     observed = observe(chain, views)
     if observed is None:
         return None
-    period = _step_ns(ranks[0])  # its steps begin with work, the others' with a wait of any length
+    period = _step_ns(ranks[0])  # steps of the first stage begin with work, those of others with a wait of any length
     span = period - float(np.mean([np.mean(view.optimizer_ns) for view in ranks]))
     order, times = observed.order, observed.times
     num_stages = 1 + max(task.stage for tasks in order for task in tasks)
@@ -184,13 +183,13 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     try:
         even = _replay(order, times.evened(), num_stages, transfer)
         uneven = _replay(order, times, num_stages, transfer)
-    except ValueError:  # the marks do not tell the whole schedule: a stage's rank or a part of the step is missing
+    except ValueError:  # the marks are not a whole schedule: a stage's rank or a part of the step is missing
         return None
     structural = even.period_ns - float(np.mean(even.busy_ns))
-    # a cut that shortens the replay (long forwards beside short backwards) is no imbalance
+    # uneven stages that shorten the replay (long forwards beside short backwards) are not imbalance
     imbalance = max(uneven.period_ns - float(np.mean(uneven.busy_ns)) - structural, 0.0) / span
     measured = max(1.0 - float(np.mean(observed.busy_ns)) / span, 0.0)
-    # a replay that idles more than the devices did (passes at the mean of uneven ones) explains all there was
+    # a replay that idles more than the devices did (mean durations of uneven passes) explains all of it
     explained = structural / span + imbalance
     fitting = min(measured / explained, 1.0) if explained > 0 else 1.0
     p, v, m = len(ranks), num_stages // len(ranks), len({task.micro_batch for tasks in order for task in tasks})
@@ -212,7 +211,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
 def _idle_of_ranks(
     chain: Chain, even: Replay, uneven: Replay, structural: float
 ) -> tuple[dict[int, ScheduledIdle], dict[int, ScheduledIdle]]:
-    """By rank, the idle time of a step that the schedule costs, and what its uneven stages add."""
+    """By rank, the idle time of a step due to the schedule, and what uneven stages add."""
     scheduled, added = {}, {}
     for place, rank in enumerate(chain.ranks):
         more = [max(long - short, 0.0) for short, long in zip(even.idle_ns[place], uneven.idle_ns[place], strict=True)]
@@ -235,7 +234,7 @@ def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float
 
 
 def _step_ns(view: RankView) -> float:
-    """Mean length of the steps seen whole: on the host the last one too."""
+    """Mean length of the whole steps; on the host the last one is whole too."""
     return float(np.mean(view.window.whole_step_ns if view.on_device else np.diff(view.step_bounds_ns)))
 
 

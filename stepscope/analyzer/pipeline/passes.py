@@ -1,9 +1,9 @@
 """Passes of one rank: its marked micro-batches, and the optimizer that follows them.
 
-Micro batches: torch's multi-stage schedules mark every action of a rank (`PP:2F0`, `PP:0B3`, the split `PP:0I3` and
-`PP:0W3`, two at once `PP:(0F5;7B2)OVERLAP_F_B`), and beside passes `PP:2RECV_F0`, `PP:0SEND_F1`, `PP:0UNSHARD`,
-`PP:0RESHARD` and `PP:2REDUCE_GRAD`, which are no passes. GPipe marks `Forward 0` and `Backward 0` without the stage;
-torch's 1F1B marks nothing, the reference workload writes `PP:` marks for it.
+torch's multi-stage schedules mark every action of a rank: passes (`PP:2F0`, `PP:0B3`, split backwards `PP:0I3` and
+`PP:0W3`, two at once `PP:(0F5;7B2)OVERLAP_F_B`) and others (`PP:2RECV_F0`, `PP:0SEND_F1`, `PP:0UNSHARD`, `PP:0RESHARD`,
+`PP:2REDUCE_GRAD`). GPipe marks `Forward 0` and `Backward 0` without the stage. torch's 1F1B marks nothing; the
+reference workload writes `PP:` marks for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OVERLAP_MARK = re.compile(r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$")
 _PLAIN_MARK = re.compile(r"^(Forward|Backward) (\d+)$")
 
 FORWARD_SHARE = 1 / 3
-"""Of a forward and a backward under one mark: a backward multiplies twice as many matrices."""
+"""Share of the forward in a mark with a backward, which has twice as many matrix products."""
 
 
 def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list[MicroBatch]:
     """The marked passes on the training loop's thread inside the steps, by start.
 
-    The stage is NONE where the mark does not tell. Without steps all marks count as one step's.
+    The stage is NONE where the mark has none. Without steps all marks count as one step's.
     """
     rows, tasks = _marks(trace, lane, steps)
     where = steps.position_of(trace.start_ns[rows])
@@ -47,13 +47,13 @@ def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list
 def device_micro_batches(
     trace: TraceColumns, steps: HostSteps, activities: Activities, kernels: IntColumn, owned_ns: Nanoseconds
 ) -> list[MicroBatch]:
-    """The marked passes with the kernels that were launched under each mark, by any thread: autograd has its own.
+    """The marked passes with the kernels launched during each mark by any thread (autograd has its own).
 
     Without steps all marks count as one step's.
 
     Args:
         kernels: positions of the compute kernels in `activities`.
-        owned_ns: of each of them the booked time.
+        owned_ns: the time attributed to each of them.
     """
     rows, tasks = _marks(trace, steps.main_lane, steps)
     if not len(rows):
@@ -72,7 +72,7 @@ def device_micro_batches(
     for place, marked in enumerate(tasks):
         step = int(steps.index[where[place]]) if where[place] != NONE else NONE
         launched = int(trace.start_ns[rows[place]]), int(trace.end_ns[rows[place]])
-        empty = busy[place] == 0  # a pass without kernels still has its place in the order
+        empty = busy[place] == 0  # a pass without kernels still has a position in the order
         first, last = (launched[0], launched[0]) if empty else (int(begin[place]), int(end[place]))
         for task, start, stop in _within(marked, first, last):
             share = 1.0 if len(marked) == 1 else FORWARD_SHARE if task is marked[0] else 1 - FORWARD_SHARE
@@ -81,7 +81,7 @@ def device_micro_batches(
 
 
 def _marks(trace: TraceColumns, lane: int, steps: HostSteps) -> tuple[IntColumn, list[tuple[Task, ...]]]:
-    """Rows of the marks by start, and what each marks; marks that name their stage win over those that do not."""
+    """Rows of the marks by start, and the tasks of each; marks with a stage are preferred to those without."""
     rows = trace.rows_of(Category.USER_ANNOTATION)
     rows = rows[trace.lane[rows] == lane]
     if len(steps):
@@ -95,7 +95,7 @@ def _marks(trace: TraceColumns, lane: int, steps: HostSteps) -> tuple[IntColumn,
 
 
 def _read(name: str) -> tuple[Task, ...] | None:
-    """What a mark says is run under it, in order."""
+    """Tasks of a mark in order, or None for other names."""
     if match := _PASS_MARK.match(name):
         return (Task(Pass(match.group(2)), int(match.group(1)), int(match.group(3))),)
     if match := _OVERLAP_MARK.match(name):
@@ -121,7 +121,7 @@ _BETWEEN_STAGES = re.compile(r"SendRecv")
 
 
 def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
-    """What the optimizer's annotations on a thread cover."""
+    """Time under the optimizer's annotations on a thread."""
     rows = trace.rows_named(_OPTIMIZER_MARK.match, Category.USER_ANNOTATION, Category.CPU_OP)
     return time_of(trace, rows[trace.lane[rows] == lane])
 
@@ -129,11 +129,10 @@ def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
 def launched_by_optimizer(
     trace: TraceColumns, activities: Activities, kernels: IntColumn, steps: HostSteps
 ) -> npt.NDArray[np.bool_]:
-    """By compute kernel: under the optimizer's annotations; where nothing is annotated, the end of each step.
+    """Whether each compute kernel belongs to the optimizer: by its annotations, else by the end of each step.
 
-    The end of a step begins with the first pass over lists of tensors (fused and foreach optimizers, and the clipping
-    of gradients before them) after autograd's thread launched its last kernel and the stages exchanged their last
-    message.
+    That end begins with the first pass over lists of tensors (fused and foreach optimizers, and gradient clipping
+    before them) after autograd's thread launched its last kernel and the stages exchanged their last message.
 
     Args:
         kernels: positions of the compute kernels in `activities`.
@@ -147,7 +146,9 @@ def launched_by_optimizer(
     on_loop = (place != NONE) & (lane == steps.main_lane)
     operators = trace.rows_named(_OPTIMIZER_OPERATOR.match, Category.CPU_OP)
     operators = operators[trace.lane[operators] == steps.main_lane]
-    passes = contains(time_of(trace, operators), launch) | trace.named(activities.row[kernels], _is_list_pass)
+    passes = contains(time_of(trace, operators), launch) | trace.named(
+        activities.row[kernels], _LIST_PASS_KERNEL.search
+    )
     begins = on_loop & passes & (launch > _ends(trace, activities, kernels, steps)[place])
     first = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(first, place[begins], launch[begins])
@@ -158,14 +159,10 @@ def launched_by_optimizer(
 def _ends(trace: TraceColumns, activities: Activities, kernels: IntColumn, steps: HostSteps) -> npt.NDArray[np.int64]:
     """By step, the last launch of another thread's kernel, or of a message between stages."""
     messages = activities.of(Work.COMMUNICATION)
-    messages = messages[trace.named(activities.row[messages], lambda name: bool(_BETWEEN_STAGES.search(name)))]
+    messages = messages[trace.named(activities.row[messages], _BETWEEN_STAGES.search)]
     others = kernels[activities.launch_lane[kernels] != steps.main_lane]
     launch = activities.launch_ns[np.concatenate([messages, others])]
     place = steps.position_of(launch)
     last = np.full(len(steps), np.iinfo(np.int64).min)
     np.maximum.at(last, place[place != NONE], launch[place != NONE])
     return last
-
-
-def _is_list_pass(name: str) -> bool:
-    return bool(_LIST_PASS_KERNEL.search(name))

@@ -1,8 +1,4 @@
-"""Pipeline schedules: passes, known orders, and the replay of one period.
-
-Schedules: Names follow torch's classes. Other profilers print the schedule that the configuration names; an order
-that was observed also convicts a framework that runs another one than it was asked for.
-"""
+"""Pipeline schedules: passes, known orders (named after torch's classes), and the replay of one period."""
 
 from __future__ import annotations
 
@@ -13,14 +9,14 @@ from itertools import pairwise
 
 
 class Pass(StrEnum):
-    """A pass through one stage, by torch's letters."""
+    """A pass through one stage, with torch's letter."""
 
     FORWARD = "F"
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
-    """the half of a backward that the previous stage waits for"""
+    """the half of a split backward that the previous stage waits for"""
     BACKWARD_WEIGHT = "W"
-    """the other half, for which nobody waits: zero-bubble schedules fill their gaps with it"""
+    """the other half, with which zero-bubble schedules fill their gaps"""
 
     @property
     def sends_gradient(self) -> bool:
@@ -30,7 +26,7 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One pass of one micro-batch; `stage` is the virtual stage (its place in the chain of model parts)."""
+    """One pass of one micro-batch; `stage` is the virtual stage (index in the chain of model parts)."""
 
     kind: Pass
     stage: int
@@ -39,15 +35,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One pass of one micro-batch through one stage, as a mark in the trace tells it.
+    """A marked pass of one micro-batch through one stage.
 
     Attributes:
-        task: which pass; its stage is NONE where the mark does not tell.
+        task: the pass; its stage is NONE where the mark has none.
         step: the step number it was launched in, or NONE without steps.
-        start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
-        busy_ns: booked time of those kernels; None without a device.
-        launched_ns: from when to when the host was under the mark, always on the rank's own clock, as its graph is;
-            None without a device.
+        start_ns, end_ns: on the rank's clock; on a device of the kernels launched during the mark.
+        busy_ns: time attributed to those kernels; None without a device.
+        launched_ns: the mark's span on the host, on the rank's own clock, as in its graph; None without a device.
     """
 
     task: Task
@@ -70,18 +65,18 @@ class Schedule(StrEnum):
     INTERLEAVED = "interleaved_1f1b"
     LOOPED_BFS = "looped_bfs"
     ZERO_BUBBLE = "zero_bubble"
-    """ZB1P and its interleaved form: backwards are split, stages go round"""
+    """ZB1P and its interleaved form: split backwards, stages in round-robin order over devices"""
     ZERO_BUBBLE_V = "zero_bubble_v"
-    """ZBV: backwards are split, a device holds one stage of the way down and one of the way back"""
+    """ZBV: split backwards, a device holds one stage of the way down and one of the way back"""
     DUAL_PIPE = "dual_pipe_v"
-    """placed like ZBV, with a forward of one stage beside a backward of the other"""
+    """stages as in ZBV, with a forward of one stage beside a backward of the other"""
     UNKNOWN = "unknown"
 
 
 def recognise(order: Order) -> Schedule:
-    """The schedule whose order this is; UNKNOWN when it is none of the known ones.
+    """The schedule with this order, or UNKNOWN.
 
-    Of two schedules that are the same for so few micro-batches, 1F1B and interleaved 1F1B win.
+    Of schedules that are equal for few micro-batches, 1F1B and interleaved 1F1B win.
     """
     stages = [sorted({task.stage for task in tasks}) for tasks in order]
     num_devices, num_chunks = len(order), len(stages[0]) if stages else 0
@@ -105,10 +100,9 @@ def recognise(order: Order) -> Schedule:
 
 
 def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int = 1) -> Order:
-    """1F1B with so many stages a device (one: plain 1F1B), as Megatron and torch order it.
+    """1F1B with `num_chunks` stages per device (one: plain 1F1B), in the order of Megatron and torch.
 
-    Micro-batches are dealt in rounds of about `num_devices`; a round goes through one stage of a device, then through
-    its next.
+    Micro-batches go in rounds of about `num_devices`; a round passes one stage of a device, then its next.
     """
     num_rounds = max(1, num_micro_batches // num_devices)
     a_round = num_micro_batches // num_rounds if num_micro_batches % num_rounds == 0 else num_devices
@@ -133,14 +127,14 @@ def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int 
 
 
 def _forwards_first(tasks: list[Task]) -> bool:
-    """No backward before a forward, and of several stages one after another."""
+    """Whether no backward precedes a forward, and several stages follow one another."""
     forwards = [task for task in tasks if task.kind is Pass.FORWARD]
     in_turn = all(a.stage <= b.stage for a, b in pairwise(forwards))
     return in_turn and tasks[: len(forwards)] == forwards
 
 
 def _crosses(order: Order) -> bool:
-    """Whether forwards are mostly followed by a backward of another stage than their own."""
+    """Whether forwards are mostly followed by a backward of another stage."""
     crossed = same = 0
     for tasks in order:
         for task, following in pairwise(tasks):
@@ -152,13 +146,13 @@ def _crosses(order: Order) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One period, nanoseconds.
+    """One replayed period.
 
     Attributes:
         period_ns: its length.
         busy_ns: by device, the time in passes.
-        idle_ns: by device, how long it idles before each pass whose input comes from another device; what it idles at
-            the end of a period counts before its first pass.
+        idle_ns: by device, idle time before each pass whose input comes from another device; idle time at the end of a
+            period counts before its first pass.
     """
 
     period_ns: float
@@ -174,17 +168,17 @@ def replay(
     transfer_ns: float = 0.0,
     between_ns: float = 0.0,
 ) -> Replay:
-    """Run every device's tasks in their order, each as soon as its input is there.
+    """Simulate one period: every device runs its tasks in order, each as soon as its inputs are ready.
 
-    A forward needs the previous stage's forward, a backward its own forward and the next stage's backward (of a split
-    one the half for the input), the half for the weights its own other half; between devices the input travels for
-    `transfer_ns`, and a device takes `between_ns` from one task to its next.
+    A forward needs the previous stage's forward; a backward its own forward and the next stage's backward (if split,
+    the half for the input); the half for the weights needs its other half. Inputs from another device take
+    `transfer_ns`, and a device takes `between_ns` between two tasks.
 
     Raises:
-        ValueError: the order waits for itself or for a task that nobody runs.
+        ValueError: the order is a deadlock, or a needed task is missing.
     """
     device_of_stage = {task.stage: device for device, tasks in enumerate(order) for task in tasks}
-    end: dict[tuple[bool, int, int], float] = {}  # (is gradient, stage, micro-batch) -> when it is there
+    end: dict[tuple[bool, int, int], float] = {}  # (is gradient, stage, micro-batch) -> when it is ready
     free = [0.0] * len(order)
     idle: list[list[float]] = [[] for _ in order]
     next_task = [0] * len(order)
@@ -217,7 +211,7 @@ def replay(
 
 
 def received(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> list[tuple[bool, int]]:
-    """(is gradient, stage) of the task's inputs that are made on another device."""
+    """(is gradient, stage) of the task's inputs from other devices."""
     own = device_of_stage[task.stage]
     return [(is_grad, stage) for is_grad, stage in _needs(task, num_stages) if device_of_stage[stage] != own]
 
@@ -229,7 +223,7 @@ def _ready(
     num_stages: int,
     transfer_ns: float,
 ) -> float | None:
-    """When the task's inputs are there, or None while one is missing."""
+    """When the task's inputs are ready, or None while one is missing."""
     ready = 0.0
     for is_gradient, stage in _needs(task, num_stages):
         made = end.get((is_gradient, stage, task.micro_batch))
@@ -241,7 +235,7 @@ def _ready(
 
 
 def _needs(task: Task, num_stages: int) -> list[tuple[bool, int]]:
-    """(is gradient, stage) of what a task takes."""
+    """(is gradient, stage) of a task's inputs."""
     if task.kind is Pass.FORWARD:
         return [(False, task.stage - 1)] if task.stage else []
     if task.kind is Pass.BACKWARD_WEIGHT:

@@ -1,8 +1,4 @@
-"""Stages of a pipeline: its chain of ranks, the order of their passes, and how long each takes.
-
-Point to point: A stage sends an activation when a forward is done and a gradient when a backward is; the first stage
-receives a gradient before each backward, the last one an activation before each forward.
-"""
+"""Stages of a pipeline: its chain of ranks, the order of their passes, and the duration of each."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ class Chain:
 
 
 def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
-    """Follow the first send of a step from rank to rank: that is the way forward through the pipeline.
+    """Chains of ranks, found by following the first send of a step, which goes forward through the pipeline.
 
     The first stage is the one whose first point-to-point call of a step sends and does not receive.
     """
@@ -53,7 +49,7 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
         ranks = [rank]
         while (following := first_sent_to.get(ranks[-1])) is not None and following not in ranks:
             if following not in calls_of_rank or not _sends(calls_of_rank[following], following, ranks[-1]):
-                break  # no gradient comes back: not a pipeline
+                break  # no gradient comes back, so it is not a pipeline
             ranks.append(following)
         if len(ranks) > 1:
             chains.append(Chain(tuple(ranks)))
@@ -65,14 +61,15 @@ def _sends(calls: list[Call], rank: int, destination: int) -> bool:
 
 
 _Way = tuple[bool, bool]
-"""(is a send, goes the forward way)"""
+"""(is a send, goes forward)"""
 
 
 def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], step: int) -> Order | None:
-    """Each stage's passes in one step, in order; None when the traffic is no whole schedule's.
+    """Each stage's passes in one step, in order; None when the traffic is not that of a whole schedule.
 
-    Several stages a device are told by activations that go from the last rank to the first; between two ranks these
-    look like gradients, so there a device is taken to hold one stage.
+    A stage sends an activation after each forward and a gradient after each backward; the first stage receives a
+    gradient before each backward, the last one an activation before each forward. Activations from the last rank to the
+    first show several stages per device; between two ranks these look like gradients, so there one stage is assumed.
     """
     ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain.ranks)]
     down = Counter(ways[0])[True, True]
@@ -91,7 +88,7 @@ def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], st
 
 
 def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
-    """One rank's traffic in issue order; of one call's directions the sends come first: they end what came before."""
+    """One rank's traffic in issue order; sends of a call come first, as they complete the passes before."""
     ranks = chain.ranks
     rank, following, previous = ranks[place], ranks[(place + 1) % len(ranks)], ranks[place - 1]
     found = []
@@ -110,16 +107,16 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
 
 def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
     if place == 0:
-        tells = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
+        pass_of_way = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
     elif place == num_devices - 1:
-        tells = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+        pass_of_way = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
     else:
-        tells = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    return [tells[way] for way in ways if way in tells]
+        pass_of_way = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+    return [pass_of_way[way] for way in ways if way in pass_of_way]
 
 
 def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:
-    """Micro-batches come in turn, forwards and backwards each."""
+    """Tasks of passes whose micro-batches are in order, forwards and backwards each."""
     count = Counter[Pass]()
     tasks = []
     for kind in kinds:
@@ -130,12 +127,12 @@ def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Mean busy time of one pass by its kind and virtual stage, nanoseconds."""
+    """Mean busy nanoseconds of a pass by kind and virtual stage."""
 
     mean_ns: Mapping[tuple[Pass, int], float]
 
     def evened(self) -> StageTimes:
-        """Every stage at the mean over stages."""
+        """The same times with every stage at the mean over stages."""
         of_kind: dict[Pass, list[float]] = defaultdict(list)
         for (kind, _), mean in self.mean_ns.items():
             of_kind[kind].append(mean)
@@ -147,12 +144,12 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a pipeline's devices did in a step.
+    """Passes of a pipeline's devices.
 
     Attributes:
-        order: by device in the chain's order, its passes.
-        times: how long each takes.
-        busy_ns: by device, mean time a step in which it computed, its optimizer aside.
+        order: by device in the chain's order, its passes in a step.
+        times: duration of the passes.
+        busy_ns: by device, mean compute time of a step without the optimizer.
     """
 
     order: Order
@@ -161,7 +158,7 @@ class Observed:
 
 
 def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
-    """From the marks where every rank has some, else from the traffic; None where neither tells a whole step."""
+    """Passes by marks where every rank has some, else by traffic; None where neither gives a whole step."""
     ranks = [views[rank] for rank in chain.ranks]
     if all(view.micro_batches for view in ranks):
         return _from_marks(ranks)
@@ -186,21 +183,21 @@ def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
 
 
 def _placed(mark: MicroBatch, place: int) -> MicroBatch:
-    """A mark that does not name its stage is of the only one that its rank holds."""
+    """The mark with a stage: one without is of the only stage of its rank."""
     return mark if mark.task.stage != NONE else replace(mark, task=replace(mark.task, stage=place))
 
 
 def _order_of(passes: Sequence[Sequence[MicroBatch]], step: int) -> Order | None:
-    """Each rank's passes in that step; None when one comes twice: then it is no single step."""
+    """Each rank's passes in that step; None when one occurs twice, which is not a single step."""
     order = [[mark.task for mark in marks if mark.step == step] for marks in passes]
     return order if all(len(set(tasks)) == len(tasks) for tasks in order) else None
 
 
 def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
-    """Of each mark: the kernels launched under it; without a device its time outside communication."""
-    told = [mark.busy_ns for mark in view.micro_batches if mark.busy_ns is not None]
-    if len(told) == len(view.micro_batches):
-        return np.array(told)
+    """Busy time of each mark: of the kernels launched during it; without a device its time outside communication."""
+    of_kernels = [mark.busy_ns for mark in view.micro_batches if mark.busy_ns is not None]
+    if len(of_kernels) == len(view.micro_batches):
+        return np.array(of_kernels)
     start = np.array([mark.start_ns for mark in view.micro_batches], np.int64)
     end = np.array([mark.end_ns for mark in view.micro_batches], np.int64)
     communicating = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
@@ -208,7 +205,7 @@ def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
 
 
 def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
-    """Backward is what autograd's thread launched; the rest before the optimizer is forward."""
+    """Passes by traffic; kernels launched by autograd's thread are backward, others before the optimizer forward."""
     calls = {view.rank: view.calls for view in ranks}
     steps = reversed(ranks[0].window.index.tolist())
     order = next((found for step in steps if (found := order_from_traffic(chain, calls, step)) is not None), None)

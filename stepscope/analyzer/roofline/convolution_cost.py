@@ -1,12 +1,10 @@
-"""Cost of convolutions: FLOPs and least bytes, also where the trace keeps no strides.
+"""Cost of convolutions: FLOPs and least bytes, also where the trace has no strides.
 
-Convolution cost: The arithmetic is that of the direct form: Winograd and FFT kernels need less, and may beat the peak
-by it. To teach a new operator, add a row to `FORWARDS` or `WHOLE_BACKWARDS`. Argument numbers are those of the
-operator's schema.
+FLOPs are those of the direct form; Winograd and FFT kernels need fewer, and may therefore exceed the peak. To add an
+operator, add a row to `FORWARDS` or `WHOLE_BACKWARDS`, with the argument numbers of its schema.
 
-Convolution shapes: Its backward pass is told all three tensors, input, weight and gradient, and the gradient is as
-large as the result was. The operators inside it that compute one gradient each are told two of them: they are read
-with its sizes.
+Where strides are missing, sizes come from the backward pass: it gets input, weight and gradient, and the gradient is
+as large as the result. The operators inside it that compute one gradient get only two of them and use its sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class _Forward(NamedTuple):
     stride: int
     dilation: int
     transposed: int | bool = False
-    """the flag's argument, or what it always is"""
+    """the flag's argument, or its constant value"""
 
 
 FORWARDS = {
@@ -63,7 +61,7 @@ class _Backward(NamedTuple):
     input: int
     weight: int
     mask: int
-    """which of the gradients of input, weight and bias are wanted"""
+    """which gradients of input, weight and bias are computed"""
     transposed: int | bool = False
 
 
@@ -78,7 +76,7 @@ PARTS = {
     for library in ("cudnn", "miopen", "mkldnn")
     for part in ("input", "weight", "weights")
 }
-"""Operators of torch before 1.11 that compute one gradient, by the whole whose sizes they are read with."""
+"""Operators of torch < 1.11 that compute one gradient -> arguments of the backward pass around them."""
 
 
 def _is_transposed(call: OperatorCall, transposed: int | bool) -> bool | None:
@@ -88,12 +86,12 @@ def _is_transposed(call: OperatorCall, transposed: int | bool) -> bool | None:
 def convolution_cost(
     call: OperatorCall, *, source: Dims, weight: Dims, output: Dims, passes: int, at: int
 ) -> OperatorCost | None:
-    """Each output element sums over (input channels of its group) x (kernel window): one filter.
+    """Cost from sizes: each output element sums over (input channels of its group) x (kernel window), one filter.
 
     Args:
-        call: gives the element type, argument `at`'s.
+        call: its argument `at` gives the element type.
         source, weight, output: dimensions of a convolution that is not transposed.
-        passes: how often that much arithmetic is done.
+        passes: multiple of these FLOPs.
     """
     width = call.element_bytes(at)
     if width is None:
@@ -128,8 +126,8 @@ def _forward_model(row: _Forward) -> CostModel:
         if not source or not weight or transposed is None:
             return None
         if transposed:
-            # each input element is multiplied by one filter of [outputs of its group, window]; of the result only the
-            # bytes count, and its size follows from parameters that differ between versions: the input's stands for it
+            # each input element is multiplied by one filter of [outputs of its group, window]; the result's size only
+            # matters for the bytes and depends on arguments that differ between versions: the input's stands in
             return convolution_cost(call, source=source, weight=weight, output=source, passes=1, at=0)
         output = _output(call, row, source, weight)
         if output is None:
@@ -150,7 +148,7 @@ def _backward_model(row: _Backward, *, is_part: bool) -> CostModel:
         elif wanted is None or len(wanted) != 3:
             return None
         else:
-            passes = sum(wanted[:2])  # of the input's and the weight's gradient; the bias's is a plain sum
+            passes = sum(wanted[:2])  # gradients of input and weight; the bias's is a plain sum
         if passes == 0:
             return None
         output = source if transposed else gradient
@@ -168,7 +166,7 @@ CONVOLUTION_MODELS: dict[str, CostModel] = {
 
 
 OutputSizes = Mapping[tuple[Dims, Dims], Dims | None]
-"""Dimensions of a convolution's result by those of its input and weight; None where they met different ones."""
+"""Dimensions of a convolution's result by those of its input and weight; None where they are ambiguous."""
 
 
 def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
@@ -178,7 +176,7 @@ def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
     if not len(whole):
         return shapes
     parts = np.flatnonzero(operator != NONE)
-    parts = parts[trace.named(operator[parts].astype(np.intp), PARTS.__contains__)]
+    parts = parts[trace.named(operator[parts], PARTS.__contains__)]
     for lane in distinct(trace.lane[operator[parts]]):
         mine = parts[trace.lane[operator[parts]] == lane]
         around = whole[trace.lane[whole] == lane]
@@ -189,7 +187,7 @@ def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
 def _shapes_around(
     trace: TraceColumns, parts: IntColumn, whole: npt.NDArray[np.intp], own: IntColumn
 ) -> npt.NDArray[np.signedinteger]:
-    """Shapes of the whole backward pass that each part lies in (of one thread; they do not nest), else its own."""
+    """Shapes of the whole backward pass around each part (of one thread; they do not nest), else its own."""
     if not len(whole):
         return own
     whole = whole[np.argsort(trace.start_ns[whole], kind="stable")]
@@ -199,7 +197,7 @@ def _shapes_around(
 
 
 def learn_outputs(trace: TraceColumns) -> OutputSizes:
-    """Collect the sizes of all backward passes in the trace that record the three tensors."""
+    """Sizes of all backward passes in the trace that record the three tensors."""
     outputs: dict[tuple[Dims, Dims], Dims | None] = {}
     rows = trace.rows_named(WHOLE_BACKWARDS.__contains__, Category.CPU_OP)
     for pair in filter(None, distinct_calls(trace, rows, trace.shapes[rows])[0]):
@@ -213,7 +211,7 @@ def learn_outputs(trace: TraceColumns) -> OutputSizes:
 
 
 def learned_cost(name: str, shapes: Shapes, outputs: OutputSizes) -> OperatorCost | None:
-    """Cost of a forward call whose backward was seen; None for other operators and what was never seen."""
+    """Cost of a forward call with a recorded backward; None for other operators and sizes."""
     row, call = FORWARDS.get(name), parse_call(shapes)
     if row is None or row.transposed is True or call is None:
         return None

@@ -1,7 +1,7 @@
-"""Cost of each kernel: its part of the arithmetic and memory traffic, and how that is known.
+"""Cost of each kernel: its FLOPs and memory traffic, and how they were found.
 
-By its operator's model first; passes over lists of tensors by their grid; what was launched before the trace begins
-by the same kernel seen later.
+First by its operator's cost model; then passes over lists of tensors by their grid; then kernels launched before the
+trace by the same kernel seen later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
 
 DTYPES = ("", "bfloat16", "float16", "tfloat32", "float32", "float64", "float8")
-"""Element types of matrix operands by code, in core.hardware's words; "" where there are none."""
+"""Element types of matrix operands by code, as in core.hardware; "" without any."""
 
 
 class DecidedBy(IntEnum):
@@ -36,18 +36,18 @@ class DecidedBy(IntEnum):
     MODEL = 2
     """from the shapes that its operator recorded"""
     BORROWED = 3
-    """from the same kernel seen with its operator"""
+    """from the same kernel with a known operator"""
     PARAMETERS = 4
-    """a pass over the parameters, sized by its grid and the gradients"""
+    """a pass over the parameters, by its grid and the gradients"""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCosts:
-    """One entry a kernel; nan where nothing tells its cost.
+    """One entry a kernel; nan where unknown.
 
     Attributes:
         flops: matrix FLOPs executed.
-        model_flops: those that are no repetition: without attention's recomputation and recomputed forwards.
+        model_flops: those without recomputation (in attention's backward, of checkpointed forwards).
         num_bytes: fewest bytes to and from memory.
         dtype: index into DTYPES.
         is_upper_bound: whether the kernel may have needed fewer FLOPs (Winograd's convolutions).
@@ -65,11 +65,9 @@ class KernelCosts:
 
 
 def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, family: Codes) -> KernelCosts:
-    """What each kernel has to do.
+    """Costs of a rank's compute kernels.
 
     Args:
-        trace: one rank's events.
-        kernel_rows: rows of its compute kernels.
         launch: row of the call that launched each, or NONE.
         family: their Family codes.
     """
@@ -135,19 +133,19 @@ def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, 
 
 
 def _longest(which: npt.NDArray[np.intp], duration: IntColumn, num_calls: int) -> npt.NDArray[np.intp]:
-    """Of the kernels of each distinct call, the position of the longest."""
+    """For each distinct call, the position of its longest kernel."""
     longest = np.zeros(num_calls, np.intp)
     order = np.argsort(duration, kind="stable")
-    longest[which[order]] = order  # the last assignment stays
+    longest[which[order]] = order  # the last assignment wins
     return longest
 
 
 def _share_of_work(operator: IntColumn, does_work: npt.NDArray[np.bool_], family: Codes, duration: IntColumn) -> Floats:
-    """The share of its operator's cost that each kernel bears: nan for side kernels."""
+    """Share of each kernel in its operator's cost; nan for side kernels."""
     seen = np.zeros(int(operator.max(initial=NONE)) + 2, np.bool_)
     seen[operator + 1] = True  # NONE is a call of its own
     call = (np.cumsum(seen) - 1)[operator + 1]
-    # where no kernel of a call has a fitting name, those without any known name may be the one
+    # without a kernel of a matching family, those of unknown family do the work
     unnamed = np.isin(family, [Family.OTHER, Family.TRITON])
     has_named = np.bincount(call, weights=does_work) > 0
     main = does_work | (unnamed & ~has_named[call])

@@ -1,8 +1,8 @@
 """Families of kernels (matmul, convolution, attention, communication, ...), by name.
 
 Names come from torch, cuBLAS, cuDNN, CUTLASS, Tensile/hipBLASLt, Composable Kernel, MIOpen, Triton and the inference
-engines. To teach a new kernel, add a pattern to `_RULES`: the first that matches wins, so the particular stands above
-the general. Patterns meet the lower-cased name.
+engines. To add a kernel, add a pattern for its lower-cased name to `_RULES`, the specific before the general: the
+first that matches wins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Family(IntEnum):
     REDUCTION = 6
     """sums, means, norms, pooling: many elements in, few out"""
     EMBEDDING = 7
-    """rows or elements picked or scattered by index"""
+    """rows or elements gathered or scattered by index"""
     SOFTMAX = 8
     """softmax and the loss on top of it"""
     OPTIMIZER = 9
@@ -34,7 +34,7 @@ class Family(IntEnum):
     SORT = 11
     """sort, scan, top-k, unique"""
     TRITON = 12
-    """generated or hand-written Triton whose name does not say more"""
+    """generated or hand-written Triton without a more specific name"""
     RECURRENT = 13
 
 
@@ -53,9 +53,9 @@ _COMMUNICATION = (
 )
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _SHOTS = ("one_shot", "oneshot", "two_shot", "twoshot")
-"""torch, TensorRT-LLM and QuickReduce say in how many passes their all-reduce works."""
+"""Parts of the names of all-reduces of torch, TensorRT-LLM and QuickReduce."""
 _PLANS_COMMUNICATION = "deep_ep::layout"
-"""Computes who gets what; moves nothing between GPUs."""
+"""Computes a communication plan; moves nothing between GPUs."""
 
 _RULES: tuple[tuple[str, Family], ...] = (
     # side kernels of the big operators first: they only move data
@@ -63,7 +63,7 @@ _RULES: tuple[tuple[str, Family], ...] = (
     (r"compute_dot_do_o|splitk_?reduce|reduce_wgrad|reduce_segments|bitmatrix_rows", Family.REDUCTION),
     (r"convert_dq_to|nchwtonhwc|nhwctonchw|im2col|col2im|subtensorop|scalepackedtensor", Family.COPY_LIKE),
     (r"compute\w*offsetskernel|routing|bounds_check|find_long_segments", Family.OTHER),
-    # Inductor says what its kernels are
+    # Inductor's names contain the kind of kernel
     (r"^triton_tem", Family.MATMUL),
     (r"^triton_(red|per|mix)_", Family.REDUCTION),
     (r"^triton_(poi|for)_", Family.POINTWISE),
@@ -95,7 +95,7 @@ _COMPILED = tuple((re.compile(pattern), family) for pattern, family in _RULES)
 _RETURN_TYPE = re.compile(r"^(void |std::enable_if<.*>::type |static )+")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_global__n_\d*")
 _WRAPPER = re.compile(r"cutlass|device_kernel$|kentry$|cudnn.*::kernel$|internal::gemvx")
-"""Functions that only run their template argument: the argument says what the work is."""
+"""Functions that only run their template argument, whose name gives the work."""
 _LIST_NORM = re.compile(r"lpnorm|maxops")
 _LIST_COPY = re.compile(r"\bcopy")
 _FILL_OR_COPY = re.compile(r"fillfunctor|_copy_kernel|::copy_|flip_kernel|roll_")
@@ -104,7 +104,7 @@ _BY_INDEX = re.compile(r"index_elementwise|scatter_gather")
 
 
 def _function(name: str) -> str:
-    """The function's own part of a lower-cased name: template and call arguments may name the work of others."""
+    """The function's own part of a lower-cased name, as template and call arguments may name other work."""
     bare = _RETURN_TYPE.sub("", _ANONYMOUS.sub("", name))
     cut = min((at for at in (bare.find("<"), bare.find("(")) if at > 0), default=len(bare))
     return bare if _WRAPPER.search(bare[:cut]) else bare[:cut]
@@ -113,8 +113,7 @@ def _function(name: str) -> str:
 def is_communication(name: str) -> bool:
     """Whether a kernel moves data between GPUs.
 
-    NCCL and RCCL under all their names, symmetric-memory and custom all-reduces, NVSHMEM, DeepEP. Prefer the trace's
-    own arguments where it has them: this is for kernels without.
+    NCCL and RCCL, symmetric-memory and custom all-reduces, NVSHMEM, DeepEP. For kernels without recorded arguments.
     """
     name = name.lower()
     if any(word in name for word in _COMMUNICATION):
@@ -130,7 +129,7 @@ def is_elementwise(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def family_of(name: str) -> Family:
-    """The kind of work of a kernel that is not communication; Family.OTHER when the name does not tell."""
+    """Family of a kernel that is not communication; Family.OTHER for unknown names."""
     name = name.lower()
     if is_elementwise(name):
         return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE
@@ -142,7 +141,7 @@ def family_of(name: str) -> Family:
 
 
 def _of_list_pass(name: str) -> Family:
-    """A pass over a list of tensors: the functor in its template says what it does."""
+    """Family of a pass over a list of tensors, by the functor in its template."""
     if _LIST_NORM.search(name):
         return Family.REDUCTION
     return Family.COPY_LIKE if _LIST_COPY.search(name) else Family.OPTIMIZER

@@ -1,14 +1,13 @@
 """Limit of each kernel: arithmetic, memory bandwidth, or its own latency.
 
-A kernel whose operator has a cost model gets two floors, FLOPs / peak and bytes / bandwidth. One that is short or
-small and far above both is latency-bound; any other is bound by its larger floor, however inefficient it is. Without
-a model the kernel's family decides, and that is marked.
+Roofline model (Williams et al., CACM 2009): a kernel with a known cost has two floors, FLOPs / peak and bytes /
+bandwidth. If it is short or small and far above both it is latency-bound; otherwise its larger floor limits it, however
+inefficient it is. Without a cost the kernel's family decides, and that is marked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,25 +20,24 @@ from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 SHORT_KERNEL_NS = 20_000
-"""Below this a kernel may be bound by its own start and tail rather than by a rate."""
+"""Shorter kernels may be bound by their own start and tail rather than by a rate."""
 LATENCY_FLOOR_SHARE = 0.4
-"""A short or small kernel with both floors under this share of its duration is latency-bound."""
+"""A short or small kernel with both floors below this share of its duration is latency-bound."""
 _COMPUTE_FAMILIES = frozenset({Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION})
 _UNDECIDED_FAMILIES = frozenset({Family.OTHER, Family.SORT, Family.TRITON, Family.RECURRENT})
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What limits each kernel; one entry a given row. nan is unknown.
+    """Limit of each kernel; one entry a kernel, nan is unknown.
 
     Attributes:
-        duration_ns: the kernel's duration.
-        category: index into core.timeline.HEADING_ORDER: compute_bound, memory_bound, latency_bound or compute_other.
+        category: category code: compute_bound, memory_bound, latency_bound or compute_other.
         decided_by: DecidedBy codes.
         family: kernel_family.Family codes.
-        dtype: index into DTYPES: of the matrix operands.
+        dtype: index into DTYPES, of the matrix operands.
         flops: matrix FLOPs executed.
-        model_flops: those that repeat nothing (attention in backward, checkpointed forwards), as MFU counts them.
+        model_flops: those without recomputation, as MFU counts them.
         flops_are_upper_bound: whether it may have needed fewer FLOPs (Winograd's convolutions).
         floor_ns_flops, floor_ns_bytes: least time at the GPU's dense peak, and at its memory bandwidth.
         launch: row of the call that launched it, or NONE.
@@ -64,32 +62,30 @@ class KernelLimits:
 
     @property
     def efficiency(self) -> Floats:
-        """Larger floor / duration; above 1 for bytes means cache reuse, for FLOPs a wrong peak."""
+        """Larger floor / duration; above 1 it shows cache reuse (bytes) or a wrong peak (FLOPs)."""
         return np.fmax(self.floor_ns_flops, self.floor_ns_bytes) / np.maximum(self.duration_ns, 1)
 
 
 def kernel_limits(
     trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, *, gpu: GpuModel | None
 ) -> KernelLimits:
-    """Find each kernel's limit.
+    """Limits of a rank's compute kernels.
 
     Args:
-        trace: one rank's events.
-        kernel_rows: rows of its compute kernels (no communication).
         launch: row of the call that launched each, or NONE.
         gpu: the catalogue's entry; None leaves the floors unknown, so that families decide.
     """
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
-    family = _by_name(trace, kernel_rows, family_of)
+    family = trace.by_name(kernel_rows, family_of, np.uint8)
     costs = kernel_costs(trace, kernel_rows, launch, family)
     is_float32 = costs.dtype == DTYPES.index("float32")
     dtype = costs.dtype
-    dtype[is_float32] = _by_name(trace, kernel_rows[is_float32], _float32_arithmetic)
+    dtype[is_float32] = trace.by_name(kernel_rows[is_float32], _float32_arithmetic, np.uint8)
     floor_flops, floor_bytes = _floors(costs, dtype, gpu)
     num_sms = _num_sms(trace, gpu)
     blocks = trace.num_blocks(kernel_rows)
     small = (duration < SHORT_KERNEL_NS) | ((blocks != NONE) & (blocks < num_sms))
-    # chunks of a pass over lists that would take longer than it did are not full: how full, nothing tells
+    # a pass over lists that was faster than its full chunks allow had chunks filled to an unknown degree
     floor_bytes[(costs.source == DecidedBy.PARAMETERS) & (floor_bytes > duration)] = np.nan
     category, decided_by = _decide(family, costs.source, duration, small, floor_flops, floor_bytes)
     return KernelLimits(
@@ -108,21 +104,12 @@ def kernel_limits(
     )
 
 
-def _by_name(trace: TraceColumns, rows: IntColumn, code_of: Callable[[str], int]) -> Codes:
-    """A code for each row from its name; each name in use is asked once."""
-    used = np.zeros(len(trace.names), np.bool_)
-    used[trace.name[rows]] = True
-    code = np.zeros(len(trace.names), np.uint8)
-    code[used] = [code_of(trace.names[name]) for name in np.flatnonzero(used)]
-    return code[trace.name[rows]]
-
-
 _EXACT_FLOAT32 = re.compile(r"sgemm|scudnn|simt|gemv|^Cijk_.*_S_?B_|s_?s_?s_.*ffma", re.IGNORECASE)
 _TENSOR_FLOAT32 = re.compile(r"tf32|s1688(?!gemm_f16|gemm_bf16)|xf32", re.IGNORECASE)
 
 
 def _float32_arithmetic(kernel_name: str) -> int:
-    """Code of the type a kernel multiplies float32 operands in; the faster one where its name leaves it open."""
+    """Code of the type in which a kernel multiplies float32 operands; the faster one where its name leaves it open."""
     exact = _EXACT_FLOAT32.search(kernel_name) and not _TENSOR_FLOAT32.search(kernel_name)
     return DTYPES.index("float32" if exact else "tfloat32")
 
@@ -137,7 +124,7 @@ def _floors(costs: KernelCosts, dtype: Codes, gpu: GpuModel | None) -> tuple[Flo
 
 
 def _num_sms(trace: TraceColumns, gpu: GpuModel | None) -> int:
-    """As the driver reports, else the catalogue's; 0 if neither, so that no kernel counts as small by its blocks."""
+    """Multiprocessors by the driver, else the catalogue; 0 without both, so that no kernel is small by its blocks."""
     reported = [device.num_sms for device in trace.header.devices if device.num_sms]
     return reported[0] if reported else (gpu.num_sms if gpu is not None else 0)
 

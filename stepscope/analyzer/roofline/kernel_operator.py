@@ -1,14 +1,4 @@
-"""Operator of each kernel: the one that launched it, or that of a like kernel.
-
-Kernel operator: Kineto writes the innermost operator's External id on the kernel and on its launch. Where it does not
-(CUDA graphs, Triton without a cpu_op, old files, ids of another numbering), the innermost operator open on the
-launching thread at the launch counts.
-
-Borrowing: Kernels still queued when the window opens have no operator, but the same work comes again a step later.
-The stand-in is a kernel of the same name, grid and block; a persistent kernel has one grid for all sizes, so its
-neighbours on the stream must be the same as well, as far as that finds one; of several, the one that took most nearly
-as long.
-"""
+"""Operator of each kernel: the one that launched it, or that of an equivalent kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +12,11 @@ from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns, nar
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
     """For each kernel row, the row of the operator that launched it, or NONE.
 
+    Kineto writes the innermost operator's External id on the kernel and on its launch. Without one (CUDA graphs, Triton
+    without a cpu_op, old files, ids of another numbering) the innermost operator open at the launch counts.
+
     Args:
-        trace: one rank's events.
-        kernel_rows: rows of kernels.
-        launch: as `launch_rows` finds them.
+        launch: as `launch_rows` returns.
     """
     operators = trace.rows_of(Category.CPU_OP)
     if not len(operators) or not len(kernel_rows):
@@ -33,11 +24,11 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Row
     found = last_row_of_id(trace.external_id[operators], operators, trace.external_id[kernel_rows])
     unnamed = np.flatnonzero((found == NONE) & (launch != NONE))
     found[unnamed] = last_row_of_id(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
-    # an id of another numbering may hit a stranger: the operator must be open when the launch is made
+    # an id of another numbering may hit another operator: the right one is open at the launch
     launched = launch != NONE
     at = trace.start_ns[launch]
-    stranger = (found != NONE) & launched & ((trace.start_ns[found] > at) | (trace.end_ns[found] < at))
-    found[stranger] = NONE
+    is_wrong = (found != NONE) & launched & ((trace.start_ns[found] > at) | (trace.end_ns[found] < at))
+    found[is_wrong] = NONE
     missing = np.flatnonzero((found == NONE) & launched)
     if len(missing):
         found[missing] = innermost_open(trace, operators, launch[missing])
@@ -45,7 +36,7 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Row
 
 
 def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost of some host rows that is open on each launch's thread at its start, or NONE."""
+    """The innermost of some host rows open on each launch's thread at its start, or NONE."""
     found = np.full(len(launches), NONE, np.intp)
     thread = trace.lane[operators]
     launch_thread = trace.lane[launches]
@@ -56,13 +47,17 @@ def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows
 
 
 def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost of some host rows of one thread, where they nest, that is open at each launch, or NONE."""
+    """The innermost of some nested host rows of one thread that is open at each launch, or NONE.
+
+    Idea: the depth of a row is the number of rows started minus ended before it; at a launch that difference is the
+    depth wanted, and the innermost open row is the last of that depth to start. All searches are vectorised.
+    """
     if not len(operators):
         return np.full(len(launches), NONE, np.intp)
     start, end = trace.start_ns[operators], trace.end_ns[operators]
     order = order_of(start, -end)
     operators, start, end = operators[order], start[order], end[order]
-    ends = np.sort(end, kind="stable")  # nearly in order: many times faster than the default
+    ends = np.sort(end, kind="stable")  # nearly in order, where a stable sort is many times faster
     ended = np.searchsorted(ends, start, side="right") - _empty_from_here_on(start, end)
     depth = np.arange(len(operators)) - ended
     at = trace.start_ns[launches]
@@ -79,7 +74,7 @@ def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) ->
 
 
 def _empty_from_here_on(start: IntColumn, end: IntColumn) -> Rows:
-    """For each row, how many of it and those after it begin and end where it begins: in microseconds some take none."""
+    """For each row, how many of it and later rows are empty at its start: in microseconds some have length 0."""
     is_empty = start == end
     if not is_empty.any():
         return np.zeros(len(start), np.intp)
@@ -92,19 +87,21 @@ def _empty_from_here_on(start: IntColumn, end: IntColumn) -> Rows:
 Places = npt.NDArray[np.intp]
 
 REACHES = (3, 1, 0)
-"""How many neighbours on either side must agree, one try after the other."""
+"""Numbers of neighbours on either side that must be equal, tried in turn."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-"""An odd multiplier (2**64 / golden ratio) that spreads keys; two contexts meet by chance once in 2**64 pairs."""
+"""Odd multiplier (2**64 / golden ratio) of a multiplicative hash; contexts collide once in 2**64 pairs."""
 
 
 def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) -> Places:
-    """For each kernel without operator the position of the kernel that stands for it; NONE where there is none.
+    """For each kernel without operator the position of an equivalent kernel with one, or NONE.
+
+    Kernels queued when the window opens have no operator, but the same work comes again a step later. Equivalent
+    kernels have equal name, grid and block, and equal neighbours on the stream where possible (a persistent kernel has
+    one grid for all sizes); of several, the one with the nearest duration.
 
     Args:
-        trace: one rank's events.
-        kernel_rows: rows of its compute kernels.
-        operator: row of the operator that launched each, or NONE.
+        operator: row of the operator that launched each kernel, or NONE.
     """
     found = np.full(len(kernel_rows), NONE, np.intp)
     orphans = np.flatnonzero(operator == NONE)
@@ -113,7 +110,7 @@ def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) 
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
     order = np.lexsort((trace.start_ns[kernel_rows], trace.lane[kernel_rows]))
     lane = trace.lane[kernel_rows[order]]
-    # ROCm records the grid with the launch, so kernels without one are known by their names alone
+    # ROCm records the grid with the launch, so kernels without launch are compared by name alone
     bare = orphans[trace.launch[kernel_rows[orphans]] == NONE]
     for some, code in ((orphans, _codes(trace, kernel_rows)), (bare, _names(trace, kernel_rows))):
         donors = np.flatnonzero((operator != NONE) & are_among(code, code[some]))
@@ -128,19 +125,19 @@ def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) 
 
 
 def _names(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.uint64]:
-    """One number for a kernel's name."""
+    """Hash of a kernel's name."""
     codes: npt.NDArray[np.uint64] = (trace.name[kernel_rows].astype(np.uint64) + np.uint64(1)) * _MIX
     return codes
 
 
 def _codes(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.uint64]:
-    """One number for a kernel's name, grid and block."""
+    """Hash of a kernel's name, grid and block."""
     launch = (trace.launch[kernel_rows].astype(np.int64) + 2).astype(np.uint64)
     return _names(trace, kernel_rows) ^ launch * (_MIX >> np.uint64(7))
 
 
 def _contexts(code: npt.NDArray[np.uint64], lane: IntColumn, reach: int) -> npt.NDArray[np.uint64]:
-    """One number for a kernel and its neighbours, of kernels in order of time lane by lane."""
+    """Hash of each kernel with its neighbours, for kernels ordered by lane and time."""
     context = np.zeros(len(code), np.uint64)
     for shift in range(-reach, reach + 1):
         neighbour = np.roll(code, -shift)
@@ -156,7 +153,7 @@ def _nearest(key: npt.NDArray[np.uint64], duration: IntColumn, asking: Places, d
     """The donor with the same key whose duration is nearest, or NONE."""
     keys, rank = np.unique(key[donors], return_inverse=True)
     place = np.minimum(np.searchsorted(keys, key[asking]), len(keys) - 1)
-    # donors of one key stand together, by duration: one sorted axis for all
+    # donors sorted by key, then duration, as one axis
     longest = int(max(duration[donors].max(), duration[asking].max())) + 1
     axis = rank * longest + duration[donors]
     order = np.argsort(axis, kind="stable")

@@ -1,9 +1,9 @@
 """Cost of passes over lists of tensors (foreach operators, fused optimizers), from their grids.
 
-The profiler records no shapes for long lists, so neither the operator nor its name tells the size. The kernel does:
-each block of such a pass takes one chunk of one tensor, so the grid counts the chunks, and the template's arguments
-say how many lists are read and written, and of which type. A tensor's last chunk is rarely full: where the gradients
-that the trace records are as many chunks as one pass over them needs, their exact sizes replace the chunks'.
+The profiler records no shapes for long lists, but the kernel shows the size: each block of such a pass takes one chunk
+of one tensor, so the grid is the number of chunks, and the template's arguments give type and number of the lists that
+are read and written. A tensor's last chunk is rarely full: where the gradients in the trace need as many chunks as the
+pass has, their exact sizes are used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 CHUNK_ELEMENTS = 65536
-"""Elements a block takes: kChunkSize of torch's MultiTensorApply.cuh, and 2048 * 32 of apex' multi_tensor_applier."""
+"""Elements per block: kChunkSize of torch's MultiTensorApply.cuh, and 2048 * 32 of apex' multi_tensor_applier."""
 
 _GRADIENT = "torch::autograd::AccumulateGrad"
 
 _LISTS = re.compile(r"TensorList(?:ScalarList)?Metadata<(?:[\w:]+, ?)?(\d)>")
 _COUNTED = re.compile(r"Functor<[^<>]*?, (\d), (\d), (\d)>")
-"""torch's functors end with: lists, of these read, index of the one written."""
+"""torch's functors end with: number of lists, number read, index of the one written."""
 _COPY = re.compile(r"Copy<([\w:]+), ?([\w:]+)>")
 _READS_ALL_WRITES_ALL_BUT_GRADIENTS = re.compile(r"(?:Fused\w*Math|Adam|SGD|Adagrad|NovoGrad)Functor")
 _READS_OR_WRITES = re.compile(r"LpNorm|LpMax|L2Norm|MaxNorm|ZeroFunctor")
@@ -36,7 +36,7 @@ _READS_OR_WRITES = re.compile(r"LpNorm|LpMax|L2Norm|MaxNorm|ZeroFunctor")
 
 @lru_cache(maxsize=4096)
 def bytes_an_element(kernel_name: str) -> int | None:
-    """Bytes that a pass over lists of tensors moves for each element, or None when the kernel is no pass we know."""
+    """Bytes that a pass over lists of tensors moves per element; None for other kernels."""
     if "multi_tensor_apply" not in kernel_name:
         return None
     lists, width = _LISTS.search(kernel_name), element_bytes_of(kernel_name[kernel_name.find("Functor") :])
@@ -60,8 +60,8 @@ class ListPassBytes:
     """One entry a kernel.
 
     Attributes:
-        num_bytes: fewest bytes moved; nan where the kernel is no pass over lists or its grid is not recorded.
-        from_shapes: whether the operator recorded the sizes; else they follow from the grid and the gradients.
+        num_bytes: fewest bytes moved; nan where the kernel is not a pass over lists or its grid is not recorded.
+        from_shapes: whether the operator recorded the sizes; else they come from the grid and the gradients.
     """
 
     num_bytes: npt.NDArray[np.float64]
@@ -69,20 +69,12 @@ class ListPassBytes:
 
 
 def list_pass_bytes(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) -> ListPassBytes:
-    """Bytes of the kernels that pass over lists of tensors.
-
-    Args:
-        trace: one rank's events.
-        kernel_rows: rows of its compute kernels.
-        operator: row of the operator that launched each, or NONE.
-    """
+    """Bytes of the kernels that pass over lists of tensors; `operator` is the row that launched each, or NONE."""
     num_bytes = np.full(len(kernel_rows), np.nan)
     from_shapes = np.zeros(len(kernel_rows), np.bool_)
-    known = np.full(len(trace.names), np.nan)
-    used = distinct(trace.name[kernel_rows])
-    known[used] = [bytes_an_element(trace.names[name]) or np.nan for name in used]
+    element_bytes = trace.by_name(kernel_rows, lambda name: bytes_an_element(name) or np.nan, np.float64)
     blocks = trace.num_blocks(kernel_rows)
-    passes = np.flatnonzero(~np.isnan(known[trace.name[kernel_rows]]) & (blocks > 0))
+    passes = np.flatnonzero(~np.isnan(element_bytes) & (blocks > 0))
     if not len(passes):
         return ListPassBytes(num_bytes, from_shapes)
     name, chunks = trace.name[kernel_rows[passes]].astype(np.int64), blocks[passes].astype(np.float64)
@@ -91,7 +83,7 @@ def list_pass_bytes(trace: TraceColumns, kernel_rows: IntColumn, operator: IntCo
     recorded = _recorded_elements(trace, calls >> 24)
     fill = _fill_of_calls(trace, calls, chunks_of_call)
     elements = np.where(np.isnan(recorded), chunks_of_call * CHUNK_ELEMENTS * fill, recorded)
-    num_bytes[passes] = elements[call] * chunks / chunks_of_call[call] * known[name]
+    num_bytes[passes] = elements[call] * chunks / chunks_of_call[call] * element_bytes[passes]
     from_shapes[passes] = ~np.isnan(recorded)[call]
     return ListPassBytes(num_bytes, from_shapes)
 
@@ -105,13 +97,13 @@ def _recorded_elements(trace: TraceColumns, operators: IntColumn) -> npt.NDArray
         first = call.lists[0] if call is not None and call.lists else None
         if first is not None:
             elements[place] = sum(map(prod, first))
-    return elements[shapes]  # NONE meets the last, which is nan
+    return elements[shapes]  # NONE picks the last, which is nan
 
 
 def _fill_of_calls(trace: TraceColumns, calls: IntColumn, chunks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How full the chunks of each call are, 1 where the gradients do not tell.
+    """Fill of the chunks of each call; 1 where the gradients do not give it.
 
-    Calls without operator (launched before the window) are parts of one: they are as full as their likes.
+    Calls without operator (launched before the window) are parts of one and get the fill of calls of the same kernel.
     """
     gradients = _gradients(trace)
     is_whole = calls >> 24 != NONE
@@ -128,14 +120,14 @@ def _fill_of_calls(trace: TraceColumns, calls: IntColumn, chunks: npt.NDArray[np
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """All gradients of the trace, cut in `num_parts` (shards)."""
+    """All gradients of the trace, divided into shards."""
 
     num_chunks: int
     num_elements: float
 
 
 def _gradients(trace: TraceColumns) -> list[_Gradients]:
-    """The gradients as autograd accumulated them, whole and as each group of ranks would share them out."""
+    """The gradients that autograd accumulated, whole and sharded over each group of ranks."""
     if _GRADIENT not in trace.names:
         return []
     rows = trace.rows_named(_GRADIENT.__eq__, Category.CPU_OP)
@@ -157,9 +149,9 @@ def _gradients(trace: TraceColumns) -> list[_Gradients]:
 
 
 def _fill(gradients: list[_Gradients], num_chunks: float) -> float | None:
-    """How full the chunks of a pass over all parameters are; None when it is not the gradients' pass.
+    """Fill of the chunks of a pass over all parameters; None when the gradients do not match it.
 
-    The trace holds the gradients once a backward pass, so they are a whole multiple of what one pass over them takes.
+    The trace has the gradients once per backward pass, so their chunks are a whole multiple of those of one pass.
     """
     for candidate in gradients:
         if candidate.num_chunks and candidate.num_chunks % num_chunks == 0:

@@ -1,11 +1,9 @@
 """Cost of matrix products and attention: FLOPs and least bytes, forward and backward.
 
-Matmul cost: To teach a new operator, add a row to `_MATMULS`. Argument numbers are those of the operator's schema.
+To add an operator, add a row to `_MATMULS` or `_ATTENTIONS`, with the argument numbers of its schema.
 
-Attention cost: A causal mask halves the square of pairs, as every closed form has it (the diagonal is half a row too
-much). Packed sequences tell their number and their total, not their lengths: equal lengths give the fewest pairs, so
-that is counted. To teach a new operator, add a row to `_ATTENTIONS`. Argument numbers are those of the operator's
-schema.
+A causal mask halves the pairs of queries and keys, as in the usual closed forms (which ignore half the diagonal). Of
+packed sequences number and total length are recorded; equal lengths give the fewest pairs and are assumed.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _matmul_model(row: _Matmul, *, grouped: bool) -> CostModel:
         if right[-2] != k:
             return None
         if grouped:
-            # 2-D by 3-D: each row meets one expert's matrix; the other forms depend on the offsets' values
+            # 2-D by 3-D: each row is multiplied by one expert's matrix; other forms depend on the offsets' values
             if len(left) != 2 or len(right) != 3:
                 return None
         elif len(right) > 2 and right[:-2] != left[:-2]:
@@ -71,7 +69,7 @@ def _matmul_model(row: _Matmul, *, grouped: bool) -> CostModel:
             num_bytes=float(prod(left) * width_left + prod(right) * width_right + result),
             dtype=call.compute_dtype(row.left),
             families=_MATMUL_KERNELS,
-            # split-K: at least two parts, in float32, are added up
+            # split-K: at least two float32 parts are summed
             side_bytes={Family.REDUCTION: 2.0 * batch * m * n * _PARTIAL_BYTES + result},
         )
 
@@ -97,11 +95,11 @@ class _Attention(NamedTuple):
     """[batch, heads, sequence, dim], else [batch, sequence, heads, dim]"""
     backward: bool = False
     varlen: int | None = None
-    """ends of the sequences that are packed into one, where given"""
+    """ends of packed sequences, where given"""
     window: int | None = None
-    """how far back a query sees, where that is limited"""
+    """size of a sliding window"""
     bottom_right: bool = False
-    """the mask's diagonal ends in the last corner: the last query sees all keys"""
+    """the mask's diagonal ends in the last corner: the last query attends to all keys"""
 
 
 _ATTENTIONS = {
@@ -142,7 +140,7 @@ def _mask(call: OperatorCall, row: _Attention) -> _Mask | None:
 
 
 def _pairs(num_queries: float, num_keys: float, mask: _Mask) -> float:
-    """Pairs of a query and a key that meet, of one head of one sequence."""
+    """Pairs of a query and a key that are not masked, in one head of one sequence."""
     square = num_queries * num_keys
     if not mask.causal:
         return square
@@ -150,7 +148,7 @@ def _pairs(num_queries: float, num_keys: float, mask: _Mask) -> float:
     if num_queries <= num_keys:
         before = num_keys - num_queries if mask.bottom_right else 0.0
         return num_queries * before + overlap * overlap / 2
-    # queries past the last key see all keys, or, with the diagonal ending in the last corner, the first see none
+    # queries past the last key attend to all keys; with the diagonal in the last corner, the first ones to none
     past = 0.0 if mask.bottom_right else (num_queries - num_keys) * num_keys
     return overlap * overlap / 2 + past
 

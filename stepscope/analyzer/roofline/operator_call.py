@@ -1,4 +1,4 @@
-"""Calls of operators: their arguments, and the type that states an operator's cost."""
+"""Calls of operators: their arguments, and the type of an operator's cost."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _COMPUTE_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call. Entry i of each tuple belongs to argument i.
+    """Arguments of one call; entry i of each tuple belongs to argument i.
 
     Attributes:
-        dims: an argument's dimensions, () for a tensor of one number; None for what is no tensor (scalars, lists).
-        lists: the dimensions of a list of tensors; None for what is none or was too long to be recorded.
-        types: the profiler's word for its element type, or "Scalar", "ScalarList", "TensorList", "".
-        values: text of scalars and lists, "" for tensors; empty where the profiler (before torch 2.1) kept none.
+        dims: dimensions of a tensor, () for a 0-dimensional one; None for other arguments (scalars, lists).
+        lists: dimensions of a list of tensors; None for other arguments and lists too long to be recorded.
+        types: the profiler's name of the element type, or "Scalar", "ScalarList", "TensorList", "".
+        values: text of scalars and lists, "" for tensors; empty where not recorded (torch < 2.1).
         list_element_bytes: bytes of one element of the lists' tensors, whose type is not recorded; None if unknown.
     """
 
@@ -49,24 +49,24 @@ class OperatorCall:
     list_element_bytes: int | None = None
 
     def tensor(self, argument: int) -> Dims | None:
-        """Dimensions of an argument, or None when it is no tensor or not recorded."""
+        """Dimensions of an argument, or None when it is not a tensor or not recorded."""
         return self.dims[argument] if argument < len(self.dims) else None
 
     def element_bytes(self, argument: int) -> int | None:
-        """Bytes of one element of an argument, or None for types we don't know."""
+        """Bytes of one element of an argument, or None for unknown types."""
         return bytes_of_dtype(self.types[argument]) if argument < len(self.types) else None
 
     def num_bytes(self, argument: int) -> int | None:
-        """Size of a tensor argument in bytes, or None when it is no tensor or its type is unknown."""
+        """Size of a tensor argument in bytes, or None when it is not a tensor or its type is unknown."""
         dims, width = self.tensor(argument), self.element_bytes(argument)
         return prod(dims) * width if dims is not None and width is not None else None
 
     def compute_dtype(self, argument: int) -> str | None:
-        """The word core.hardware has for an argument's element type, or None."""
+        """An argument's element type as in core.hardware, or None."""
         return _COMPUTE_DTYPES.get(self.types[argument]) if argument < len(self.types) else None
 
     def list_elements(self, argument: int) -> int | None:
-        """Elements of all tensors of a list, or None when it is none or was not recorded."""
+        """Elements of all tensors of a list, or None when it is not a list or not recorded."""
         dims = self.lists[argument] if argument < len(self.lists) else None
         return sum(map(prod, dims)) if dims is not None else None
 
@@ -93,17 +93,17 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """The least an operator needs, over all the kernels it launches.
+    """Least cost of an operator, over all the kernels it launches.
 
     Attributes:
-        flops: FLOPs its kernels execute on the matrix units (a multiply-add is 2); 0 where those are not used.
-        recomputed_flops: the part of them that repeats forward work (attention's backward), so no model FLOPs.
+        flops: FLOPs on the matrix units (a multiply-add is 2); 0 where those are not used.
+        recomputed_flops: the part of them that repeats forward work (attention's backward); not model FLOPs.
         num_bytes: fewest bytes to and from memory: each input read once, each output written once.
-        dtype: element type of the matrix operands in core.hardware's words ("float32" leaves TF32 open); None where
-            flops is 0 or the type is not in its catalogue.
-        families: the kernels that do the work; others of the same operator are side kernels.
-        side_bytes: fewest bytes of one side kernel by its family, where they are known.
-        is_upper_bound: whether kernels are about that need fewer FLOPs (Winograd's).
+        dtype: element type of the matrix operands as in core.hardware ("float32" leaves TF32 open); None where flops is
+            0 or the type is not in its catalogue.
+        families: families of the kernels that do the work; others of the operator are side kernels.
+        side_bytes: fewest bytes of one side kernel by its family, where known.
+        is_upper_bound: whether some kernels need fewer FLOPs (Winograd's).
     """
 
     flops: float
@@ -119,7 +119,7 @@ CostModel = Callable[[OperatorCall], OperatorCost | None]
 
 
 def parse_call(shapes: Shapes, *, list_element_bytes: int | None = None) -> OperatorCall | None:
-    """Parse what the trace recorded, or None when it recorded no shapes or they make no sense."""
+    """Parse a call's recorded shapes; None without valid ones."""
     dims, types, values = (
         _parse(text) for text in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs or "[]")
     )
@@ -137,10 +137,9 @@ def parse_call(shapes: Shapes, *, list_element_bytes: int | None = None) -> Oper
 def distinct_calls(
     trace: TraceColumns, operators: IntColumn, shapes: IntColumn
 ) -> tuple[list[tuple[str, Shapes] | None], npt.NDArray[np.intp]]:
-    """Operators' names and shapes are few: each pair of them once, and for each operator its index into them.
+    """Distinct pairs of operator name and shapes, and for each operator its index into them; there are few.
 
     Args:
-        trace: one rank's events.
         operators: rows, or NONE.
         shapes: index into the shape table by operator, or NONE; such operators share one entry, None.
     """
@@ -161,7 +160,7 @@ def _parse(text: str) -> object:
 
 
 def _tensor_dims(entry: object, kind: object) -> Dims | None:
-    """[] stands for scalars and missing tensors too: there the type is no element type."""
+    """Dimensions of a tensor; [] also stands for scalars and missing tensors, which have no element type."""
     return _as_dims(entry) or (() if entry == [] and bytes_of_dtype(kind) is not None else None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.element_types import element_bytes_of
-from stepscope.analyzer.intervals import Intervals, contains, intersect, time_of, union
+from stepscope.analyzer.intervals import Intervals, contains, intersect, join, time_of
 from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
@@ -86,11 +86,7 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
         repeated = intersect(starts, nodes)
         holds_forward = np.searchsorted(repeated.start, nodes.end) > np.searchsorted(repeated.start, nodes.start)
         nodes = Intervals(nodes.start[holds_forward], nodes.end[holds_forward])
-        again = union(
-            np.concatenate((repeated.start, intersect(products, nodes).start)),
-            np.concatenate((repeated.end, intersect(products, nodes).end)),
-        )
-        result[mine] = contains(again, trace.start_ns[operator[mine]])
+        result[mine] = contains(join(repeated, intersect(products, nodes)), trace.start_ns[operator[mine]])
     return result
 
 

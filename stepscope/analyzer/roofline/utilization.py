@@ -1,4 +1,4 @@
-"""Utilization of a rank: modelled share of kernel time, FLOPs of a step, whether the peak can be right."""
+"""Utilization of a rank: share of kernel time with a known limit, FLOPs of a step, plausibility of the peak."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.core.documents.analysis import RooflineCoverage
 
 PEAK_MARGIN = 1.05
-"""A FLOP floor above the duration by more than this convicts the peak; less may be the timestamps' rounding."""
+"""Least ratio of a FLOP floor to the duration that shows a wrong peak; less may be rounding of timestamps."""
 LARGE_PRODUCT_NS = 100_000
 NUM_LARGE_PRODUCTS = 20
 LOW_EFFICIENCY = 0.45
 """Large matrix products reach 60-85 % of the dense peak: 0.82 on an H100 in bf16, 0.63 on an A100 in TF32, 0.81 on a
-V100 in FP32 (recorded traces). Half of that is what half the clock looks like, or a peak that counts sparsity."""
+V100 in FP32 (recorded traces). Half of that points to half the clock, or a peak with sparsity."""
 
 
 def coverage(limits: KernelLimits) -> RooflineCoverage:
@@ -36,38 +36,38 @@ def coverage(limits: KernelLimits) -> RooflineCoverage:
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """Matrix FLOPs of some kernels: `model` for MFU, `executed` (with what backward repeats) for HFU."""
+    """Matrix FLOPs of a step: `model` for MFU, `executed` (with recomputation) for HFU."""
 
     model: float
     executed: float
 
 
-def step_flops(model: Floats, executed: Floats, owned: npt.NDArray[np.bool_]) -> StepFlops:
-    """Matrix FLOPs of the kernels or operators of a step.
+def step_flops(model: Floats, executed: Floats, in_steps: npt.NDArray[np.bool_], num_steps: int = 1) -> StepFlops:
+    """Matrix FLOPs of a step, mean over the steps.
 
     Args:
-        model, executed: of each, nan where unknown.
-        owned: which of them were launched in the step.
+        model, executed: of each kernel or operator, nan where unknown.
+        in_steps: which of them were launched inside the steps.
     """
-    return StepFlops(model=float(np.nansum(model[owned])), executed=float(np.nansum(executed[owned])))
+    return StepFlops(float(np.nansum(model[in_steps])) / num_steps, float(np.nansum(executed[in_steps])) / num_steps)
 
 
 def dominant_dtype(limits: KernelLimits) -> str | None:
-    """The element type in which most matrix FLOPs run, or None when no kernel has any."""
+    """The element type of most matrix FLOPs, or None without any."""
     by_dtype = np.bincount(limits.dtype, weights=np.nan_to_num(limits.flops), minlength=len(DTYPES))
     by_dtype[0] = 0.0
     return DTYPES[int(np.argmax(by_dtype))] if by_dtype.any() else None
 
 
 def peak_is_exceeded(limits: KernelLimits) -> bool:
-    """Whether kernels that hold over 1 % of the matrix FLOPs ran faster than the GPU's peak allows."""
+    """Whether kernels with more than 1 % of the matrix FLOPs ran faster than the GPU's peak allows."""
     flops = np.where(limits.flops_are_upper_bound, 0.0, limits.flops)
     faster = limits.floor_ns_flops > PEAK_MARGIN * limits.duration_ns
     return bool(np.nansum(flops[faster]) > 0.01 * np.nansum(flops))
 
 
 def best_product_efficiency(limits: KernelLimits) -> float | None:
-    """What share of the peak the best tenth of the large matrix products reach at least; None with too few of them."""
+    """Share of the peak that the best tenth of the large matrix products reach; None with too few of them."""
     large = (limits.family == Family.MATMUL) & (limits.duration_ns >= LARGE_PRODUCT_NS) & ~limits.flops_are_upper_bound
     large &= limits.floor_ns_flops > limits.floor_ns_bytes
     if np.count_nonzero(large) < NUM_LARGE_PRODUCTS:

@@ -135,13 +135,11 @@ class Streams:
 
     Attributes:
         members: indices of each stream's activities, by start.
-        place: index of each activity in its stream.
         number: by activity, the index of its stream in `members`.
         launch_order: rank of each activity by launch; those without a launch first.
     """
 
     members: list[Rows]
-    place: IntColumn
     number: IntColumn
     launch_order: IntColumn
 
@@ -149,15 +147,14 @@ class Streams:
 def read_streams(activities: Activities) -> Streams:
     """Group the activities by stream."""
     members: list[Rows] = []
-    place = np.zeros(len(activities), np.int64)
     number = np.zeros(len(activities), np.int64)
     for stream in distinct(activities.stream).tolist():
         selected = np.flatnonzero(activities.stream == stream)
-        place[selected], number[selected] = np.arange(len(selected)), len(members)
+        number[selected] = len(members)
         members.append(selected)
     order = np.empty(len(activities), np.int64)
     order[np.argsort(activities.launch_ns, kind="stable")] = np.arange(len(activities))  # ties by start
-    return Streams(members, place, number, order)
+    return Streams(members, number, order)
 
 
 def stream_edges(streams: Streams) -> Edges:

@@ -30,13 +30,7 @@ _MAX_COMPARISONS = 1_000 * 1_000
 
 @dataclass(frozen=True, slots=True)
 class MatchedStep:
-    """Kernels of one role in one step.
-
-    Attributes:
-        ranks: ranks of the role.
-        table: matched kernels, one row per rank, NONE where a rank has none.
-        extra: kernels that only one rank has.
-    """
+    """Kernels of one role in one step: matched (one row per rank, NONE if it has none), or of one rank alone."""
 
     ranks: tuple[int, ...]
     table: Nodes
@@ -95,8 +89,8 @@ def align(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
     """Match two sequences.
 
     Returns:
-            Pairs, shape (2, pairs): indices into the reference and into `own`; and the indices of `own` without a
-            counterpart. Runs too long to compare are in neither.
+        Pairs, shape (2, pairs): indices into the reference and into `own`; and the indices of `own` without a
+        counterpart. Runs too long to compare are in neither.
     """
     shorter = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:shorter] != own[:shorter])

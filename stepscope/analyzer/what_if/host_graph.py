@@ -45,10 +45,9 @@ COMPUTES = CATEGORY_CODE[TimeCategory.COMPUTE_OTHER]
 
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """Window of one rank's main thread, without holes, on the rank's own clock.
+    """Window of one rank's main thread, without holes, on the rank's own clock, by piece.
 
     Attributes:
-        start_ns, end_ns: by piece.
         category: code of its time category.
         name_hash: hash of the operator that computes, equal on every rank; else 0.
     """
@@ -103,13 +102,7 @@ _RETURN, _WAIT, _MARK, _ISSUE, _COMPUTE = range(5)
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Points where the thread starts something or waits for it, in time order.
-
-    Attributes:
-        time_ns: as measured.
-        kind: one of the five kinds.
-        item: the activity that is started or waited for.
-    """
+    """Points where the thread starts or waits for an activity (`item`), in time order."""
 
     time_ns: Nanoseconds
     kind: IntColumn

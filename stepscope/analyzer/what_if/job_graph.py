@@ -74,12 +74,7 @@ class EdgeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank in the job's arrays.
-
-    Attributes:
-        first_call, first_activity, first_communication: where its items begin.
-        offset_ns: the rank's clock minus the job's.
-    """
+    """One rank in the job's arrays: where its items begin, and its clock minus the job's."""
 
     rank: int
     graph: RankGraph
@@ -108,10 +103,6 @@ class Layout:
     """Numbering of the items of all ranks, one rank after another.
 
     Nodes are the origin, then calls, then starts of activities, then ends of communications.
-
-    Attributes:
-        activity_of_communication: activity of each communication.
-        communication_of_activity: communication of each activity, or NONE.
     """
 
     parts: dict[int, Part]
@@ -223,7 +214,7 @@ def transfer_block(
         measured duration counts as transfer.
     """
     needed = _needed(calls_of_rank, matches)
-    history = _is_history(layout)
+    history = np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
     source: list[int] = []
     target: list[int] = []
     transfer: list[int] = []
@@ -246,7 +237,8 @@ def transfer_block(
     sources, targets = np.array(source, np.int64), np.array(target, np.int64)
     starts = layout.start_nodes(layout.activity_of_communication[sources])
     block = _block(EdgeKind.TRANSFER, starts, layout.end_nodes(targets), 0, item=targets)
-    return _without_history(layout, block), np.array(transfer, np.int64), unmatched
+    block = block.only(~history[layout.activity_of_communication[block.item]])  # history keeps its measured times
+    return block, np.array(transfer, np.int64), unmatched
 
 
 def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> dict[CallId, list[CallId]]:
@@ -264,16 +256,6 @@ def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> di
         elif kinds <= TO_ROOT_KINDS and len(roots) == 1 and (root := roots.pop()) in match:
             needed.update({call: [call] for call in match.values()} | {match[root]: list(match.values())})
     return needed
-
-
-def _is_history(layout: Layout) -> Mask:
-    """Whether each activity is history."""
-    return np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
-
-
-def _without_history(layout: Layout, block: EdgeBlock) -> EdgeBlock:
-    """The edges without those into history, which keeps its measured times."""
-    return block.only(~_is_history(layout)[layout.activity_of_communication[block.item]])
 
 
 def _block(
@@ -313,8 +295,6 @@ class JobGraph:
         slot_of_node: slot of each node, or NONE for nodes after the last boundary.
         origin_ns: zero of all times, on the job's clock.
         host_ns: shape (calls, HOST_WORK).
-        duration_ns: by activity.
-        transfer_ns: by communication.
         num_unmatched: communications without a partner.
     """
 
@@ -354,8 +334,8 @@ def join_ranks(
     place = np.empty(layout.num_nodes, np.int64)
     order = order_of(key, _phase(layout))
     place[order] = np.arange(layout.num_nodes)
-    cut = place[_boundary_nodes(layout)].max()
-    edges = _in_order(blocks, place, cut)
+    cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
+    edges = [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
     weight_place, first, second, slot_of_node = _slots(edges, place, order[: cut + 1])
     return JobGraph(
         layout=layout,
@@ -391,11 +371,6 @@ def _phase(layout: Layout) -> npt.NDArray[np.int8]:
     return phase
 
 
-def _boundary_nodes(layout: Layout) -> Nodes:
-    """Every node that a step is measured by."""
-    return np.concatenate([end_of_steps(layout, rank) for rank in layout.parts])
-
-
 def end_of_steps(layout: Layout, rank: int) -> Nodes:
     """Boundary nodes of a rank; with one boundary also the ends (or starts) of its last activities."""
     part = layout.parts[rank]
@@ -406,11 +381,6 @@ def end_of_steps(layout: Layout, rank: int) -> Nodes:
     communication = layout.communication_of_activity[last]
     ends = np.where(communication >= 0, layout.end_nodes(communication), layout.start_nodes(last))
     return np.concatenate((boundaries, ends))
-
-
-def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> list[EdgeBlock]:
-    """Edges that point forwards and end no later than the cut."""
-    return [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
 
 
 def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, Nodes, Nodes, Nodes]:

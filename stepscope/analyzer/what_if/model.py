@@ -44,17 +44,14 @@ def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: 
     return NONE if link is None else round(expected_seconds(link, kind, len(members), num_bytes) * 1e9)
 
 
-def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
+def number_similar_calls(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
     """Number of each communication, rank by rank, shared by those of the same group, kind and size."""
     numbers: dict[tuple[object, ...], int] = {}
-    result = []
-    for calls in calls_of_rank.values():
-        for call in calls:
-            result.append(numbers.setdefault((call.group, call.kind, call.num_bytes), len(numbers)))
-    return np.array(result, np.int64)
+    keys = [(call.group, call.kind, call.num_bytes) for calls in calls_of_rank.values() for call in calls]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> Mask:
+def is_reduction(calls_of_rank: Mapping[int, Sequence[Call]]) -> Mask:
     """Whether each communication, rank by rank, sums gradients over data-parallel ranks within a step."""
     return np.array(
         [
@@ -72,15 +69,7 @@ MAX_BEFORE_WINDOW_SHARE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class ReplayModel:
-    """A job that can be replayed.
-
-    Attributes:
-        job: the job that fixes are applied to.
-        base: its measured scenario.
-        kept: indices of the whole steps that count.
-        skipped: indices of those left out.
-        step_numbers: number of each whole step.
-    """
+    """A job that can be replayed, its measured scenario, and the whole steps that are kept or skipped, by index."""
 
     job: FixedJob
     base: Scenario
@@ -124,7 +113,7 @@ def build_model(
     if not graphs or len(graphs) < len(views) or any(view.on_device != on_device for view in views.values()):
         return None
     calls = {rank: view.calls for rank, view in views.items()}
-    like = alike(calls)
+    like = number_similar_calls(calls)
     graph = _with_likely_transfers(join_ranks(graphs, calls, matches, offsets_ns), like)
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > MAX_BEFORE_WINDOW_SHARE
@@ -136,7 +125,7 @@ def build_model(
             role=role,
             expected_transfer_ns=expected_transfers(views),
             alike=like,
-            reduces=reductions(calls),
+            reduces=is_reduction(calls),
             steps=frozenset(numbers[place] for place in kept),
             on_device=on_device,
         ),

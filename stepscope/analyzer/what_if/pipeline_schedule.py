@@ -59,6 +59,8 @@ MAX_MODEL_ERROR = 0.05
 PIPELINE_CAUSES = frozenset({Cause.PIPELINE_BUBBLE, Cause.IMBALANCE})
 """Causes that a schedule replay can remove."""
 
+_SCOPE = "the pipeline's schedule is replayed, with what follows it as it was measured"
+
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
@@ -146,9 +148,9 @@ class PipelineSchedule:
         host = [replace(own, passes_ns=own.passes_ns * factor) for own in self.host]
         return replace(self, order=order, pass_ns=pass_ns, host=host)
 
-    def evened(self, keep: int | None = None) -> PipelineSchedule:
+    def with_even_stages(self, keep: int | None = None) -> PipelineSchedule:
         """Every pass at the mean of all stages, except the passes of the stage `keep`."""
-        return replace(self, pass_ns=[_evened(step, keep) for step in self.pass_ns])
+        return replace(self, pass_ns=[_even_passes(step, keep) for step in self.pass_ns])
 
     def _usual_and_extra(self, step: PassTimes) -> tuple[dict[tuple[Pass, int], float], dict[tuple[Pass, int], float]]:
         """By kind and stage: the time of a pass, and the extra time of the last micro-batch's."""
@@ -164,7 +166,7 @@ class PipelineSchedule:
         return usual, {key: max(own - usual[key], 0.0) for key, own in at_last.items()}
 
 
-def _evened(step: PassTimes, keep: int | None) -> PassTimes:
+def _even_passes(step: PassTimes, keep: int | None) -> PassTimes:
     alike: dict[tuple[Pass, int], list[float]] = defaultdict(list)
     for task, own in step.items():
         alike[task.kind, task.micro_batch].append(own)
@@ -181,7 +183,7 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
     """
     measured = float(np.mean([s.period_ns for s in schedules])) / 1e6
     replayed = _step_ms(schedules)
-    ideal = _step_ms([s.evened() for s in schedules])
+    ideal = _step_ms([s.with_even_stages() for s in schedules])
     fixes = [fix for fix in _fixes(schedules, replayed, ideal) if not causes or fix.fix in causes]
     stages = range(schedules[0].num_stages)
     return WhatIfReport(
@@ -192,8 +194,10 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
         slowdown=measured / ideal,
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
         by_rank={},
-        by_stage={str(stage): _step_ms([s.evened(keep=stage) for s in schedules]) / ideal for stage in stages},
-        warnings=_warnings(schedules, replayed / measured - 1.0),
+        by_stage={
+            str(stage): _step_ms([s.with_even_stages(keep=stage) for s in schedules]) / ideal for stage in stages
+        },
+        warnings=[Notice("schedule_only", _SCOPE), *_warnings(schedules, replayed / measured - 1.0)],
         steps=schedules[0].steps,
         input=WhatIfInput.SCHEDULE,
     )
@@ -211,13 +215,13 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, step, replayed_ms / step, change, binds_next=binds))
     if even_ms < replayed_ms:
-        ranks = sorted(rank for s in schedules for rank in _heavy(s))
+        ranks = sorted(rank for s in schedules for rank in _ranks_above_mean(s))
         change = "compute cut evenly over the stages"
         fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=ranks))
     return fixes
 
 
-def _heavy(schedule: PipelineSchedule) -> list[int]:
+def _ranks_above_mean(schedule: PipelineSchedule) -> list[int]:
     """Ranks that compute more than the mean."""
     busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
     return [rank for rank, own in zip(schedule.chain.ranks, busy, strict=True) if own > np.mean(busy)]
@@ -228,8 +232,7 @@ def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
 
 
 def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notice]:
-    scope = "the pipeline's schedule is replayed, with what follows it as it was measured"
-    notices = [Notice("schedule_only", scope), *model_error_notices(error)]
+    notices = model_error_notices(error)
     finer = schedules[0].with_more_micro_batches(MICRO_BATCH_FACTORS[0])
     if finer is not None and finer.is_host_bound(step_ns := finer.step_ns()):
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
@@ -276,11 +279,11 @@ def add_micro_batch_fixes(
     others = [notice for notice in report.warnings if notice.code != "no_pipeline_fix"]
     unchanged = f"{by_schedule.replayed_step_ms:,.1f} ms with nothing changed ({by_schedule.replay_error:+.1%})"
     scope = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
-    notices = [notice for notice in by_schedule.warnings if notice.code != "schedule_only"]
+    notices = [Notice("schedule_only", scope)] if by_schedule.fixes else []
     return replace(
         report,
         fixes=sorted([*report.fixes, *by_schedule.fixes], key=lambda fix: fix.step_ms),
-        warnings=[*others, *([Notice("schedule_only", scope)] if by_schedule.fixes else []), *notices],
+        warnings=[*others, *notices, *_warnings(schedules, by_schedule.replay_error)],
     )
 
 

@@ -51,13 +51,7 @@ _SCALED_COLUMNS = [HOST_COLUMN[Cause.HOST_BOUND], HOST_COLUMN[Cause.PROFILER]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Host time as it would be without the profiler.
-
-    Attributes:
-        scale: factor applied to host time.
-        scenario: the job with scaled host time.
-        step_ms: replayed step of that scenario.
-    """
+    """Host time scaled to what it would be without the profiler, the scenario with it, and its replayed step, ms."""
 
     scale: float
     scenario: Scenario
@@ -110,7 +104,7 @@ _Change = tuple[Cause, str]
 def predict(
     model: ReplayModel, *, unprofiled_ms: float | None = None, causes: Collection[Cause] = (), by_rank: bool = True
 ) -> WhatIfReport:
-    """Replay the job unchanged, ideal, and with each fix.
+    """Replay the job unchanged, ideal, and with each fix (or those for `causes`).
 
     Args:
         model: the job.

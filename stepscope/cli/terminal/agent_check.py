@@ -1,4 +1,4 @@
-"""Output of `stepscope agent check`: what is collected here, what is not, and why."""
+"""Output of `stepscope agent check`: the metrics that can be collected, those that cannot, and why."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from stepscope.agent.check import AgentCheck, Capabilities, Gap
 
 _WIDTHS = 60, 120
-"""Columns, at least and at most; what lies between is the terminal's."""
+"""Least and most columns; between them the terminal's width is used."""
 _WHY = {
     MissingReason.NOT_SUPPORTED: "this GPU, driver or machine has no such thing",
     MissingReason.NO_PERMISSION: "this user may not read it",
-    MissingReason.NOT_INSTALLED: "what tells it is not installed",
+    MissingReason.NOT_INSTALLED: "its source is not installed",
     MissingReason.VERSION_MISMATCH: "library and driver do not fit: reboot, or reload the module",
-    MissingReason.GONE: "it was there and is no more",
+    MissingReason.GONE: "it has disappeared",
     MissingReason.TIMED_OUT: "no answer in time",
-    MissingReason.UNREACHABLE: "what tells it cannot be reached",
-    MissingReason.UNREADABLE: "what is told makes no sense",
-    MissingReason.TAKEN: "another program has it",
-    MissingReason.NOT_YET: "nothing was told yet",
-    MissingReason.FAILED: "it failed, and nobody says why",
+    MissingReason.UNREACHABLE: "its source cannot be reached",
+    MissingReason.UNREADABLE: "its value makes no sense",
+    MissingReason.TAKEN: "another program uses it",
+    MissingReason.NOT_YET: "it has no value yet",
+    MissingReason.FAILED: "it failed for an unknown reason",
 }
-"""Where the source itself says no more."""
+"""For gaps without a detail of their source."""
 
 
 def check_lines(found: AgentCheck) -> list[str]:
-    """Of the whole report, none wider than the terminal or 120 columns."""
+    """Lines of the whole report, none wider than the terminal or 120 columns."""
     narrow, wide = _WIDTHS
     width = max(narrow, min(wide, shutil.get_terminal_size((wide, 0)).columns))
     lines = _sources(found, width)
@@ -55,8 +55,9 @@ def _sources(found: AgentCheck, width: int) -> list[str]:
 
 
 def _of_one(one: Capabilities, width: int) -> list[str]:
-    told = dict(one.labels)
-    name = f"GPU {told.get('gpu', '')} {told.get('uuid', '')} {told.get('mig_profile', '')}" if told else "this machine"
+    labels = dict(one.labels)
+    names = (labels.get(name, "") for name in ("gpu", "uuid", "mig_profile"))
+    name = f"GPU {' '.join(names)}" if labels else "this machine"
     lines = [f"{' '.join(name.split())}: {counted(len(one.collected), 'metric')}"]
     for gap in one.gaps:
         lines += _wrapped(f"  {gap.reason}: {gap.detail or _WHY[gap.reason]}", width, indent=4)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.console import report_console
+from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Ledger
 from stepscope.core.text.names import short_kernel_name
 from stepscope.core.text.numbers import counted
@@ -16,11 +15,11 @@ from stepscope.core.text.wording import category_phrase, cause_phrase
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 
 def print_analysis(analysis: Analysis) -> None:
-    """Print the report to stdout; plain text when it is no terminal."""
+    """Print the report to stdout."""
     console = report_console()
     console.print("trace quality")
     for name, line in quality_lines(analysis.trace_quality).items():
@@ -50,10 +49,8 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
 
 
 def _root_cause_table(analysis: Analysis) -> Table:
-    table = Table("root cause", box=box.SIMPLE_HEAD, title="Why the time went there", title_justify="left")
-    for name in ("share", "90 % interval", "ms a step"):
-        table.add_column(name, justify="right")
-    table.add_column("ranks")
+    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
+    table = report_table(*columns, title="Why the time went there")
     for row in analysis.root_causes:
         if row.fraction < SHOWN_FROM:
             continue
@@ -65,44 +62,41 @@ def _root_cause_table(analysis: Analysis) -> Table:
 
 
 def _ledger_table(analysis: Analysis) -> Table:
-    shown = [h for h in TimeCategory if any(rank.ledger.get(h, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
-    table = Table("rank", box=box.SIMPLE_HEAD, title="Where the time went, share of the window", title_justify="left")
-    for heading in shown:
-        table.add_column(category_phrase(heading), justify="right")
-    for rank in analysis.ranks[:MOST_RANKS]:
+    shown = [c for c in TimeCategory if any(rank.ledger.get(c, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
+    columns = [f">{category_phrase(category)}" for category in shown]
+    table = report_table("rank", *columns, title="Where the time went, share of the window")
+    for rank in analysis.ranks[:MAX_RANKS]:
         table.add_row(str(rank.rank), *_share_cells(rank.ledger, shown))
-    if len(analysis.ranks) > MOST_RANKS:
+    if len(analysis.ranks) > MAX_RANKS:
         table.add_row("...", *[""] * len(shown))
     table.add_row("job", *_share_cells(analysis.ledger, shown))
     return table
 
 
 def _share_cells(ledger: Ledger, shown: list[TimeCategory]) -> list[str]:
-    shares = [ledger.get(heading, 0.0) for heading in shown]  # an analysis kept by another version may lack headings
+    shares = [ledger.get(category, 0.0) for category in shown]  # an analysis of another version may lack some
     return [f"{share:.1%}" if share >= SHOWN_FROM else "" for share in shares]
 
 
-MOST_KERNELS = 6
-MOST_FINDINGS = 4
-KERNELS_SHOWN_FROM = 0.01
-"""Kernels under a hundredth of the windows are left to --json."""
+MAX_KERNELS = 6
+MAX_FINDINGS = 4
+MIN_KERNEL_SHARE = 0.01
+"""Of the windows; kernels with less are left to --json."""
 
 
 def print_kernels(console: Console, analysis: Analysis) -> None:
-    """Print the table and the findings below it; nothing where no kernel takes a hundredth of the time."""
+    """Print the table and its findings; nothing where no kernel takes a hundredth of the time."""
     windows = sum(rank.window_ms for rank in analysis.ranks)
-    kernels = [k for k in analysis.roofline.kernels if windows and k.ms / windows >= KERNELS_SHOWN_FROM][:MOST_KERNELS]
+    kernels = [k for k in analysis.roofline.kernels if windows and k.ms / windows >= MIN_KERNEL_SHARE][:MAX_KERNELS]
     if not kernels:
         return
-    table = Table("kernel", "operator", box=box.SIMPLE_HEAD, title="Kernels with most time", title_justify="left")
-    for name in ("share", "calls", "mean us", "of its roof", "occupancy"):
-        table.add_column(name, justify="right")
-    table.add_column("limited by")
-    table.add_column("findings")
+    figures = (">share", ">calls", ">mean us", ">of its roof", ">occupancy")
+    columns = ("kernel", "operator", *figures, "limited by", "findings")
+    table = report_table(*columns, title="Kernels with most time")
     for kernel in kernels:
         table.add_row(*_kernel_cells(kernel, windows))
     console.print(table)
-    for finding in analysis.roofline.findings[:MOST_FINDINGS]:
+    for finding in analysis.roofline.findings[:MAX_FINDINGS]:
         console.print(f"  - {finding.code.replace('_', ' ')}, {finding.fraction:.1%} of the time: {finding.message}")
         console.print(f"    > {finding.advice}")
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.console import report_console
+from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
 from stepscope.core.text.numbers import counted, listed, significant
 from stepscope.core.text.wording import category_phrase, cause_phrase
 
-MOST_ROWS = 12
-LONGEST_NAME = 72
+MAX_ROWS = 12
+MAX_NAME_CHARS = 72
 _STYLES = {Change.SLOWER: "bold yellow", Change.FASTER: "bold green"}
 _OUTCOME_STYLES = {GateOutcome.FAILED: "bold red", GateOutcome.PASSED: "green"}
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the report to stdout; plain text when it is no terminal."""
+    """Print the report to stdout."""
     console = report_console()
     console.print(_side("a", comparison.a))
     console.print(_side("b", comparison.b))
@@ -40,8 +39,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
     causes = [(cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_table("root cause", causes, "ranks in b"))
-    headings = [(category_phrase(row.heading), row.ms, "") for row in comparison.headings]
-    console.print(_table("ledger heading", headings, ""))
+    categories = [(category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    console.print(_table("ledger heading", categories, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
     _print_some(console, "kernel", kernels)
@@ -59,7 +58,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _how_tables_differ(comparison: Comparison) -> str:
-    """What one name means in either table, and what both add up to."""
+    """The meaning of a name in either table, and their sum."""
     a, b = (sum(getattr(row.ms, side) or 0.0 for row in comparison.causes) for side in ("a", "b"))
     unlike = "" if comparison.a.step_source == "captured" else "; the step above is that of unprofiled steps"
     return (
@@ -79,17 +78,13 @@ def _side(name: str, side: ComparedSide) -> str:
 
 def _print_some(console: Console, title: str, rows: Sequence[tuple[str, Difference, str]]) -> None:
     if rows:
-        console.print(_table(title, rows[:MOST_ROWS], "calls a step"))
-    if len(rows) > MOST_ROWS:
-        console.print(f"  {len(rows) - MOST_ROWS} more in the output of --json")
+        console.print(_table(title, rows[:MAX_ROWS], "calls a step"))
+    if len(rows) > MAX_ROWS:
+        console.print(f"  {len(rows) - MAX_ROWS} more in the output of --json")
 
 
 def _table(title: str, rows: Iterable[tuple[str, Difference, str]], last: str) -> Table:
-    table = Table(title, box=box.SIMPLE_HEAD)
-    for name in ("a, ms", "b, ms", "change", "95 % interval"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    table.add_column(last)
+    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95 % interval", "", last)
     for name, difference, more in rows:
         low, high = difference.interval or (0.0, 0.0)
         table.add_row(
@@ -123,4 +118,4 @@ def _size(num_bytes: int | None) -> str:
 
 def _short(name: str) -> str:
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name)
-    return printable if len(printable) <= LONGEST_NAME else f"{printable[: LONGEST_NAME - 3]}..."
+    return printable if len(printable) <= MAX_NAME_CHARS else f"{printable[: MAX_NAME_CHARS - 3]}..."

@@ -1,25 +1,27 @@
-"""Console for reports on stdout: colours on a terminal, plain lines elsewhere."""
+"""Console and tables of reports on stdout: colours on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 PLAIN_WIDTH = 240
-"""Columns when stdout is no terminal."""
+"""Columns when stdout is not a terminal."""
 
 
 class _Console(Console):
-    """Leaves a broken pipe to the command's frame, which knows the exit code."""
+    """Console that leaves a broken pipe to the command, which knows the exit code."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def report_console() -> Console:
-    """A console on stdout; plain text when it is no terminal."""
+    """A console on stdout; plain text when it is not a terminal."""
     return _Console(
         width=None if sys.stdout.isatty() else PLAIN_WIDTH,
         no_color=True if "NO_COLOR" in os.environ else None,
@@ -27,3 +29,11 @@ def report_console() -> Console:
         markup=False,  # names from traces may hold square brackets
         emoji=False,
     )
+
+
+def report_table(*columns: str, title: str | None = None) -> Table:
+    """A table without outer lines; columns whose title begins with '>' are aligned right."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return table

@@ -1,8 +1,8 @@
-"""The GPUs of many machines as one table in a terminal."""
+"""GPUs of many machines as one table in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -30,13 +30,13 @@ _SHORT = {
     "application_clocks": "app clocks",
     "display_clocks": "display",
 }
-"""Throttle reasons; `idle` is none."""
+"""Throttle reasons; `idle` is not one."""
 _COLUMNS = ("host", "GPU", "job", "class", "util", "tensor", "DRAM", "W", "GiB", "°C", "MHz", "throttled", "health")
 _RIGHT = frozenset({"util", "tensor", "DRAM", "W", "GiB", "°C", "MHz"})
 
 
 def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
-    """A line on all, a row for each GPU and MIG instance, and one for each agent that does not answer.
+    """A summary line, a row for each GPU and MIG instance, and one for each agent that does not answer.
 
     Args:
         answers: of the agents.
@@ -54,20 +54,17 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
 def _summary(answers: Sequence[NodeAnswer]) -> Text:
     devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
     gpus = [one for one in devices if not one.device.instance]
-    told = [
-        counted(len(answers), "machine"),
-        counted(len(gpus), "GPU"),
-    ]
+    parts = [counted(len(answers), "machine"), counted(len(gpus), "GPU")]
     busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
     if busy:
-        told.append(f"{_percent(sum(busy) / len(busy))} busy")
+        parts.append(f"{_percent(sum(busy) / len(busy))} busy")
     watts = [one.values["power_watts"] for one in gpus if "power_watts" in one.values]
     if watts:
-        told.append(f"{sum(watts) / 1000:,.1f} kW")
+        parts.append(f"{sum(watts) / 1000:,.1f} kW")
     silent = sum(1 for answer in answers if answer.error)
     if silent:
-        told.append(f"{counted(silent, 'agent does', 'agents do')} not answer")
-    return Text(", ".join(told))
+        parts.append(f"{counted(silent, 'agent does', 'agents do')} not answer")
+    return Text(", ".join(parts))
 
 
 def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
@@ -122,8 +119,8 @@ def _class(device: NodeDevice) -> str:
 
 
 def _throttled(reasons: dict[str, float]) -> str:
-    told: Iterable[str] = (name for name, value in reasons.items() if value == 1.0 and name != "idle")
-    return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in told)
+    active = (name for name, value in reasons.items() if value == 1.0 and name != "idle")
+    return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in active)
 
 
 def _health(device: NodeDevice, age: float) -> Text:
@@ -133,12 +130,12 @@ def _health(device: NodeDevice, age: float) -> Text:
         return _text(f"does not answer: {device.reason.replace('_', ' ')}{since}", "bold red")
     if device.health is None:
         return Text(f"{UNKNOWN}{since}")
-    told = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
-    return _text(told + since, _STYLES.get(device.health.state, ""))
+    state = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
+    return _text(state + since, _STYLES.get(device.health.state, ""))
 
 
 def _text(text: str, style: str = "") -> Text:
-    """What others have named, as jobs by their users, may hold what a terminal would obey."""
+    """Text from elsewhere, such as names of jobs, without control sequences."""
     return Text(printable(text), style=style)
 
 

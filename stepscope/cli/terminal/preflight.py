@@ -1,4 +1,4 @@
-"""A preflight in a terminal: a line a check over all GPUs, then what is wrong, then the result."""
+"""A preflight in a terminal: a line per check over all GPUs, then the faults, then the result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Line = tuple[str, str | None]
 """Text, and its colour where it has one."""
 
 _COLOURS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.PASS: "green", Outcome.SKIPPED: None}
-_MOST_NAMES = 4
+MAX_NAMES = 4
 _SCALES = {"bytes/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
 def report_lines(preflight: Preflight) -> list[Line]:
-    """The whole report."""
+    """Lines of the whole report."""
     lines: list[Line] = [(_head(preflight), None), ("", None)]
     lines += _table(preflight.checks)
     bad = [check for check in preflight.checks if check.outcome in (Outcome.WARN, Outcome.FAIL)]
@@ -62,10 +62,10 @@ def _range(checks: Sequence[CheckResult]) -> str:
 
 
 def _expected(checks: Sequence[CheckResult]) -> str:
-    told = next((check for check in checks if check.unit and check.expected is not None), None)
-    if told is None or told.expected is None or told.fail_below is None:
+    check = next((check for check in checks if check.unit and check.expected is not None), None)
+    if check is None or check.expected is None or check.fail_below is None:
         return ""
-    return f"{_number(told.expected, told.unit)} (fails below {_number(told.fail_below, told.unit)})"
+    return f"{_number(check.expected, check.unit)} (fails below {_number(check.fail_below, check.unit)})"
 
 
 def _number(value: float, unit: str) -> str:
@@ -84,20 +84,20 @@ def _worst_first(check: CheckResult) -> bool:
 
 
 def _skipped(checks: Sequence[CheckResult]) -> list[str]:
-    """One line a reason."""
+    """Skipped checks, one line per reason."""
     reasons: dict[str, list[CheckResult]] = {}
     for check in checks:
         if check.outcome is Outcome.SKIPPED:
             reasons.setdefault(check.detail, []).append(check)
     lines = []
     for why, skipped in reasons.items():
-        names = listed(dict.fromkeys(check.check for check in skipped), _MOST_NAMES)
+        names = listed(dict.fromkeys(check.check for check in skipped), MAX_NAMES)
         lines.append("  ".join(filter(None, ("skipped", _gpus(skipped), names))) + f": {why}")
     return lines
 
 
 def _gpus(checks: Sequence[CheckResult]) -> str:
-    """ "gpu 0-1, 3"; empty where they are of no GPU that has an index."""
+    """GPUs of the checks, such as "gpu 0-1, 3"; empty where none has an index."""
     indices = sorted({index for check in checks for index in check.gpus})
     return f"gpu {number_runs(indices, dash='-')}" if indices else ""
 

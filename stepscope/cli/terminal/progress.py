@@ -1,4 +1,4 @@
-"""Progress over many files or runs: a bar on a terminal, else only the lines that a job reports."""
+"""Progress over many files or runs: a bar on a terminal, else only lines of the job."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[int, int, str], None]]]:
-    """For runs of minutes each: a function that tells a line, and a callback (done, total, name) that draws a bar.
+    """For runs of minutes each: a function that prints a line, and a callback (done, total, name) that draws a bar.
 
-    Both write to stderr. The bar is drawn by these calls alone, by no thread: ranks are forked in between, and a lock
-    that a thread holds then stays held in them.
+    Both write to stderr. The bar is drawn by these calls, not by a thread: ranks are forked in between, where a lock
+    that a thread holds would stay held.
     """
     import click
 

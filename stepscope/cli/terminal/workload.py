@@ -6,11 +6,10 @@ from collections import defaultdict
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stepscope.cli.terminal.console import report_console
+from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.bench.result import BaselineRow, Bench, BenchScale
 
@@ -37,10 +36,8 @@ def print_plan(document: dict[str, Any]) -> None:
 
 
 def print_against_plan(rows: list[dict[str, Any]]) -> None:
-    """Print plan against measurement, one row a quantity."""
-    table = Table("plan against run", box=box.SIMPLE_HEAD)
-    for name in ("planned", "measured", "plan / run"):
-        table.add_column(name, justify="right")
+    """Print plan against measurement, one row per quantity."""
+    table = report_table("plan against run", ">planned", ">measured", ">plan / run")
     for row in rows:
         planned, measured = (_quantity(row[key], row["unit"]) for key in ("planned", "measured"))
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
@@ -59,7 +56,7 @@ def _quantity(value: float | None, unit: str) -> str:
 
 
 def _scaled(value: float, units: dict[str, float]) -> str:
-    """In the largest unit of which there is at least one; three digits after the point below ten."""
+    """The value in the largest unit below it; three decimals below ten."""
     unit, size = next(((unit, size) for unit, size in units.items() if value >= size), list(units.items())[-1])
     return f"{value / size:,.{3 if value < 10 * size else 1}f} {unit}"
 
@@ -75,15 +72,13 @@ def _headline(document: dict[str, Any]) -> str:
 
 
 def _memory_table(document: dict[str, Any]) -> Table:
-    """GiB (of small models MiB) at the fullest moment; categories that no rank has are left out."""
+    """Memory at its peak in GiB, of small models in MiB; categories that no rank has are left out."""
     ranks = document["memory"]
     size, unit = (_GIB, "GiB") if max(rank["peak_bytes"] for rank in ranks) >= _GIB / 10 else (_GIB / 1024, "MiB")
     shown = [name for name in ranks[0]["at_peak"] if any(rank["at_peak"][name] for rank in ranks)]
     title = f"Memory of a rank at its fullest, {unit}"
-    table = Table("pp rank", box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in (*shown, "peak"):
-        table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("in")
+    columns = (f">{name.replace('_', ' ')}" for name in (*shown, "peak"))
+    table = report_table("pp rank", *columns, "in", title=title)
     for rank in ranks:
         cells = [f"{rank['at_peak'][name] / size:.2f}" for name in shown]
         table.add_row(str(rank["pp_rank"]), *cells, f"{rank['peak_bytes'] / size:.2f}", rank["moment"])
@@ -99,16 +94,14 @@ def _print_flops(console: Console, document: dict[str, Any]) -> None:
 
 
 def _communication_table(document: dict[str, Any]) -> Table:
-    """Of the pipeline rank that exchanges longest, by dimension."""
+    """Communication of the pipeline rank that exchanges longest, by dimension."""
     seconds: dict[int, float] = defaultdict(float)
     for exchange in document["communication"]:
         seconds[exchange["pp_rank"]] += exchange["seconds"]
     rank = max(seconds, key=lambda each: seconds[each])
     title = "Communication of a rank and step" + (f" (pp rank {rank})" if len(seconds) > 1 else "")
-    table = Table("dimension", "exchange", box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("count", "MiB each", "GiB sent", "ms"):
-        table.add_column(name, justify="right")
-    table.add_column("over")
+    columns = ("dimension", "exchange", ">count", ">MiB each", ">GiB sent", ">ms", "over")
+    table = report_table(*columns, title=title)
     for exchange in document["communication"]:
         if exchange["pp_rank"] == rank:
             table.add_row(
@@ -154,15 +147,13 @@ def _print_cost(console: Console, cost: dict[str, Any]) -> None:
 
 
 def print_bench(bench: Bench) -> None:
-    """Print scales, the law they follow, and what became of an earlier bench; warnings go to stderr."""
+    """Print scales, their scaling law and the comparison with an earlier bench; warnings go to stderr."""
     console = report_console()
     gpus = [gpu["name"] for gpu in bench.environment.get("gpus", [])]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{bench.environment.get('cpu') or 'CPU'}"
     console.print(f"{bench.workload} {bench.model.get('name')} on {where}, {bench.scaling} scaling")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("scale")
-    for name in ("batch", "step p50", "p95", f"{bench.item}s/s", "MFU", "efficiency", "95 %"):
-        table.add_column(name, justify="right")
+    figures = (">batch", ">step p50", ">p95", f">{bench.item}s/s", ">MFU", ">efficiency", ">95 %")
+    table = report_table("scale", *figures)
     for scale in bench.scales:
         table.add_row(*_cells(scale))
     console.print(table)

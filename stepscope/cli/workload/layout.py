@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stepscope.cli.options import FOLDER
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,48 +19,34 @@ if TYPE_CHECKING:
 WORKLOADS = ("gpt", "llama", "resnet50")
 
 _PLAN_OPTIONS = (
-    click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
-    click.option("--pp", default=1, show_default=True, help="Pipeline parallel size."),
-    click.option("--dp", default=1, show_default=True, help="Data parallel size."),
+    click.option("--tp", default=1, help="Tensor parallel size."),
+    click.option("--pp", default=1, help="Pipeline parallel size."),
+    click.option("--dp", default=1, help="Data parallel size."),
     click.option("--zero", type=int, help="ZeRO stage of data parallelism, 0 to 3.  [default: 2 with dp > 1]"),
     click.option(
         "--schedule",
         default="1f1b",
-        show_default=True,
         help="Pipeline schedule: gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
     ),
-    click.option(
-        "--micro-batches", type=int, help="Split each rank's batch into this many.  [default: as the schedule needs]"
-    ),
+    click.option("--micro-batches", type=int, help="Split each rank's batch into so many.  [default: by the schedule]"),
     click.option("--sequence-parallel", is_flag=True, help="Shard the sequence over tp between the matrix products."),
     click.option("--loss-parallel", is_flag=True, help="Shard the vocabulary over tp, up to the loss."),
     click.option("--replicate", is_flag=True, help="With --zero 0, use torch's replicate instead of DDP."),
-    click.option(
-        "--cpu-offload", is_flag=True, help="Keep parameters and optimizer state in host memory (--zero 2 or 3)."
-    ),
+    click.option("--cpu-offload", is_flag=True, help="Keep parameters and optimizer in host memory (--zero 2 or 3)."),
 )
 _RECIPE_OPTIONS = (
-    click.option(
-        "--activation-checkpointing",
-        default="none",
-        show_default=True,
-        help="Recompute activations instead of keeping them: none, selective or full.",
-    ),
+    click.option("--activation-checkpointing", default="none", help="Recompute activations: none, selective or full."),
     click.option("--max-gradient-norm", type=float, help="Clip gradients to this norm.  [default: never]"),
     click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets in MiB.  [default: torch's own]"),
-    click.option(
-        "--checkpoint-every",
-        type=int,
-        metavar="STEPS",
-        help="Write a distributed checkpoint every so many steps.  [default: never]",
-    ),
-    click.option("--checkpoint-mode", default="sync", show_default=True, help="Write checkpoints sync or async."),
+    click.option("--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint every so many steps."),
+    click.option("--checkpoint-mode", default="sync", help="Write checkpoints sync or async."),
     click.option("--resume-from", metavar="DIR", help="Resume from a run's checkpoints/step{n} folder."),
     click.option(
         "--no-overlap",
         "overlaps_reduction",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Do not overlap gradient reduction with compute.",
     ),
     click.option(
@@ -67,12 +54,11 @@ _RECIPE_OPTIONS = (
         "prefetches",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Gather FSDP weights only when they are needed.",
     ),
     click.option("--compile", "compiles", is_flag=True, help="Compile the blocks with torch.compile."),
-    click.option(
-        "--initial-loss-scale", default=65536.0, show_default=True, help="Start float16's dynamic loss scale here."
-    ),
+    click.option("--initial-loss-scale", default=65536.0, help="Start float16's dynamic loss scale here."),
     click.option("--loader-workers", type=int, help="Number of DataLoader workers per rank.  [default: the preset's]"),
     click.option("--loader-prefetch", type=int, help="Batches that each worker prefetches.  [default: torch's own]"),
     click.option(
@@ -80,23 +66,18 @@ _RECIPE_OPTIONS = (
         "loader_pins_memory",
         flag_value=False,
         default=True,
+        show_default=False,
         help="Keep batches for a GPU in pageable memory.",
     ),
-    click.option(
-        "--data-dir",
-        type=click.Path(file_okay=False),
-        help="Read JPEG images for resnet50 from here, one subfolder per class; filled if empty.  [default: synthetic]",
-    ),
+    click.option("--data-dir", type=FOLDER, help="JPEG images of resnet50, made if empty.  [default: synthetic]"),
 )
 _MODEL_OPTIONS = (
     click.option("--dtype", help="Dtype of matrix products: float32, bfloat16 or float16.  [default: the preset's]"),
-    click.option(
-        "--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."
-    ),
+    click.option("--preset", default="tiny", help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."),
     click.option(
         "--layers",
         metavar="N[,N...]",
-        help="Layers of the model, or of each pipeline stage (1,1,1,2: a heavy last one).  [default: the preset's]",
+        help="Layers of the model, or of each stage, as 1,1,1,2.  [default: the preset's]",
     ),
 )
 

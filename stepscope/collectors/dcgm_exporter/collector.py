@@ -10,7 +10,8 @@ from stepscope.collectors.dcgm_exporter.merged_values import merge_page
 from stepscope.collectors.dcgm_exporter.page_history import PageHistory
 from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, collection_of, values_by_gpu
 from stepscope.collectors.dcgm_exporter.text_format import parse_page
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason
+from stepscope.collectors.readings_builder import NoValue
+from stepscope.core.metrics.readings import Collection, Finding, MissingReason
 from stepscope.core.text.numbers import counted
 
 TIMEOUT_SECONDS = 5.0
@@ -75,4 +76,4 @@ class DcgmExporterCollector:
         return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
 
     def _missing(self, reason: MissingReason, detail: str) -> Collection:
-        return Collection(missing=(Missing("", (), reason, f"{self._endpoint}: {detail}"),))
+        return NoValue(reason, f"{self._endpoint}: {detail}").of_all()

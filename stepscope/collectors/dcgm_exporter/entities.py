@@ -8,17 +8,14 @@ before the exporter's labels where its own have the same name. `device` is "nvid
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
+from stepscope.core.hardware.devices import OLD_MIG_UUID, cuda_version_text
 from stepscope.core.metrics.readings import Labels, labels_of
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text
-
-_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
-
 
 _EXPORTED = frozenset({"exportedpod", "exportednamespace", "exportedcontainer"})
 
@@ -183,7 +180,7 @@ class LabelReader:
         instance, mig_uuid = known.get("gpuiid", ""), known.get("dramigdeviceuuid", "")
         if uuid.startswith("MIG-"):
             mig_uuid, uuid = uuid, ""
-            parts = _OLD_MIG_UUID.fullmatch(mig_uuid)
+            parts = OLD_MIG_UUID.fullmatch(mig_uuid)
             if parts:
                 uuid, instance = parts[1], instance or parts[2]
         profile = known.get("gpuiprofile", "") or known.get("dramigprofile", "") if instance or mig_uuid else ""
@@ -211,5 +208,5 @@ def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
             facts[fact] = value
     version = facts.get("cuda", "")
     if version.isascii() and version.isdigit() and len(version) < 16:  # 13000, as the driver has it
-        facts["cuda"] = f"{int(version) // 1000}.{int(version) % 1000 // 10}"
+        facts["cuda"] = cuda_version_text(int(version))
     return facts

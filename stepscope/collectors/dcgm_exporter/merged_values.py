@@ -63,15 +63,15 @@ def merge_page(page: Page) -> PageValues:
     plain_by_id = {labels_id: normalized_labels(labels) for labels_id, labels in distinct.items()}
     reader = LabelReader(plain_by_id.values())
     known: dict[Entity, Entity] = {}
-    whose = {}
+    read_labels = {}
     for labels_id, plain in plain_by_id.items():
         entity, workload = _unified_instance(reader.entity(plain), known), reader.workload(plain)
-        whose[labels_id] = plain, entity, workload
+        read_labels[labels_id] = plain, entity, workload
         if entity.kind in (Kind.GPU, Kind.GPU_LINK):
             _note_gpu(content, entity, plain, workload)
     lines: dict[ValueKey, list[LineValue]] = defaultdict(list)
     for sample in page.samples:
-        plain, entity, workload = whose[id(sample.labels)]
+        plain, entity, workload = read_labels[id(sample.labels)]
         for meaning, one in _line_values(sample, entity, plain, workload):
             of = entity if entity.kind not in (Kind.GPU, Kind.GPU_LINK) else entity.whole
             further = meaning.further

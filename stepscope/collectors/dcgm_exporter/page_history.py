@@ -53,13 +53,7 @@ class PageHistory:
         values: Mapping[Entity, Mapping[str, float]],
         time_ns: int,
     ) -> Collection:
-        """The page's collection, corrected by the pages before it.
-
-        Args:
-            collection, content: of this page.
-            values: of its GPUs, by metric.
-            time_ns: now, ns since the epoch.
-        """
+        """The page's collection, corrected by the pages before it; `values` are those of its GPUs, by metric."""
         self._forget(time_ns)
         self._update_absent_xids(collection, content, time_ns)
         collection = self._still_silent(collection, values, time_ns)

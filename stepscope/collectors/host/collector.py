@@ -33,7 +33,6 @@ class HostCollector:
         Args:
             root: where /proc and /sys are; in a container, where the machine's are mounted.
             gpu_users: the GPUs and their processes now, with process ids of the root's PID namespace.
-            wall_clock_ns: now, ns since the epoch.
             ticks_per_second: USER_HZ; default: the system's own.
             page_bytes: of one page of memory; default: the system's own.
         """
@@ -73,11 +72,6 @@ class InfinibandCollector:
     """
 
     def __init__(self, *, root: Path = Path("/"), wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
-        """
-        Args:
-            root: where /sys is.
-            wall_clock_ns: now, ns since the epoch.
-        """
         self._files = Files(root)
         self._wall_clock_ns = wall_clock_ns
 

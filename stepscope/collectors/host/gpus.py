@@ -101,12 +101,7 @@ def _attribute_path(place: GpuPlace, attribute: str) -> str | NoValue:
 def read_affinity(
     files: Files, into: ReadingsBuilder, pid: int, status: dict[str, str], places: list[GpuPlace]
 ) -> None:
-    """Compare the CPUs on which a process may run with those next to its GPUs.
-
-    Args:
-        status: fields of its /proc/<pid>/status.
-        places: its GPUs.
-    """
+    """Compare the CPUs on which a process may run, by its /proc/<pid>/status, with those next to its GPUs."""
     metric = PROCESS + "gpu_local_cpus"
     allowed = parse_cpu_list(status.get("Cpus_allowed_list", ""))
     if not allowed:

@@ -75,11 +75,7 @@ def parse_load(text: str) -> tuple[float, ...]:
 
 
 def read_cpu(files: Files, into: ReadingsBuilder, *, ticks_per_second: float) -> None:
-    """Read the CPUs' times and the load.
-
-    Args:
-        ticks_per_second: USER_HZ.
-    """
+    """Read the CPUs' times and the load; `ticks_per_second` is USER_HZ."""
     seconds = HOST + "cpu_seconds_total"
     stat = files.parse("proc/stat", parse_cpu_stat)
     if isinstance(stat, NoValue):
@@ -144,11 +140,7 @@ def parse_counts(text: str) -> dict[str, int]:
 
 
 def read_memory(files: Files, into: ReadingsBuilder, *, page_bytes: int) -> None:
-    """Read the machine's memory.
-
-    Args:
-        page_bytes: of one page of memory.
-    """
+    """Read the machine's memory."""
     meminfo = files.fields("proc/meminfo", parse_meminfo)
     _add_fields(into, meminfo, _MEMINFO_METRICS)
     huge_page_bytes = meminfo["Hugepagesize"]
@@ -251,42 +243,23 @@ _NOT_A_DISK = re.compile(
 """Names that are not whole disks, where /sys/block cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """One line of /proc/diskstats: counts, bytes, seconds."""
+def parse_diskstats(text: str) -> list[tuple[str, tuple[float, ...]]]:
+    """Read /proc/diskstats of any kernel since 2.6 (11 numbers a disk, then more). Other lines are skipped.
 
-    name: str
-    num_reads: int
-    read_bytes: int
-    read_seconds: float
-    num_writes: int
-    written_bytes: int
-    write_seconds: float
-    num_in_flight: int
-    busy_seconds: float
-
-
-def parse_diskstats(text: str) -> list[Disk]:
-    """Read /proc/diskstats of any kernel since 2.6 (11 numbers a disk, then more). Other lines are skipped."""
-    disks = []
+    Returns:
+        Name of each disk, and its values in the order of `_DISK_METRICS`.
+    """
+    disks: list[tuple[str, tuple[float, ...]]] = []
     for line in text.splitlines():
         words = line.split()
         if len(words) < 14 or not all(word.isascii() and word.isdecimal() for word in words[3:14]):
             continue
-        n = [int(word) for word in words[3:14]]
-        disks.append(
-            Disk(
-                name=words[2],
-                num_reads=n[0],
-                read_bytes=n[2] * _SECTOR_BYTES,
-                read_seconds=n[3] / 1000,
-                num_writes=n[4],
-                written_bytes=n[6] * _SECTOR_BYTES,
-                write_seconds=n[7] / 1000,
-                num_in_flight=n[8],
-                busy_seconds=n[9] / 1000,
-            )
+        reads, _, read_sectors, read_ms, writes, _, written_sectors, write_ms, in_flight, busy_ms, _ = map(
+            int, words[3:14]
         )
+        read = reads, read_sectors * _SECTOR_BYTES, read_ms / 1000
+        written = writes, written_sectors * _SECTOR_BYTES, write_ms / 1000
+        disks.append((words[2], (*read, *written, in_flight, busy_ms / 1000)))
     return disks
 
 
@@ -297,19 +270,13 @@ def read_disks(files: Files, into: ReadingsBuilder) -> None:
         into.miss(_DISK_METRICS, disks)
         return
     blocks = files.names("sys/block")
-    for disk in disks:
+    for name, values in disks:
         if isinstance(blocks, NoValue):
-            is_disk = _NOT_A_DISK.fullmatch(disk.name) is None
+            is_disk = _NOT_A_DISK.fullmatch(name) is None
         else:
-            is_disk = files.exists(f"sys/block/{disk.name.replace('/', '!')}/device")
-        if not is_disk:
-            continue
-        values = (
-            *(disk.num_reads, disk.read_bytes, disk.read_seconds, disk.num_writes),
-            *(disk.written_bytes, disk.write_seconds, disk.num_in_flight, disk.busy_seconds),
-        )
-        for metric, value in zip(_DISK_METRICS, values, strict=True):
-            into.add(metric, value, device=disk.name)
+            is_disk = files.exists(f"sys/block/{name.replace('/', '!')}/device")
+        for metric, value in zip(_DISK_METRICS, values, strict=True) if is_disk else ():
+            into.add(metric, value, device=name)
 
 
 _CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)

@@ -68,15 +68,10 @@ def parse_run_delay(text: str) -> float | None:
 def read_process(
     files: Files, into: ReadingsBuilder, pid: int, *, ticks_per_second: float, cgroup: str
 ) -> dict[str, str] | None:
-    """Read one process.
-
-    Args:
-        pid: of the process, in the PID namespace of the files.
-        ticks_per_second: USER_HZ.
-        cgroup: its cgroup, empty where it is not known.
+    """Read one process; its pid is that in the PID namespace of the files.
 
     Returns:
-        Its status, None where the process is not there.
+        Fields of /proc/<pid>/status, None where the process is not there.
     """
     stat = files.parse(f"proc/{pid}/stat", parse_process_stat)
     if stat is None or isinstance(stat, NoValue):

@@ -1,9 +1,8 @@
-"""GPUs and MIG instances, the processes that hold them, and the lookup of a device by a name that others give it.
+"""GPUs and MIG instances with the processes that hold them, and lookup of a device by a scheduler's name for it.
 
-What a process holds is its GPU's, or its instance's; a GPU that is split is not a device itself. Slurm, CUDA, the
-kubelet and device plugins name devices differently, and a number is ambiguous: Slurm's and those of device files are
-minor numbers, NVML's index is another order on some machines (PrincetonUniversity/jobstats#34), and CUDA's are relative
-to what a process may see.
+A GPU that is split into MIG instances is not a device itself. Slurm, CUDA, the kubelet and device plugins name devices
+differently, and a number is ambiguous: Slurm's and those of device files are minor numbers, NVML's index has another
+order on some machines (PrincetonUniversity/jobstats#34), and CUDA's are relative to what a process may see.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.hardware.devices import Device, DeviceJoin, device_in
+from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Reading
+from stepscope.core.metrics.readings import Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
+_UP, _INFO, _MIG_ENABLED, _WORKLOAD = (GPU + name for name in ("up", "info", "mig_enabled", "workload_info"))
 _USED, _TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
 _WORKING_KINDS = frozenset({"compute", "mps"})
-"""Of NVML's lists of processes. One that only draws has no job."""
+"""Of NVML's lists of processes. Graphics processes have no job."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class Holder:
     """A process that holds a device.
 
     Attributes:
-        memory_bytes: None where the driver does not tell.
-        sm_ratio: share of time in which its kernels ran lately; None where nothing is told of it.
-        is_mps: whether it works through the multi-process service.
+        memory_bytes: None if the driver does not report it.
+        sm_ratio: share of time in which its kernels ran lately; None if not known.
+        is_mps: it runs through the multi-process service.
     """
 
     memory_bytes: float | None = None
@@ -44,13 +44,13 @@ class DeviceUsage:
 
     Attributes:
         device: which one.
-        gpu_uuid: of the whole GPU; its index where it has none.
-        minor: number of its file in /dev; empty where it is not known.
-        answers: whether it does.
-        activity: share of time in which kernels ran there, the highest that any counter tells; None where none does.
-        memory_ratio: used share of its memory.
+        gpu_uuid: of the whole GPU; its index without one.
+        minor: minor number of its file in /dev; empty if not known.
+        answers: whether its driver answers.
+        activity: share of time in which kernels ran there, the highest of all counters; None without one.
+        memory_ratio: used share of its memory; None if not known.
         holders: processes by id.
-        workloads: who has it by dcgm-exporter, labels of `stepscope_gpu_workload_info`.
+        workloads: jobs and pods by dcgm-exporter, labels of `stepscope_gpu_workload_info`.
     """
 
     device: Device
@@ -76,7 +76,7 @@ def devices_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
 
 
 class _Survey:
-    """What has been found so far; a GPU is known by `DeviceJoin.gpu_of`."""
+    """Devices found in the sources so far; GPUs by `DeviceJoin.gpu_of`."""
 
     def __init__(self) -> None:
         self._join = DeviceJoin()
@@ -88,15 +88,20 @@ class _Survey:
     def add(self, collection: Collection) -> None:
         """Add one source: first its devices, then the processes that hold them."""
         first = self._join.source(collection)
-        of_devices, of_processes = [], []
+        by_labels: dict[Labels, list[Reading]] = {}
         for reading in collection.readings:
-            labels = dict(reading.labels) if reading.metric.startswith(GPU) else {}
+            if reading.metric.startswith(GPU):
+                by_labels.setdefault(reading.labels, []).append(reading)
+        of_devices, of_processes = [], []
+        for pairs, readings in by_labels.items():
+            labels = dict(pairs)
             if "pid" in labels:
-                of_processes.append((reading, labels))
+                of_processes += [(reading, labels) for reading in readings]
             elif labels.get("gpu"):
-                of_devices.append((first(device_in(labels)), reading, labels))
-        for device, reading, labels in of_devices:
-            self._find(device, reading, labels)
+                device = first(device_in(labels))
+                of_devices.append((device, readings, labels))
+        for device, readings, labels in of_devices:
+            self._find(device, readings, labels)
         for missing in collection.missing:  # a process whose memory is not known holds the device all the same
             if missing.metric == _PROCESS_MEMORY:
                 labels = dict(missing.labels)
@@ -107,20 +112,22 @@ class _Survey:
         for reading, labels in of_processes:
             if reading.metric == _PROCESS_SM_TIME:
                 self._ran(self._join.gpu_of(first(device_in(labels))), int(labels["pid"]), reading.value)
-        for device, reading, labels in of_devices:
+        for device, readings, labels in of_devices:
             if (usage := self._found.get(device)) is not None:
-                self._fill(usage, reading, labels)
+                self._fill(usage, readings, labels)
 
-    def _find(self, device: Device, reading: Reading, labels: Mapping[str, str]) -> None:
+    def _find(self, device: Device, readings: Sequence[Reading], labels: Mapping[str, str]) -> None:
         gpu = self._join.gpu_of(device)
-        if reading.metric == GPU + "info":
-            self._minors.setdefault(gpu, labels.get("minor_number", ""))
-        elif reading.metric == GPU + "mig_enabled" and reading.value:
+        for reading in readings:
+            if reading.metric == _INFO:
+                self._minors.setdefault(gpu, labels.get("minor_number", ""))
+            elif reading.metric == _MIG_ENABLED and reading.value:
+                self._split.add(gpu)
+            elif reading.metric == _UP:
+                self._found.setdefault(device, DeviceUsage(device, gpu, answers=reading.value > 0))
+        if device.instance:
+            self._found.setdefault(device, DeviceUsage(device, gpu))
             self._split.add(gpu)
-        elif reading.metric == GPU + "up" or device.instance:
-            is_up = reading.metric != GPU + "up" or reading.value > 0
-            self._found.setdefault(device, DeviceUsage(device, gpu, answers=is_up))
-            self._split |= {gpu} if device.instance else set()
 
     def _hold(self, device: Device, labels: Mapping[str, str], memory_bytes: float | None) -> None:
         kinds = set(labels.get("kind", "").split("+"))
@@ -136,13 +143,14 @@ class _Survey:
             if usage.gpu_uuid == gpu and pid in usage.holders:
                 usage.holders[pid].sm_ratio = ratio
 
-    def _fill(self, usage: DeviceUsage, reading: Reading, labels: dict[str, str]) -> None:
-        if reading.metric in _ACTIVITY:
-            usage.activity = max(reading.value, usage.activity or 0.0)
-        elif reading.metric in (_USED, _TOTAL):
-            self._memory.setdefault((usage.device, reading.metric), reading.value)
-        elif reading.metric == GPU + "workload_info":
-            usage.workloads.append(labels)
+    def _fill(self, usage: DeviceUsage, readings: Sequence[Reading], labels: dict[str, str]) -> None:
+        for reading in readings:
+            if reading.metric in _ACTIVITY:
+                usage.activity = max(reading.value, usage.activity or 0.0)
+            elif reading.metric in (_USED, _TOTAL):
+                self._memory.setdefault((usage.device, reading.metric), reading.value)
+            elif reading.metric == _WORKLOAD:
+                usage.workloads.append(labels)
 
     def devices(self) -> list[DeviceUsage]:
         """All but the GPUs that are split."""
@@ -161,8 +169,7 @@ def _sort_number(word: str) -> int:
 
 
 _SHARE_SUFFIX = re.compile(r"::\d+$")
-"""What NVIDIA's device plugin puts behind the device of which it gives shares."""
-_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+"""Suffix of NVIDIA's device plugin for a shared device."""
 _GKE_NAME = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(/vgpu\d+)?")
 _DRA_GPU_NAME = re.compile(r"gpu-(\d+)")
 _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
@@ -170,7 +177,7 @@ _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
     """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
-    old = _OLD_MIG_UUID.fullmatch(name)
+    old = OLD_MIG_UUID.fullmatch(name)
     if old:
         return next((one for one in devices if one.gpu_uuid == old[1] and one.device.instance == old[2]), None)
     if not name.startswith(("GPU-", "MIG-")) or len(name) <= len("GPU-"):
@@ -194,7 +201,7 @@ def find_by_number(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage |
 
 
 def parse_device_list(text: str) -> list[str]:
-    """Numbers and other names of "0,2-3,GPU-..."; none of "NoDevFiles", which Slurm says where it knows no files."""
+    """Numbers and other names of "0,2-3,GPU-..."; none of "NoDevFiles", Slurm's word for no device files."""
     names: list[str] = []
     for word in text.split(","):
         match = _NUMBER_RANGE.fullmatch(word.strip())
@@ -206,20 +213,20 @@ def parse_device_list(text: str) -> list[str]:
 
 
 def is_gpu_name(name: str) -> bool:
-    """Whether NVIDIA's or GKE's device plugin calls a GPU or an instance so; other plugins have other names."""
+    """Whether a name is one of NVIDIA's or GKE's device plugin for a GPU or an instance."""
     return name.startswith(("GPU-", "MIG-")) or _GKE_NAME.fullmatch(name) is not None
 
 
 def devices_visible_to_cuda(devices: Sequence[DeviceUsage], text: str) -> list[DeviceUsage]:
     """Devices that CUDA_VISIBLE_DEVICES names by UUID, as Slurm 25.11 sets it (SlinkyProject/slurm-operator#112).
 
-    Numbers there count what the process may see in CUDA's order, and tell nothing to others.
+    Numbers there count the devices visible to the process in CUDA's order: they name no device of the machine.
     """
     return [device for name in text.split(",") if (device := find_by_uuid(devices, name.strip())) is not None]
 
 
 def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsage | None, bool]:
-    """The device that a device plugin calls so, and whether it gave a share of it.
+    """The device of a device plugin's name, and whether the plugin gave a share of it.
 
     NVIDIA's own: UUIDs, with "::0" behind shares. GKE's: "nvidia0", "nvidia0/gi1", "nvidia0/vgpu2".
     """
@@ -232,10 +239,10 @@ def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsag
 
 
 def dra_device(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
-    """The whole GPU that NVIDIA's DRA driver calls so: "gpu-0", by minor number.
+    """The device of NVIDIA's DRA driver's name: "gpu-0" is a whole GPU, by minor number.
 
-    Its names of MIG instances ("gpu-0-mig-1g10gb-19-0") tell where on the GPU they were to be made, not which they are:
-    they are known where the GPU has one instance of the profile.
+    Names of MIG instances ("gpu-0-mig-1g10gb-19-0") hold the requested place on the GPU, not an id: they are found if
+    the GPU has a single instance of the profile.
     """
     whole = _DRA_GPU_NAME.fullmatch(name)
     if whole:

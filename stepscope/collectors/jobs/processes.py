@@ -1,7 +1,7 @@
 """Processes on GPUs: owner, parent, cgroups, environment; their container, launcher and user name.
 
-Where no scheduler says so, the processes of one container or of one launcher are one job. User names are looked up in a
-thread of its own: a directory service may hang.
+Without a scheduler, the processes of one container or of one launcher are one job. User names are looked up in a thread
+of its own: a directory service may hang.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Process:
     """One process. What may not be read is empty, or None.
 
     Attributes:
-        pid, start: which; start in ticks since boot.
+        pid, start: identify it; start in ticks since boot.
         parent, group: ids of its parent and its process group.
         command: its name, at most 15 characters.
         arguments: its command line.
-        uid: whose.
+        uid: of its user.
         cgroups: paths of all hierarchies.
-        variables: those of its environment that are asked for; None where it may not be read.
+        variables: the requested ones of its environment; None if it may not be read.
     """
 
     pid: int
@@ -50,21 +50,21 @@ class Process:
     variables: dict[str, str] | None
 
     def variable(self, name: str) -> str:
-        """Of its environment; empty without."""
+        """A variable of its environment; empty if not set."""
         return (self.variables or {}).get(name, "")
 
 
 class Processes:
-    """Reads processes. What never changes is read once; a process id that came back is another process.
+    """Reader of processes. What never changes is read once; a reused process id is another process.
 
-    Whoever reads calls `end_round` now and then: what was not read since the last time is forgotten.
+    `end_round` forgets the processes that were not read since its last call.
     """
 
     def __init__(self, files: Files, further_variables: Iterable[str] = ()) -> None:
         """
         Args:
             files: of the machine; process ids are those of its PID namespace.
-            further_variables: names that are asked for beside: of a team, a project.
+            further_variables: further names of variables to read: of a team, a project.
         """
         self._files = files
         self._names = frozenset((*_ENVIRONMENT_VARIABLES, *further_variables))
@@ -72,11 +72,11 @@ class Processes:
         self._read: dict[int, Process] = {}
 
     def end_round(self) -> None:
-        """Forget what nobody has read since the last time."""
+        """Forget processes that were not read since the last call."""
         self._known, self._read = self._read, {}
 
     def read(self, pid: int) -> Process | None:
-        """The process; None where there is none."""
+        """The process; None if it does not exist."""
         stat = self._files.parse(f"proc/{pid}/stat", parse_process_stat)
         if stat is None or isinstance(stat, NoValue):
             return None
@@ -126,27 +126,27 @@ _LAUNCHER = re.compile(
     r"accelerate|deepspeed|horovodrun)(?: |$)"
 )
 _SERVICE_COMMANDS = ("nvidia-cuda-mps", "nv-hostengine", "nvidia-persiste", "nvidia-smi", "dcgm-exporter")
-"""Beginnings of the commands that hold a GPU for others."""
-_MOST_ABOVE = 4
+"""Prefixes of commands that hold a GPU for other processes."""
+_MAX_LAUNCHERS = 4
 
 
 def is_service(process: Process) -> bool:
-    """Whether it holds the GPU for others, and is no job."""
+    """Whether it holds the GPU for other processes and is not a job."""
     return process.command.startswith(_SERVICE_COMMANDS)
 
 
 def container_of(process: Process) -> str:
-    """Id of its container, 64 digits; empty without."""
+    """Id of its container, 64 digits; empty without one."""
     return next((match[1] for path in process.cgroups if (match := _CONTAINER.search(path))), "")
 
 
 def leader_of(process: Process, processes: Processes) -> Process:
-    """Whoever stands for the job: the leader of its process group (what a shell started), or that of its launcher.
+    """The process that identifies the job: the leader of its process group, or that of its launcher.
 
-    torchrun gives each rank a session of its own, so that sessions tell nothing.
+    Sessions do not identify a job: torchrun gives each rank its own.
     """
     leader = _group_leader(process, processes)
-    for _ in range(_MOST_ABOVE):
+    for _ in range(_MAX_LAUNCHERS):
         parent = processes.read(leader.parent) if leader.parent > 1 else None
         if parent is None or not (_is_rank(leader) or _LAUNCHER.search(" ".join(parent.arguments))):
             break
@@ -155,7 +155,7 @@ def leader_of(process: Process, processes: Processes) -> Process:
 
 
 def program_name_of(process: Process) -> str:
-    """What it runs: the script, "train.py", or the module; else its command."""
+    """Name of its program: the script, "train.py", or the module; else its command."""
     for word, following in pairwise((*process.arguments, "")):
         if word == "-m" and following:
             return following
@@ -173,27 +173,27 @@ def _group_leader(process: Process, processes: Processes) -> Process:
     return leader or process
 
 
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 
 
 class UserNames:
-    """Names by user id; the number until the name is known, and where there is none."""
+    """User names by user id; the number until the name is known, and if there is none.
+
+    Args:
+        files: of the machine. If they are mounted from another one, only its /etc/passwd is read.
+    """
 
     def __init__(self, files: Files) -> None:
-        """
-        Args:
-            files: of the machine. Where they are another's than ours, its /etc/passwd alone is asked.
-        """
         self._files = files
         self._names: dict[int, str] = {}
         self._asking: threading.Thread | None = None
 
     def name(self, uid: int | None) -> str:
-        """The name now; waits for nothing."""
+        """The name now; does not block."""
         if uid is None:
             return ""
         if uid not in self._names:
-            if len(self._names) >= _MOST_NAMES:
+            if len(self._names) >= _MAX_NAMES:
                 self._names.clear()
             self._names |= _name_in_passwd(self._files, uid)
         if uid not in self._names:
@@ -203,7 +203,7 @@ class UserNames:
     def _ask(self, uid: int) -> None:
         if self._files.is_mounted:
             self._names[uid] = str(uid)
-        elif self._asking is None or not self._asking.is_alive():  # one that hangs is waited for, in its own thread
+        elif self._asking is None or not self._asking.is_alive():  # at most one lookup, which may hang, at a time
             self._asking = threading.Thread(target=self._look_up, args=(uid,), name="stepscope-users", daemon=True)
             self._asking.start()
 
@@ -211,7 +211,7 @@ class UserNames:
         try:
             self._names[uid] = pwd.getpwuid(uid).pw_name
         except (KeyError, OSError):
-            self._names[uid] = str(uid)  # there is none: not asked again
+            self._names[uid] = str(uid)  # there is none: not looked up again
 
 
 def _name_in_passwd(files: Files, uid: int) -> dict[int, str]:

@@ -1,8 +1,8 @@
 """Slurm jobs: the job of a process, its GPUs, jobs in the cgroup tree, names from squeue, job prolog files.
 
 The cgroup decides which job a process is in, because a user can change the environment and must not choose who pays.
-squeue is asked only where environments may not be read: one question for all unknown jobs, at most once a minute, in a
-thread of its own, because its server is one for all nodes. Job prologs write files for dcgm-exporter that are named
+squeue runs only where environments may not be read: once for all unknown jobs, at most once a minute, in a thread of
+its own, because all nodes share its server. Job prologs write files for dcgm-exporter that are named
 after the GPU ("0", or "0.7" for GPU instance 7), one job a line; an epilog that failed leaves its file behind.
 """
 
@@ -31,28 +31,28 @@ from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
 _JOB_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
-"""/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; the one
-of a pod that holds slurmd has more before it."""
+"""/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; in a pod
+that runs slurmd with a prefix."""
 
 _OUTSIDE_OF_STEPS = frozenset({"", "batch", "interactive", "extern"})
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmPlace:
-    """Where in Slurm a process is: the job's number, and the step ("0", "batch", "extern"; empty: not known)."""
+    """Slurm job id and step of a process; the step is "0", "batch", "extern", or empty if not known."""
 
     job_id: str
     step: str = ""
 
 
 def place_in_cgroup(path: str) -> SlurmPlace | None:
-    """The job and step of a cgroup; None where it is no job's."""
+    """The job and step of a cgroup; None if it is not a job's."""
     match = _JOB_PATH.search(path)
     return SlurmPlace(match[1], match[2] or "") if match else None
 
 
 def slurm_place_of(process: Process) -> SlurmPlace | None:
-    """The job and step of a process; None where it is in none."""
+    """The job and step of a process; None if it is in no job."""
     places = [place for path in process.cgroups if (place := place_in_cgroup(path)) is not None]
     if places:
         return max(places, key=lambda place: bool(place.step))
@@ -71,19 +71,19 @@ def array_task_of(process: Process) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlurmGpus:
-    """What Slurm gave: devices, and names that mean none, or more than one."""
+    """Devices that Slurm gave, and names that fit no device or more than one."""
 
     devices: tuple[DeviceUsage, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
 def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus:
-    """Devices that a process's job has by the variables that Slurm sets.
+    """Devices of a process's job by the variables that Slurm sets.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
-    outside of steps alone. Both are minor numbers, what ends the name of the device's file; on machines with MIG they
-    count instances, and tell nothing. UUIDs, which CUDA_VISIBLE_DEVICES has from Slurm 25.11 on, tell more; they count
-    in a job that has GPUs, as users set that variable themselves.
+    only outside of steps. Both are minor numbers, the end of the name of the device's file; on machines with MIG they
+    count instances and name no device. UUIDs, which CUDA_VISIBLE_DEVICES has from Slurm 25.11 on, are exact; they count
+    only in a job that has GPUs, as users set that variable themselves.
     """
     place = slurm_place_of(process)
     numbers = process.variable("SLURM_STEP_GPUS")
@@ -109,7 +109,7 @@ def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus
 
 _JOB_FOLDER = re.compile(r"job_(\d+)")
 _SLURM_SCOPE = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
-_MOST_NODE_JOBS, _MOST_PIDS = 512, 8
+_MAX_NODE_JOBS, _MAX_PIDS = 512, 8
 _NVIDIA_DEVICE = re.compile(r"c 195:(\d{1,3}) ")
 _FIRST_NO_GPU_MINOR = 254
 """Minor numbers from here on are nvidia-modeset and nvidiactl."""
@@ -120,8 +120,8 @@ class SlurmNodeJob:
     """A job on this node.
 
     Attributes:
-        pids: some processes of each step, those of the steps' daemons left out.
-        minors: numbers of the GPUs' files that it alone may open; None where the cgroup does not tell.
+        pids: some processes of each step, without those of the steps' daemons.
+        minors: minor numbers of the GPUs that it may open; None if its cgroup does not restrict them.
     """
 
     pids: dict[str, list[int]] = field(default_factory=dict)
@@ -129,13 +129,13 @@ class SlurmNodeJob:
 
 
 def slurm_jobs_on_node(files: Files) -> dict[str, SlurmNodeJob]:
-    """Jobs by number; none where Slurm keeps no cgroups."""
+    """Jobs by id; empty if Slurm has no cgroups."""
     found: dict[str, SlurmNodeJob] = {}
     for mount in cgroup_mounts(files):
         if not mount.is_unified and not mount.controllers & {"devices", "memory", "cpuset", "freezer"}:
             continue
         for job_id, folder in _job_folders(files, mount):
-            if job_id not in found and len(found) >= _MOST_NODE_JOBS:
+            if job_id not in found and len(found) >= _MAX_NODE_JOBS:
                 continue
             job = found.setdefault(job_id, SlurmNodeJob())
             if not job.pids:
@@ -173,18 +173,18 @@ def _step_pids(files: Files, folder: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _pids(files: Files, folder: str, depth: int) -> list[int]:
-    """The first processes here and below; the daemon's own cgroup is called slurm."""
+    """The first processes of a cgroup and those below; without the daemon's own, slurm."""
     text = files.read(f"{folder}/cgroup.procs")
     pids = [] if isinstance(text, NoValue) else [int(word) for word in text.split() if word.isdecimal()]
     if depth:
         for name in _names(files, folder):
             if name == "user" or name.startswith("task_"):
                 pids += _pids(files, f"{folder}/{name}", depth - 1)
-    return sorted(pids)[:_MOST_PIDS]
+    return sorted(pids)[:_MAX_PIDS]
 
 
 def _allowed_minors(files: Files, folder: str) -> list[str] | None:
-    """GPUs of devices.list; None where it allows everything, as it says of a cgroup from which devices were taken."""
+    """GPUs of devices.list; None if it allows everything, as it does where single devices were denied."""
     text = files.read(f"{folder}/devices.list")
     if isinstance(text, NoValue) or any(line.startswith(("a ", "c *", "c 195:*")) for line in text.splitlines()):
         return None
@@ -200,8 +200,8 @@ def _names(files: Files, folder: str) -> list[str]:
 _SQUEUE_FORMAT = "%A|%F|%K|%u|%a|%P|%j"
 _SECONDS = 10.0
 _PAUSE_SECONDS = 60.0
-_LONGEST_PAUSE_SECONDS = 3600.0
-_MOST_JOBS_ASKED = 100
+_MAX_PAUSE_SECONDS = 3600.0
+_MAX_JOBS_ASKED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +216,13 @@ class SlurmNames:
 
 
 class SlurmNamesCollector:
-    """Names of the jobs that are wanted. `collect` asks, all else answers at once from what is known."""
+    """Names of requested jobs from squeue. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            command: squeue's path; looked for where none is given.
-            clock: seconds.
+            command: squeue's path; found in PATH by default.
+            clock: monotonic seconds.
         """
         self._command = command or shutil.which("squeue")
         self._clock = clock
@@ -234,25 +234,25 @@ class SlurmNamesCollector:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is a squeue."""
+        """Whether squeue is installed."""
         return self._command is not None
 
     def names(self, job_id: str) -> SlurmNames | None:
-        """What is known of a job."""
+        """Names of a job; None if not known."""
         return self._known.get(job_id)
 
     def want(self, job_ids: Iterable[str]) -> None:
-        """Jobs of which more would be good to know; all others are forgotten."""
+        """Request the names of these jobs and forget all others."""
         self._wanted = frozenset(job_ids)
 
     def collect(self) -> Collection:
-        """Ask if there is anything to ask; nothing is raised."""
+        """Run squeue if names are missing; raises nothing."""
         now, wanted = self._clock(), self._wanted
         self._known = {job_id: names for job_id, names in self._known.items() if job_id in wanted}
-        unknown = sorted(wanted - self._known.keys())[:_MOST_JOBS_ASKED]
+        unknown = sorted(wanted - self._known.keys())[:_MAX_JOBS_ASKED]
         if unknown and now >= self._due and self._command:
             failure = self._ask(self._command, unknown)
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS) if failure else _PAUSE_SECONDS
+            self._pause = min(self._pause * 2, _MAX_PAUSE_SECONDS) if failure else _PAUSE_SECONDS
             self._due = now + self._pause
             self._failure = Missing(JOB + "info", (), *failure) if failure else None
         return Collection(missing=(self._failure,) if self._failure else ())
@@ -261,21 +261,23 @@ class SlurmNamesCollector:
         """Fill `_known`; why it cannot be."""
         line = [command, "--noheader", "--all", "--format", _SQUEUE_FORMAT, "--jobs", ",".join(job_ids)]
         try:
-            told = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
+            answer = subprocess.run(
+                line, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+            )
         except subprocess.TimeoutExpired:
             return MissingReason.TIMED_OUT, f"squeue: no answer within {_SECONDS:g} s"
         except OSError as error:
             return MissingReason.FAILED, f"{command}: {error.strerror}"
-        if told.returncode and "Invalid job id" not in told.stderr:
-            reason = told.stderr.strip().partition("\n")[0] or f"status {told.returncode}"
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            reason = answer.stderr.strip().partition("\n")[0] or f"status {answer.returncode}"
             return MissingReason.UNREACHABLE, f"squeue: {reason}"
-        found = parse_squeue(told.stdout)
+        found = parse_squeue(answer.stdout)
         self._known.update({job_id: found.get(job_id) for job_id in job_ids})
         return None
 
 
 def parse_squeue(text: str) -> dict[str, SlurmNames]:
-    """Jobs by number, of lines in our format; a job's name may hold bars."""
+    """Jobs by id from lines in `_SQUEUE_FORMAT`; a job's name may contain bars."""
     found = {}
     for line in text.splitlines():
         parts = line.strip().split("|", 6)
@@ -286,23 +288,23 @@ def parse_squeue(text: str) -> dict[str, SlurmNames]:
 
 
 _JOB_FILE_NAME = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
-_MOST_JOBS_A_FILE = 16
-_LONGEST_JOB_NAME = 64
+_MAX_JOBS_A_FILE = 16
+_MAX_JOB_NAME = 64
 
 
 def read_hpc_job_files(
     files: Files, folder: str, devices: Sequence[DeviceUsage]
 ) -> tuple[list[tuple[DeviceUsage, str]], list[str]]:
-    """Devices and their jobs.
+    """Jobs in the files of job prologs.
 
     Args:
         files: of the machine.
-        folder: where the files are, below the files' root.
+        folder: of the job files, below the files' root.
         devices: of the machine.
 
     Returns:
-        Pairs of a device and a job, and names of files whose number may mean one GPU or another: NVML's index, or the
-        number that Slurm tells the prolog.
+        Pairs of a device and a job id, and names of files whose number is ambiguous: NVML's index and Slurm's number,
+        the minor number, are different GPUs.
     """
     names = files.names(folder)
     found: list[tuple[DeviceUsage, str]] = []
@@ -317,7 +319,7 @@ def read_hpc_job_files(
         if device is None:
             ambiguous += [name] if jobs else []
             continue
-        found += [(device, job) for job in dict.fromkeys(jobs[:_MOST_JOBS_A_FILE]) if len(job) <= _LONGEST_JOB_NAME]
+        found += [(device, job) for job in dict.fromkeys(jobs[:_MAX_JOBS_A_FILE]) if len(job) <= _MAX_JOB_NAME]
     return found, ambiguous
 
 

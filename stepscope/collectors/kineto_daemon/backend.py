@@ -271,7 +271,7 @@ class KinetoBackend:
                 self._pending.withdraw(action.key)
 
     def _report_progress(self, active: _ActiveCapture) -> None:
-        """Report what the capture has to say; traces that are done get their names first."""
+        """Report the changes of a capture; traces that are done get their names first."""
         changes = active.capture.take_changes()
         done = [key for key, progress in changes if progress.state is CaptureState.DONE]
         kept = active.files.keep(done) if done else {}

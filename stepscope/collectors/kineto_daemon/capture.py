@@ -2,8 +2,8 @@
 
 Pure: time is an argument.
 
-An attempt asks all processes at once. Its traces are read; where one does not hold what was asked for, or ranks did not
-start together, all are asked again, with what the traces showed of the length of a step.
+An attempt asks all processes at once. Its traces are read; where one does not hold what was requested, or ranks did not
+start together, all are asked again, with the duration of a step that the traces showed.
 
 State of one process (`RankAttempt`), known from its polls and its file alone, as libkineto confirms nothing:
 
@@ -39,19 +39,27 @@ _RUNNING_SECONDS = 600.0
 _SLACK_SECONDS = 0.3
 _NUM_REFUSALS_OF_IDLERS = 2
 _IDLE_SECONDS = 2 * POLL_SECONDS
+_MAX_LOST = 2
+_AHEAD_SECONDS = 1.0
+
+_FIRST_MULTIPLE = 8
+_MAX_MULTIPLE = 1 << 16
+_SHARE_OF_A_WINDOW = 0.1
+"""Share of the time between two multiples that the polls may take, so the chance that ranks start apart; half of it at
+each further attempt."""
 
 IDLE = "it takes no steps of a torch.optim optimizer while others do: a launcher, or a data loader's worker"
+PROFILING = "a profiler is at work in it: torch.profiler of its script, or another's capture"
+NO_STEP_YET = (
+    "it has not begun yet: it takes no steps of a torch.optim optimizer, or few in the 5 s until it asks again"
+)
+ENDED = "the process ended before its trace was whole"
+LOST = "it traced, and no file has come: its disk is full, or its own torch.profiler ends each trace"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Set the request for this process's next poll.
-
-    Attributes:
-        key: of the process.
-        attempt: from 1.
-        start_multiple: as in StepsConfig.
-    """
+    """Set the request for this process's next poll; `attempt` counts from 1, `start_multiple` see `TraceRequest`."""
 
     key: str
     attempt: int
@@ -60,7 +68,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Do not hand the request to this process any more."""
+    """Remove the request for this process."""
 
     key: str
 
@@ -82,7 +90,7 @@ class KinetoCapture:
     def __init__(self, keys: Sequence[str], *, num_steps: int, begin: float, until: float | None = None) -> None:
         """
         Args:
-            keys: the processes.
+            keys: of the processes.
             num_steps: to trace.
             begin: not asked before, monotonic seconds.
             until: given up after, monotonic seconds; None for two minutes.
@@ -204,7 +212,8 @@ class KinetoCapture:
         if not wrong:
             lengths = [one.step_seconds for one in summaries.values() if one.step_seconds]
             self._step_seconds = min(lengths) if lengths else self._step_seconds
-            apart = self._steps_apart(summaries)
+            starts_ns = {key: one.step_ends_ns[0] for key, one in summaries.items()}
+            apart = steps_apart(starts_ns, self._step_seconds) if self._step_seconds else 0
             if not apart:
                 yield from self._end_all(CaptureState.DONE)
                 return
@@ -217,12 +226,6 @@ class KinetoCapture:
         self._attempt += 1
         self._multiple = None
         self._ranks = {key: RankAttempt() for key in self._ranks}
-
-    def _steps_apart(self, summaries: Mapping[str, TraceSummary]) -> int:
-        if len(summaries) == 1:
-            return 0
-        starts = {key: one.step_ends_ns[0] for key, one in summaries.items()}
-        return steps_apart(starts, self._step_seconds) if self._step_seconds else 0
 
     def _give_up(self, now: float) -> Iterator[Action]:
         running = any(rank.stage in (Stage.RUNNING, Stage.WRITTEN) for rank in self._ranks.values())
@@ -254,16 +257,6 @@ class KinetoCapture:
         if self._progress.get(key) != progress:
             self._progress[key] = progress
             self._changes.append((key, progress))
-
-
-PROFILING = "a profiler is at work in it: torch.profiler of its script, or another's capture"
-NO_STEP_YET = (
-    "it has not begun yet: it takes no steps of a torch.optim optimizer, or few in the 5 s until it asks again"
-)
-ENDED = "the process ended before its trace was whole"
-LOST = "it traced, and no file has come: its disk is full, or its own torch.profiler ends each trace"
-_MAX_LOST = 2
-_AHEAD_SECONDS = 1.0
 
 
 class Stage(StrEnum):
@@ -366,19 +359,12 @@ class RankAttempt:
         self.stage, self.reason = stage, reason
 
 
-_FIRST_MULTIPLE = 8
-_MAX_MULTIPLE = 1 << 16
-_SHARE_OF_A_WINDOW = 0.1
-"""Share of the time between two multiples that the polls may take, so the chance that ranks start apart; half of it at
-each further attempt."""
-
-
 def poll_spread(polls: Sequence[float], interval: float) -> float:
     """Seconds from the first to the last poll, when asking begins in the longest pause between them.
 
     Args:
-        polls: when each process asks, at any of its polls.
-        interval: from one poll of a process to its next.
+        polls: time of any poll of each process.
+        interval: seconds from one poll of a process to its next.
     """
     phases = sorted(poll % interval for poll in polls)
     pauses = [b - a for a, b in zip(phases, [*phases[1:], phases[0] + interval], strict=True)]
@@ -386,13 +372,7 @@ def poll_spread(polls: Sequence[float], interval: float) -> float:
 
 
 def is_time_to_offer(next_polls: Sequence[float], interval: float, slack: float) -> bool:
-    """Whether the next polls follow each other as closely as possible.
-
-    Args:
-        next_polls: when each process asks next.
-        interval: as above.
-        slack: by how much they may be further apart.
-    """
+    """Whether the next polls follow each other as closely as possible, give or take `slack` seconds."""
     return max(next_polls) - min(next_polls) <= poll_spread(next_polls, interval) + slack
 
 
@@ -400,10 +380,9 @@ def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | 
     """Multiple of steps at which ranks should start: 1 for a rank alone, otherwise a power of two.
 
     Args:
-        num_ranks: how many.
-        spread_seconds: that their polls take.
-        step_seconds: None while unknown.
-        num_failed: attempts that went apart although it was known.
+        spread_seconds: from the first to the last of their polls.
+        step_seconds: duration of a step; None while unknown.
+        num_failed: attempts in which ranks started apart although it was known.
     """
     if num_ranks == 1:
         return 1
@@ -418,6 +397,6 @@ def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
 
     Args:
         starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.
-        step_seconds: of a step.
+        step_seconds: duration of a step.
     """
     return round((max(starts_ns.values()) - min(starts_ns.values())) / 1e9 / step_seconds)

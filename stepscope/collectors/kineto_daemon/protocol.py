@@ -1,17 +1,17 @@
-"""libkineto's daemon protocol: datagrams of questions and answers, and the request text for a trace of N steps.
+"""Daemon protocol of libkineto: datagrams of polls and replies, and the request text for a trace of N steps.
 
 A datagram is a header, the payload's size in bytes (uint64) and its type (32 bytes, zero-padded), and the payload. All
 numbers are little-endian, as libkineto copies its own structures (pytorch/kineto, third_party dynolog_headers,
-ipcfabric/FabricManager.h and Utils.h). Any bytes may come in, from any local process.
+ipcfabric/FabricManager.h and Utils.h). Input is not trusted: any local process can send any bytes.
 
-Traps of the request text (pytorch/kineto, Config.cpp and AsyncActivityProfilerHandler.cpp):
+Pitfalls of the request text (pytorch/kineto, Config.cpp and AsyncActivityProfilerHandler.cpp):
 
 - A request by iterations that comes before the first optimizer step, so also during `import torch`, becomes one by
   time, and its trace is empty or holds imports alone: but only where the duration, 500 ms unless given, is above 0.
   With ACTIVITIES_DURATION_MSECS=0 the process refuses it, leaves no file, and can be asked again.
-- PROFILE_START_ITERATION_ROUNDUP starts at the next multiple of it, which is the same step on all ranks that hear of it
-  between the same two multiples.
-- Lines are cut at '#', split at '=', and the process's id is put before the first ".json" anywhere in the path.
+- PROFILE_START_ITERATION_ROUNDUP starts at the next multiple of it, which is the same step on all ranks that get the
+  request between the same two multiples.
+- Lines end at '#' and are split at '=', and the process's id is put before the first ".json" anywhere in the path.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _REGISTRATION = struct.Struct("<iiq")
 _COUNT = struct.Struct("<i")
 _POLL_TYPE, _REGISTRATION_TYPE = b"req", b"ctxt"
 _ACTIVITIES = 2
-"""Bit of a poll's `type`: the process would take a request for a trace. Absent while a profiler is at work in it."""
-_MOST_PIDS = 1024
-MAX_DATAGRAM_BYTES = _HEADER.size + _POLL.size + 4 * _MOST_PIDS
+"""Bit of a poll's `type`: the process accepts a request for a trace. Not set while a profiler runs in it."""
+_MAX_PIDS = 1024
+MAX_DATAGRAM_BYTES = _HEADER.size + _POLL.size + 4 * _MAX_PIDS
 
 
 class WireError(ValueError):
-    """Bytes that are none of libkineto's questions."""
+    """Bytes that are not a datagram of libkineto."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A process asks whether there is a trace to take.
+    """Question of a process whether it should take a trace.
 
     Attributes:
-        accepts: it would take a request; False while a profiler is at work in it.
+        accepts: it would take a request; False while a profiler runs in it.
         job_id: its SLURM_JOB_ID, 0 without.
         pids: its own and its ancestors', each in its own namespace, its own first.
     """
@@ -55,10 +55,10 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A process says that it uses a GPU; it wants to know how many of its job do.
+    """Message of a process that it uses a GPU; it expects the number of processes of its job that do.
 
     Attributes:
-        gpu: its number in the process.
+        gpu: index of the GPU in the process.
         pid: in the process's own namespace.
         job_id: its SLURM_JOB_ID, 0 without.
     """
@@ -69,10 +69,10 @@ class Registration:
 
 
 def decode(datagram: bytes) -> Poll | Registration:
-    """The question in a datagram.
+    """The message in a datagram.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not one of libkineto's.
     """
     if len(datagram) < _HEADER.size:
         raise WireError(f"{len(datagram)} bytes, a header has {_HEADER.size}")
@@ -89,13 +89,13 @@ def decode(datagram: bytes) -> Poll | Registration:
 
 
 def encode_config(text: str) -> bytes:
-    """The answer to a poll; an empty text says that there is nothing to do."""
+    """The reply to a poll; an empty text requests nothing."""
     content = text.encode()
     return _HEADER.pack(len(content), _POLL_TYPE) + content
 
 
 def encode_count(num_processes: int) -> bytes:
-    """The answer to a registration."""
+    """The reply to a registration."""
     return _HEADER.pack(_COUNT.size, _REGISTRATION_TYPE) + _COUNT.pack(num_processes)
 
 
@@ -103,7 +103,7 @@ def _decode_poll(payload: bytes) -> Poll:
     if len(payload) < _POLL.size:
         raise WireError(f"a poll of {len(payload)} bytes")
     kinds, num_pids, job_id = _POLL.unpack_from(payload)
-    if not 1 <= num_pids <= _MOST_PIDS or len(payload) != _POLL.size + 4 * num_pids:
+    if not 1 <= num_pids <= _MAX_PIDS or len(payload) != _POLL.size + 4 * num_pids:
         raise WireError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
     return Poll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))
 
@@ -118,12 +118,12 @@ class TraceRequest:
     """A trace of optimizer steps.
 
     Attributes:
-        path: where to; in the process's own file system.
+        path: of the trace, in the process's own file system.
         num_steps: calls of a torch.optim optimizer's step().
         start_multiple: it begins after a step whose number, counted by the process from 0, is a multiple of this.
 
     Raises:
-        ValueError: the path has what libkineto would read otherwise, or a number is not positive.
+        ValueError: libkineto would misread the path, or a number is not positive.
     """
 
     path: PurePosixPath
@@ -133,12 +133,12 @@ class TraceRequest:
     def __post_init__(self) -> None:
         text = str(self.path)
         if not _TRACE_PATH.fullmatch(text) or ".." in text or text.count(".json") != 1:
-            raise ValueError(f"libkineto cannot be given the path {text!r}")
+            raise ValueError(f"libkineto would misread the path {text!r}")
         if self.num_steps < 1 or self.start_multiple < 1:
             raise ValueError("num_steps and start_multiple are at least 1")
 
     def text(self) -> str:
-        """The lines for libkineto."""
+        """The request text for libkineto."""
         return "".join(
             f"{key}={value}\n"
             for key, value in (
@@ -154,9 +154,5 @@ class TraceRequest:
         )
 
     def written_path(self, pid: int) -> PurePosixPath:
-        """Where the trace of a process appears, renamed once it is whole.
-
-        Args:
-            pid: of the process in its own namespace.
-        """
+        """Path at which the trace of a process appears once it is whole; `pid` is in its own namespace."""
         return self.path.with_name(f"{self.path.name.removesuffix('.json')}_{pid}.json")

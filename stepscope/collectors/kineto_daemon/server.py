@@ -1,9 +1,9 @@
-"""Socket server that answers libkineto's polls, in a thread that does nothing else.
+"""Server that answers libkineto's polls, in a thread that does nothing else.
 
-A process waits 90 ms for its answer, once. A later answer lies in the process's socket until it asks again, and every
-answer after it is one late; so a question that has waited too long already gets none. An answer from a socket of
-another name than the process expects ends it (libkineto: "Unexpected socket name", std::terminate); such a process gets
-none and is reported.
+A process waits 90 ms for its answer, once. A later answer stays in the process's socket until the next poll, and every
+answer after it is one late; so a poll that has already waited too long gets none. An answer from a socket of another
+name than the process expects ends it (libkineto: "Unexpected socket name", std::terminate); such a process gets none
+and is reported.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _CREDENTIALS = struct.Struct("=iII")
 _TIME = struct.Struct("@qq")
 _SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_TIME.size)
-"""No room for files that somebody sends along: the kernel closes what does not fit."""
+"""Without room for descriptors that a sender may attach: the kernel closes what does not fit."""
 _WAIT_SECONDS = 0.5
 _PAUSE_SECONDS = 10.0
 _TOO_LATE_SECONDS = 0.06
-_MOST_ODD_PLACES = 16
-_MOST_A_SECOND = 2000
-"""Datagrams. All processes that are known at once ask 820 times a second."""
+_MAX_FOLDERS = 16
+_MAX_PER_SECOND = 2000
+"""Datagrams. All processes that can be known at once poll 820 times a second."""
 
 RequestSource = Callable[[KinetoProcess], str]
-"""The text that a process gets at this poll, empty for none. Called on the server's thread: it waits for nothing."""
+"""Returns the request text for a process at this poll, empty for none. Called on the server's thread: must not wait."""
 
 
 class AddressInUseError(UsageError):
@@ -57,10 +57,10 @@ class AddressInUseError(UsageError):
 
 
 class KinetoServer:
-    """Answers processes' polls. A context manager: listens while it is open.
+    """Answers polls of processes. A context manager: listens while it is open.
 
     Attributes:
-        address: where.
+        address: of its socket.
     """
 
     _socket: socket.socket
@@ -68,15 +68,15 @@ class KinetoServer:
     def __init__(self, take: RequestSource, *, folder: str | None = None) -> None:
         """
         Args:
-            take: what to answer.
-            folder: of the socket, letter for letter as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract
-                address that libkineto uses without.
+            take: returns the answers.
+            folder: of the socket, exactly as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract address that
+                libkineto uses without.
         """
         self._take = take
         self.address: Address = ABSTRACT_ADDRESS if folder is None else f"{folder}/{_SOCKET_NAME}"
         self._registry = Registry()
         self._lock = threading.Lock()
-        self._odd_places: set[str] = set()
+        self._foreign_folders: set[str] = set()
         self._num_rejected = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
@@ -84,7 +84,7 @@ class KinetoServer:
     def __enter__(self) -> KinetoServer:
         """
         Raises:
-            UsageError: the address cannot be had.
+            UsageError: the address cannot be used.
         """
         self._socket = _bound_socket(self.address)
         self._thread.start()
@@ -94,7 +94,7 @@ class KinetoServer:
         self.close()
 
     def close(self) -> None:
-        """Answer no more. Training goes on; libkineto goes on asking, every 5 s, whoever takes the address next."""
+        """Stop answering. Training goes on; libkineto goes on polling whoever takes the address next."""
         self._ended.set()
         self._thread.join()
         self._socket.close()
@@ -102,7 +102,7 @@ class KinetoServer:
             Path(self.address).unlink(missing_ok=True)
 
     def is_free(self) -> bool:
-        """Whether nobody listens at the address. Takes it from nobody, not even for a moment."""
+        """Whether no process listens at the address. Does not take it, not even for a moment."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(self.address)
@@ -113,17 +113,17 @@ class KinetoServer:
         return False
 
     def processes(self) -> tuple[KinetoProcess, ...]:
-        """Those that ask."""
+        """The processes that poll."""
         with self._lock:
             return self._registry.processes(time.monotonic())
 
-    def odd_places(self) -> tuple[str, ...]:
-        """Folders in which processes look for the daemon under another name than its own; they cannot be answered."""
+    def foreign_folders(self) -> tuple[str, ...]:
+        """Socket folders of processes that name the daemon's folder differently; they cannot be answered."""
         with self._lock:
-            return tuple(sorted(self._odd_places))
+            return tuple(sorted(self._foreign_folders))
 
-    def about_odd_place(self, folder: str) -> str:
-        """One line on such processes."""
+    def foreign_folder_text(self, folder: str) -> str:
+        """One line on the processes with such a folder."""
         ours = os.path.dirname(os.fsdecode(self.address))
         return (
             f"processes have KINETO_IPC_SOCKET_DIR={folder}, this daemon's folder is {ours}: they get no answer, "
@@ -132,7 +132,7 @@ class KinetoServer:
 
     @property
     def num_rejected(self) -> int:
-        """Datagrams that were no questions."""
+        """Datagrams that were not libkineto's."""
         return self._num_rejected
 
     def _run(self) -> None:
@@ -143,8 +143,8 @@ class KinetoServer:
                 question = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except TimeoutError:
                 continue
-            except OSError as error:  # no memory, as it may be for a while
-                _log.warning("questions of PyTorch processes cannot be read: %s", error.strerror or error)
+            except OSError as error:  # such as no memory for a while
+                _log.warning("polls of PyTorch processes cannot be read: %s", error.strerror or error)
                 self._ended.wait(_PAUSE_SECONDS)
                 continue
             try:
@@ -155,7 +155,7 @@ class KinetoServer:
                 failed_with = type(error)
             num_read = num_read + 1 if time.monotonic() < second + 1.0 else 1
             second = time.monotonic() if num_read == 1 else second
-            if num_read >= _MOST_A_SECOND:  # somebody floods us: it is to cost no core
+            if num_read >= _MAX_PER_SECOND:  # a flood must not cost a core
                 self._ended.wait(second + 1.0 - time.monotonic())
 
     def _answer(self, datagram: bytes, ancillary: list[tuple[int, int, bytes]], sender: Any) -> None:
@@ -163,14 +163,14 @@ class KinetoServer:
             question = decode(datagram)
         except WireError as error:
             self._num_rejected += 1
-            _log.debug("not a question of libkineto's: %s", error)
+            _log.debug("not a datagram of libkineto: %s", error)
             return
         peer, waited = _peer_of(ancillary), _waited_seconds(ancillary)
         if peer is None or not sender or not self._would_take_answer(sender):
             return
         if isinstance(question, Poll):
             with self._lock:
-                process = self._registry.saw(sender, peer, question, time.monotonic())
+                process = self._registry.record(sender, peer, question, time.monotonic())
             if waited < _TOO_LATE_SECONDS:
                 self._send(encode_config(self._take(process) if process is not None else ""), sender)
         elif waited < _TOO_LATE_SECONDS:
@@ -179,22 +179,22 @@ class KinetoServer:
             self._send(encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
 
     def _would_take_answer(self, sender: Address) -> bool:
-        """Whether the process expects answers from a socket of our name (libkineto, Endpoint.h, getName)."""
+        """Whether the process expects answers from a socket of this name (libkineto, Endpoint.h, getName)."""
         if isinstance(sender, bytes) or isinstance(self.address, bytes):
             return isinstance(sender, bytes) and isinstance(self.address, bytes)
         its_folder = sender.rpartition("/")[0]
         if self.address.startswith(its_folder + "/"):
             return True
         with self._lock:
-            if len(self._odd_places) < _MOST_ODD_PLACES and its_folder not in self._odd_places:
-                self._odd_places.add(its_folder)
-                _log.warning("%s", self.about_odd_place(its_folder))
+            if len(self._foreign_folders) < _MAX_FOLDERS and its_folder not in self._foreign_folders:
+                self._foreign_folders.add(its_folder)
+                _log.warning("%s", self.foreign_folder_text(its_folder))
         return False
 
     def _send(self, answer: bytes, to: Address) -> None:
         try:
             self._socket.sendto(answer, socket.MSG_DONTWAIT, to)
-        except OSError as error:  # it has ended, or does not read
+        except OSError as error:  # the process has ended, or does not read
             if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
                 with self._lock:
                     self._registry.forget(to)
@@ -228,14 +228,14 @@ def _bound_socket(address: Address) -> socket.socket:
 
 
 def _make_folder(folder: str) -> None:
-    """Make the folder where there is none: each process, of any user, makes a socket of its own in it."""
+    """Create the folder if missing: each process, of any user, creates a socket of its own in it."""
     with suppress(FileExistsError):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
 
 
 def _let_all_write(path: str) -> None:
-    """Without following a link that another user may have put in its place: all may write to the folder."""
+    """Make the socket writable for all, without following a link that another user may have put in its place."""
     socket_file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if stat.S_ISSOCK(os.fstat(socket_file).st_mode):
@@ -245,7 +245,7 @@ def _let_all_write(path: str) -> None:
 
 
 def _remove_dead(path: str) -> None:
-    """Remove the socket that a daemon left which ended badly; one that lives keeps it."""
+    """Remove the socket of a daemon that was killed, not that of a running one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -265,7 +265,7 @@ def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> Peer | None:
 
 
 def _waited_seconds(ancillary: list[tuple[int, int, bytes]]) -> float:
-    """How long a datagram lay in our socket."""
+    """Time that a datagram has waited in the socket."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) == _TIME.size:
             seconds, nanoseconds = _TIME.unpack(data)

@@ -1,4 +1,4 @@
-"""Metrics of the processes that Kineto's daemon protocol serves, and the retry while another daemon has the address."""
+"""Metrics of processes that poll the Kineto daemon, and the retry while another daemon has its address."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.metrics.agent import KINETO
 from stepscope.core.metrics.readings import Collection, Finding, Reading, labels_of
 
-_LOOK_SECONDS = 30.0
-"""Who has the address may end: an agent that is replaced, a dynolog that is stopped."""
-_FREE_LOOKS = 5
-"""In a row before it is taken: a dynolog that is started anew, or upgraded, is back by then."""
+_CHECK_SECONDS = 30.0
+"""Between checks of the address: its owner may end, such as an agent that is replaced or a dynolog that is stopped."""
+_NUM_FREE_CHECKS = 5
+"""Checks in a row before it is taken: a dynolog that is restarted or upgraded is back by then."""
 
 
 class KinetoSource:
-    """The processes that ask the agent.
+    """Metrics of the processes that poll the agent.
 
     Args:
-        backend: who answers them; asked to try again once the address it could not have is free for two minutes.
+        backend: answers them; tries again once the address that it could not use is free for two minutes.
         clock: monotonic seconds.
     """
 
@@ -32,14 +32,14 @@ class KinetoSource:
     ) -> None:
         self._backend = backend
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
-        self._look_at, self._num_free = clock() + _LOOK_SECONDS, 0
+        self._check_at, self._num_free = clock() + _CHECK_SECONDS, 0
 
     def collect(self) -> Collection:
-        """How many they are, and who cannot be answered."""
-        if self._backend.why_closed is not None and self._clock() >= self._look_at:
-            self._look_at = self._clock() + _LOOK_SECONDS
+        """Number of processes, and those that cannot be answered."""
+        if self._backend.why_closed is not None and self._clock() >= self._check_at:
+            self._check_at = self._clock() + _CHECK_SECONDS
             self._num_free = self._num_free + 1 if self._backend.server.is_free() else 0
-            if self._num_free >= _FREE_LOOKS:
+            if self._num_free >= _NUM_FREE_CHECKS:
                 self._backend.try_again()
         if self._backend.why_closed is not None:
             return Collection((), (self._backend.why_closed,))
@@ -49,7 +49,7 @@ class KinetoSource:
             Reading(KINETO + "rejected_total", float(server.num_rejected), (), now_ns),
         )
         findings = tuple(
-            Finding("kineto_folder", server.about_odd_place(folder), labels_of(folder=folder), now_ns)
-            for folder in server.odd_places()
+            Finding("kineto_folder", server.foreign_folder_text(folder), labels_of(folder=folder), now_ns)
+            for folder in server.foreign_folders()
         )
         return Collection(readings, (), findings)

@@ -1,4 +1,4 @@
-"""Targets: processes that can be captured, the run their traces go to, and the requests pending for them."""
+"""Targets: processes that can be captured, the run that their traces go to, and the requests pending for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.collectors.kineto_daemon.processes import JobPlace, KinetoProcess, is_helper, job_place, process_times
+from stepscope.collectors.kineto_daemon.processes import (
+    JobPlace,
+    KinetoProcess,
+    cpu_seconds,
+    is_helper,
+    job_place,
+    process_stat,
+)
 
 KEY_PREFIX = "kineto-"
-"""Of every key."""
+"""First part of every key."""
 _SOCKET_PREFIX = "dynoconfigclient"
 _NOT_IN_RUN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _WATCHED_SECONDS = 4.0
 _IDLE_SHARE = 0.02
-"""Of a core. A trainer that waits for its GPU alone still launches, and mostly spins."""
+"""Share of a core. A trainer that only waits for its GPU still launches kernels, and mostly spins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +32,11 @@ class Target:
     """A process that can be captured.
 
     Attributes:
-        key: names it, also to an agent that has restarted meanwhile.
-        process: as it asks.
+        key: its id, the same after a restart of the agent.
+        process: its newest poll.
         place: in its job.
-        run: the name of its job here.
-        run_directory: where its traces come to lie.
+        run: name of the run that holds its traces.
+        run_directory: of that run.
     """
 
     key: str
@@ -41,17 +48,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _KnownProcess:
-    """What stays as it is as long as a process asks."""
+    """Facts on a process that are looked up once."""
 
     place: JobPlace
     run: str
     is_helper: bool
     at: float
-    cpu_seconds: float
+    cpu_seconds_before: float
 
 
 class Targets:
-    """Looks up each process once, as long as it asks. For one thread."""
+    """Looks up each process once, as long as it polls. Not thread-safe."""
 
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
@@ -59,7 +66,7 @@ class Targets:
         self._known: dict[str, _KnownProcess] = {}
 
     def of(self, processes: Iterable[KinetoProcess], now: float) -> dict[str, Target]:
-        """The targets by key, at `now` (monotonic seconds): all but launchers, and processes that trainers started."""
+        """The targets by key at `now`, monotonic seconds: all but launchers, and processes that trainers started."""
         by_key = {key_of(process): process for process in processes}
         pids = {process.peer.pid for process in by_key.values()}
         self._known = {key: self._known.get(key) or self._looked_up(one, pids, now) for key, one in by_key.items()}
@@ -76,27 +83,24 @@ class Targets:
 
     def _looked_up(self, process: KinetoProcess, pids: Collection[int], now: float) -> _KnownProcess:
         pid = process.peer.pid
-        place, times = job_place(pid, self._proc), process_times(pid, self._proc)
+        place, stat = job_place(pid, self._proc), process_stat(pid, self._proc)
         above = [one for one in process.ancestors_in_our_namespace if one in pids]
         leader = above[-1] if above else pid
-        if place.rank is not None and times is not None:
-            leader = times.parent  # with a rank, it is one of several that a launcher has started
+        if place.rank is not None and stat is not None:
+            leader = stat.parent  # with a rank, it is one of several that a launcher has started
         run = run_name(process.job_id, place.run_id, leader, self._proc)
-        return _KnownProcess(place, run, is_helper(pid, self._proc), now, times.cpu_seconds if times else 0.0)
+        return _KnownProcess(place, run, is_helper(pid, self._proc), now, cpu_seconds(stat) if stat else 0.0)
 
     def _is_waiting(self, process: KinetoProcess, known: _KnownProcess, now: float) -> bool:
-        """Whether it does nothing itself, as a launcher that waits for those it started."""
-        times = process_times(process.peer.pid, self._proc)
-        since = now - known.at
-        return (
-            times is not None
-            and since > _WATCHED_SECONDS
-            and times.cpu_seconds - known.cpu_seconds < _IDLE_SHARE * since
-        )
+        """Whether it is idle, as a launcher that waits for the processes it started."""
+        stat, since = process_stat(process.peer.pid, self._proc), now - known.at
+        if stat is None or since <= _WATCHED_SECONDS:
+            return False
+        return cpu_seconds(stat) - known.cpu_seconds_before < _IDLE_SHARE * since
 
 
 class _ProcessTree:
-    """Who started whom, among processes whose ids are ours."""
+    """Ancestry of the processes in our namespace."""
 
     def __init__(self, processes: Sequence[tuple[KinetoProcess, int | None]]) -> None:
         self._rank_of = {process.peer.pid: rank for process, rank in processes}
@@ -111,7 +115,7 @@ class _ProcessTree:
         return rank is not None and any(self._rank_of.get(pid) == rank for pid in process.ancestors_in_our_namespace)
 
     def is_above_ranks(self, process: KinetoProcess, rank: int | None) -> bool:
-        """Whether it started processes that have ranks, and has none."""
+        """Whether it started processes that have ranks, and has none itself."""
         return rank is None and process.peer.pid in self._above_ranks
 
     def is_above_others(self, process: KinetoProcess, rank: int | None) -> bool:
@@ -120,24 +124,24 @@ class _ProcessTree:
 
 
 def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
-    """What a job is called: alike for all its ranks on this node, unlike any other job's here.
+    """Name of a job's run: the same for all its ranks on this node, unlike that of any other job here.
 
     Args:
-        job_id: Slurm's, None without.
+        job_id: of Slurm, None without.
         run_id: of torchrun's rendezvous, None without.
         leader: the process that started its ranks, or its only one.
-        proc: where to look.
+        proc: mount point of /proc.
     """
     if job_id is not None:
         return f"slurm-{job_id}"
     if run_id is not None:
         return f"torchrun-{_NOT_IN_RUN_NAME.sub('_', run_id)[:64]}"
-    times = process_times(leader, proc)
-    return f"pid-{leader}-{times.start_ticks if times else 0}"  # process ids come again
+    stat = process_stat(leader, proc)
+    return f"pid-{leader}-{stat.start_ticks if stat else 0}"  # process ids are reused
 
 
 def key_of(process: KinetoProcess) -> str:
-    """A process's key: its socket has a random name that lives as long as the process."""
+    """Key of a process: its socket has a random name that lasts as long as the process."""
     address = process.address
     name = address.decode(errors="replace") if isinstance(address, bytes) else address.rpartition("/")[2]
     plain = "".join(c for c in name.removeprefix("\0").removeprefix(_SOCKET_PREFIX) if c.isalnum() or c == "-")
@@ -145,11 +149,10 @@ def key_of(process: KinetoProcess) -> str:
 
 
 def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None]) -> dict[str, int]:
-    """The rank that each trace is kept as: its environment's, else its trace's, else the next that is free.
+    """Rank of each trace by key: that of the process's environment, else that in its trace, else the next free one.
 
     Args:
-        targets: the processes.
-        in_trace: the rank that the trace of each key tells.
+        in_trace: the rank in the trace of each key.
     """
     ordered = sorted(targets, key=lambda target: target.process.peer.pid)
     ranks: dict[str, int] = {}
@@ -173,26 +176,24 @@ class PendingRequests:
         """Hand `text` to the process once, at its next poll at which it accepts a request.
 
         Args:
-            key: of the process.
-            text: the request.
-            unless: a file in memory or on a local disk whose existence says that the request was fulfilled meanwhile.
+            unless: a file in memory or on a local disk that exists once the request is fulfilled.
         """
         with self._lock:
             self._texts[key] = (text, unless)
 
     def withdraw(self, key: str) -> None:
-        """Hand nothing over any more, and forget what was."""
+        """Remove the request of a process, and forget its delivery."""
         with self._lock:
             self._texts.pop(key, None)
             self._delivered.pop(key, None)
 
     def delivered(self, key: str) -> int | None:
-        """At which of its polls the process last got a request; None before, and after it was withdrawn."""
+        """Number of the poll at which the process last got a request; None before, and after it was withdrawn."""
         with self._lock:
             return self._delivered.get(key)
 
     def take(self, process: KinetoProcess) -> str:
-        """The text for the poll that the process has just made; empty for none."""
+        """The request text for the poll that the process has just made; empty for none."""
         if not process.accepts:
             return ""
         key = key_of(process)

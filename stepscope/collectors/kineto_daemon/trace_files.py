@@ -1,10 +1,10 @@
 """Files of a trace on its way into a run: the staging folder that a process writes to, and the compressed file.
 
-Staging is a folder of its own for each capture, below /tmp or the process's KINETO_ONDEMAND_TRACE_DIR (libkineto since
-June 2026 refuses other places), in the process's own file system: a container has another /tmp than ours. Names are
-walked one by one and links refused, as whoever runs the process could have put some there; only a plain file of its
-user is read. A trace is read once, verified and compressed on the way, and kept whole or not at all. The agent's folder
-belongs to the agent: users own their files in it, but no folder, so that nobody can put a link where a later trace
+Each capture of a process has a staging folder of its own, below /tmp or the process's KINETO_ONDEMAND_TRACE_DIR
+(libkineto since June 2026 refuses other places), in the process's own file system: a container has another /tmp. Paths
+are opened one name at a time and links refused, as the process's user could have put some there; only a regular file of
+that user is read. A trace is read once, verified and compressed on the way, and kept whole or not at all. Folders of
+the agent belong to the agent: users own only their files in them, so that they cannot put a link where a later trace
 goes.
 """
 
@@ -39,25 +39,25 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Staging:
-    """The folder of one capture of one process.
+    """Staging folder of one capture of one process.
 
     Attributes:
         path: as the process sees it.
     """
 
     def __init__(self, process: KinetoProcess, base: str | None) -> None:
-        """Make it.
+        """Create the folder.
 
         Args:
-            process: whose.
+            process: that will write to it.
             base: its KINETO_ONDEMAND_TRACE_DIR, None without.
 
         Raises:
-            OSError: it cannot be made.
-            ValueError: the base leads elsewhere.
+            OSError: it cannot be created.
+            ValueError: the base is not an absolute path without `..`.
         """
         if base is not None and (not base.startswith("/") or ".." in base.split("/")):
-            raise ValueError(f"its KINETO_ONDEMAND_TRACE_DIR is no plain folder: {base}")
+            raise ValueError(f"its KINETO_ONDEMAND_TRACE_DIR is not a plain absolute path: {base}")
         self._peer = process.peer
         self._is_local = base is None
         self._root = _process_root(process)
@@ -68,7 +68,7 @@ class Staging:
             self._give_to_process(parent)
 
     def has(self, path: PurePosixPath) -> bool:
-        """Whether the trace is there, under the name that it gets once it is whole."""
+        """Whether the trace exists under the name that it gets once it is whole."""
         try:
             with _opened(self._root, self.path) as folder:
                 return stat.S_ISREG(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -76,25 +76,25 @@ class Staging:
             return False
 
     def fulfilled_path(self, path: PurePosixPath) -> str | None:
-        """Our name of the trace, where looking for it cannot hang: None where the process chose the folder."""
+        """Path of the trace in our file system; None where the process chose the folder, so that a look could hang."""
         return os.path.join(self._root, *path.relative_to("/").parts) if self._is_local else None
 
     def open(self, path: PurePosixPath) -> int:
-        """A descriptor of the trace, for reading; the caller closes it.
+        """Open the trace for reading; the caller closes the descriptor.
 
         Raises:
-            OSError: it is not there, or is no plain file of the process's user.
+            OSError: it does not exist, or is not a regular file of the process's user.
         """
         with _opened(self._root, self.path) as folder:
             file = os.open(path.name, _FILE_FLAGS, dir_fd=folder)
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != self._peer.uid or found.st_nlink != 1:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != self._peer.uid or status.st_nlink != 1:
             os.close(file)
-            raise PermissionError(f"{path} is no plain file of user {self._peer.uid}")
+            raise PermissionError(f"{path} is not a regular file of user {self._peer.uid}")
         return file
 
     def remove(self) -> None:
-        """Remove the folder and the files in it. A process that is to write there afterwards says so and goes on."""
+        """Remove the folder and its files. A process that writes there afterwards logs an error and goes on."""
         with suppress(OSError), _opened(self._root, self.path.parent) as parent:
             _remove(parent, self.path.name)
 
@@ -104,12 +104,12 @@ class Staging:
         with _opened_in(parent, self.path.name) as folder:
             try:
                 os.fchown(folder, self._peer.uid, self._peer.gid)
-            except PermissionError:  # without CAP_CHOWN: its name is secret, and nobody else can list it
+            except PermissionError:  # without CAP_CHOWN: its name is secret, and no other user can list it
                 os.fchmod(folder, 0o1733)
 
 
 def remove_left_behind(now_ns: int) -> None:
-    """Remove folders that agents left which were killed; those of the last hour may be of one that works.
+    """Remove staging folders of killed agents; those of the last hour may belong to a running one.
 
     Args:
         now_ns: ns since the epoch.
@@ -118,13 +118,13 @@ def remove_left_behind(now_ns: int) -> None:
         for name in os.listdir(parent):
             if name.startswith(_STAGING_PREFIX):
                 with suppress(OSError):
-                    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                    if now_ns - found.st_mtime_ns > _LEFT_BEHIND_SECONDS * 1e9:
+                    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                    if now_ns - status.st_mtime_ns > _LEFT_BEHIND_SECONDS * 1e9:
                         _remove(parent, name)
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove a folder of plain files."""
+    """Remove a folder of files."""
     with suppress(OSError), _opened_in(parent, name) as folder:
         for inner in os.listdir(folder):
             with suppress(OSError):
@@ -133,10 +133,10 @@ def _remove(parent: int, name: str) -> None:
 
 
 def _process_root(process: KinetoProcess) -> str:
-    """Where the process's file system is for us.
+    """Path of the process's root directory in our file system.
 
     Raises:
-        OSError: it is out of our reach, so that its trace would be lost.
+        OSError: it cannot be reached, so that its trace would be lost.
     """
     pid = process.peer.pid
     if pid == 0:
@@ -145,14 +145,14 @@ def _process_root(process: KinetoProcess) -> str:
         is_ours = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
     except PermissionError:
         if process.pid != pid:
-            raise PermissionError("its trace lies in its container, where the agent needs CAP_SYS_PTRACE") from None
-        is_ours = True  # another user's process, on this machine as we are
+            raise PermissionError("its trace is in its container, for which the agent needs CAP_SYS_PTRACE") from None
+        is_ours = True  # another user's process outside containers
     return "/" if is_ours else f"/proc/{pid}/root"
 
 
 @contextmanager
 def _opened(root: str, path: PurePosixPath) -> Iterator[int]:
-    """The folder `path` below `root`, reached without following a link below it."""
+    """Descriptor of the folder `path` below `root`, opened without following a link below it."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.relative_to("/").parts:
@@ -183,18 +183,12 @@ _CAPTURE_FOLDER = re.compile(r"step(\d{1,9})")
 
 
 class TooLargeError(Exception):
-    """The compressed trace is larger than was allowed."""
+    """The compressed trace is larger than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTrace:
-    """A compressed trace that has no rank's name yet.
-
-    Attributes:
-        path: of the file.
-        num_bytes: of it.
-        summary: of the trace.
-    """
+    """A compressed trace that is not named after its rank yet."""
 
     path: Path
     num_bytes: int
@@ -202,10 +196,10 @@ class CompressedTrace:
 
 
 def make_capture_folder(run: Path) -> int:
-    """Make the folder of a run's next capture; k of `step<k>` counts captures, as no process tells the step.
+    """Create the folder of a run's next capture; k of `step<k>` counts captures, as the step is unknown.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     traces = run / TRACES_FOLDER
     with _errors_with_path(traces):
@@ -221,16 +215,16 @@ def make_capture_folder(run: Path) -> int:
 
 
 def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | None) -> CompressedTrace:
-    """Read a trace to its end, write it compressed.
+    """Read a trace to its end and write it compressed.
 
     Args:
         source: descriptor of the trace.
-        partial: the file to make.
+        partial: the file to create.
         owner: the process that wrote it; its user gets the file.
         max_bytes: of the compressed trace; None without a limit.
 
     Raises:
-        TooLargeError: it would pass the limit.
+        TooLargeError: it would exceed the limit.
         OSError: it cannot be read or written.
     """
     reader, packer, size = TraceReader(), zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP), 0
@@ -257,7 +251,7 @@ def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | 
 
 
 def move_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) -> Path:
-    """Give a compressed trace its name in the run.
+    """Move a compressed trace to its name in the run.
 
     Raises:
         OSError: it cannot be renamed.
@@ -270,7 +264,7 @@ def move_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) 
 
 @contextmanager
 def _errors_with_path(where: Path | str) -> Iterator[None]:
-    """Errors say where, as those of `write` and `fsync` do not, and what helps on a full disk."""
+    """Add the path to errors of `write` and `fsync`, and what helps on a full disk."""
     try:
         yield
     except OSError as error:
@@ -374,7 +368,7 @@ class CaptureFiles:
         return kept
 
     def close(self) -> None:
-        """Remove what is left. A process that is to write there afterwards logs an error and goes on."""
+        """Remove the staging folders and traces that were not kept."""
         for key in list(self._partials):
             self._drop(key)
         for staging in self._staging.values():

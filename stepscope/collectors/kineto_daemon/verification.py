@@ -1,6 +1,6 @@
 """Verification of a trace that a process wrote, read as a stream without building its events.
 
-A trace of the right kind can still be empty, hold imports alone, or another number of steps; only reading it shows.
+A trace can be empty, hold only imports, or another number of steps; only reading it shows that.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _OPTIMIZER_STEP = re.compile(rb'"cat"\s*:\s*"user_annotation"\s*,\s*"name"\s*:\s
 _ITERATION_START = re.compile(rb'"name"\s*:\s*"Iteration Start: [^"]*"' + _TIME)
 _BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*"rank"\s*:\s*(\d{1,9})')
-_LONGEST_EVENT_BYTES = 1 << 20
-_LONGEST_HEAD_BYTES = 1 << 16
+_MAX_EVENT_BYTES = 1 << 20
+_MAX_HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 10
 _WORK_CATEGORIES = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What is in a trace.
+    """Content of a trace.
 
     Attributes:
         num_bytes: as written, not compressed.
         is_whole: it begins and ends as a JSON object does.
         num_events: by category ("cpu_op", "python_function").
-        begin_ns: when recording began, in a step's last instant; ns since the epoch, None where it is not told.
-        step_ends_ns: begins of the optimizer's calls, which end the steps, ns since the epoch, ascending.
+        begin_ns: start of the recording, in a step's last instant; ns since the epoch, None if unknown.
+        step_ends_ns: starts of the optimizer's calls, which end the steps, ns since the epoch, ascending.
         rank: of distributedInfo, None without.
     """
 
@@ -47,14 +47,14 @@ class TraceSummary:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median length of a step; None where nothing tells."""
+        """Median duration of a step; None if unknown."""
         ends = self.step_ends_ns if self.begin_ns is None else (self.begin_ns, *self.step_ends_ns)
         between = sorted(b - a for a, b in pairwise(ends))
         return between[len(between) // 2] / 1e9 if between else None
 
 
 def find_fault(summary: TraceSummary, num_steps: int) -> str | None:
-    """Why a trace is not what was asked for, one line; None when it is."""
+    """Why a trace is not what was requested, one line; None when it is."""
     if not summary.is_whole:
         return f"the trace is cut short at {summary.num_bytes} bytes"
     if not any(summary.num_events.get(category) for category in _WORK_CATEGORIES):
@@ -67,7 +67,7 @@ def find_fault(summary: TraceSummary, num_steps: int) -> str | None:
 
 @dataclass(slots=True)
 class TraceReader:
-    """Takes a trace block by block; needs memory for an event, not for the file."""
+    """Reads a trace block by block, with memory for one event, not for the file."""
 
     _rest: bytes = b""
     _head: bytes = b""
@@ -80,19 +80,19 @@ class TraceReader:
     def feed(self, block: bytes) -> None:
         """The next bytes of the file."""
         self._num_bytes += len(block)
-        if len(self._head) < _LONGEST_HEAD_BYTES:
-            self._head += block[: _LONGEST_HEAD_BYTES - len(self._head)]
+        if len(self._head) < _MAX_HEAD_BYTES:
+            self._head += block[: _MAX_HEAD_BYTES - len(self._head)]
         self._tail = (self._tail + block[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         text = self._rest + block
         end = text.rfind(_EVENT)
-        if end <= 0 and len(text) > _LONGEST_EVENT_BYTES:
+        if end <= 0 and len(text) > _MAX_EVENT_BYTES:
             end = len(text)
         end = max(end, 0)
         self._take(text[:end])
         self._rest = text[end:]
 
     def summary(self) -> TraceSummary:
-        """What the blocks so far hold; the last call."""
+        """Summary of the blocks; the last call."""
         self._take(self._rest)
         ends = self._head + self._tail  # older libkineto writes both behind the events
         base, rank = _BASE_TIME.search(ends), _RANK.search(ends)
@@ -113,5 +113,5 @@ class TraceReader:
 
 
 def _nanoseconds(event: re.Match[bytes]) -> int:
-    """Of an event's microseconds."""
+    """Nanoseconds of an event's microseconds."""
     return int(event[1]) * 1000 + int((event[2] or b"0").ljust(3, b"0"))

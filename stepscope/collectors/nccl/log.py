@@ -38,12 +38,7 @@ from stepscope.core.documents.nccl_logs import (
 
 
 def read_log(lines: Iterable[str], *, file: str) -> Iterator[LogEvent]:
-    """Events of a log in their order.
-
-    Args:
-        lines: of any length and encoding; read once.
-        file: name of the log, for the places of the events.
-    """
+    """Events of a log in their order; its lines may be of any length and encoding."""
     for number, line in enumerate(lines, 1):
         line = clean_line(line.rstrip("\n"))
         nccl_line = parse_nccl_line(line)

@@ -37,10 +37,6 @@ def looks_like_ras(text: str) -> bool:
 def read_ras(text: str, *, file: str) -> RasStatus:
     """Parse one answer.
 
-    Args:
-        text: the whole of it.
-        file: its name.
-
     Raises:
         DataError: it is JSON of another kind, or incomplete.
     """

@@ -20,6 +20,7 @@ from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
 from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import identify
 from stepscope.collectors.nvml.mig import compute_instances
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
 
 SLOW_POLL_SECONDS = 10.0
@@ -147,7 +148,7 @@ class NvmlCollector:
                 self._last.setdefault(key, {}).update(self.sweep(key))
         except DriverUnusableError as error:
             self.close()
-            return Collection(missing=(Missing("", (), error.reason, error.detail),))
+            return NoValue(error.reason, error.detail).of_all()
         indices = {dict(labels)["gpu"] for labels in self._labels.values()}
         nameless = [lost for lost in found if isinstance(lost, Missing) and dict(lost.labels)["gpu"] not in indices]
         parts = [part for last in self._last.values() for part in last.values()]

@@ -51,7 +51,7 @@ FAST_POLL_FIELDS = (
     # DATA counts payload in KiB, up to NVLink 4; XMIT and RCV count bytes, from NVLink 5 on
     Field("nvlink_transmit_bytes_total", ((138, _KIB), (202, 1.0)), ALL_LINKS),
     Field("nvlink_receive_bytes_total", ((139, _KIB), (204, 1.0)), ALL_LINKS),
-    # no PCIe bytes: 197 and 198 have 32 bits, and begin anew thirteen times a second at 55 GB/s
+    # no PCIe bytes: 197 and 198 have 32 bits, and overflow thirteen times a second at 55 GB/s
 )
 
 

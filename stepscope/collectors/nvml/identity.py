@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of_error, text
+from stepscope.core.hardware.devices import cuda_version_text
 from stepscope.core.metrics.readings import Labels, labels_of
 
 _ARCHITECTURES = {
@@ -83,4 +84,4 @@ def system_versions(nvml: Nvml) -> tuple[str, str]:
             reason_of_error(nvml, error)
             texts.append("")
     driver, cuda = texts
-    return driver, f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
+    return driver, cuda_version_text(int(cuda)) if cuda else ""

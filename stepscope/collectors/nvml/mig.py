@@ -13,7 +13,7 @@ from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error, tex
 from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import GpuIdentity
-from stepscope.collectors.nvml.queries import MEMORY_NAMES, Query, QueryTable, ask_memory
+from stepscope.collectors.nvml.queries import MEMORY, QueryTable
 from stepscope.core.metrics.readings import Collection, labels_of
 
 
@@ -53,7 +53,7 @@ class _GpuInstance:
         else:
             self.labels = labels_of(gpu=identity.index, uuid=identity.uuid, gpu_instance=first.gpu_instance)
         self.gpm = GpmSampler(nvml, parent, first.gpu_instance)
-        self.memory = QueryTable((Query(MEMORY_NAMES, ask_memory),))
+        self.memory = QueryTable((MEMORY,))
 
 
 class MigInstances:

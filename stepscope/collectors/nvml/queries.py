@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error
 from stepscope.collectors.nvml.gpu_readings import GpuReadings, is_sentinel, sentinel_reason
@@ -45,6 +45,23 @@ def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) 
         into.add_raw(name, getattr(nvml, function)(handle, *arguments), scale)
 
     return Query((name,), ask)
+
+
+def several_values(function: str, *values: tuple[str, str | int, float], arguments: tuple[int, ...] = ()) -> Query:
+    """A call that returns a structure or a tuple.
+
+    Args:
+        function: of the binding.
+        values: name of a metric, member or index of its value in the answer, factor to base units.
+        arguments: after the handle.
+    """
+
+    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+        answer = getattr(nvml, function)(handle, *arguments)
+        for name, member, scale in values:
+            into.add_raw(name, getattr(answer, member) if isinstance(member, str) else answer[member], scale)
+
+    return Query(tuple(name for name, _, _ in values), ask)
 
 
 class QueryTable:
@@ -86,23 +103,15 @@ _MEMORY_V2 = 40 | 2 << 24
 """Version tag of nvmlMemory_v2_t."""
 
 
-def _utilization(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    into.add_raw("utilization_ratio", rates.gpu, _PERCENT)
-    into.add_raw("memory_bandwidth_busy_ratio", rates.memory, _PERCENT)
-
-
-def ask_memory(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    """Memory by version 2 of the call: version 1 counts memory reserved by the driver as used (912 MB of an idle
-    A100)."""
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle, _MEMORY_V2)
-    into.add_raw("memory_total_bytes", memory.total)
-    into.add_raw("memory_used_bytes", memory.used)
-    into.add_raw("memory_free_bytes", memory.free)
-    into.add_raw("memory_reserved_bytes", memory.reserved)
-
-
-MEMORY_NAMES = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes")
+MEMORY = several_values(
+    "nvmlDeviceGetMemoryInfo",
+    ("memory_total_bytes", "total", 1.0),
+    ("memory_used_bytes", "used", 1.0),
+    ("memory_free_bytes", "free", 1.0),
+    ("memory_reserved_bytes", "reserved", 1.0),
+    arguments=(_MEMORY_V2,),
+)
+"""Version 2 of the call: version 1 counts memory reserved by the driver as used (912 MB of an idle A100)."""
 
 
 def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
@@ -113,7 +122,7 @@ def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     into.miss(("memory_used_bytes", "memory_reserved_bytes"), NoValue(MissingReason.NOT_SUPPORTED, detail))
 
 
-def _throttle_query(function: str) -> Query:
+def _throttle_query(function: str, fallback: Query | None = None) -> Query:
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         bits = getattr(nvml, function)(handle)
         if is_sentinel(bits):
@@ -122,12 +131,7 @@ def _throttle_query(function: str) -> Query:
         for bit, reason in THROTTLE_REASONS:
             into.add("throttle_reason", 1 if bits & bit else 0, reason=reason)
 
-    return Query(("throttle_reason",), ask)
-
-
-def _throttle_query_with_fallback() -> Query:
-    new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
-    return Query(("throttle_reason",), _throttle_query(new).ask, fallback=_throttle_query(old))
+    return Query(("throttle_reason",), ask, fallback)
 
 
 FAST_POLL_QUERIES: tuple[Query, ...] = (
@@ -136,9 +140,15 @@ FAST_POLL_QUERIES: tuple[Query, ...] = (
     single_value("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK, scale=_MHZ),
     single_value("performance_state", "nvmlDeviceGetPerformanceState"),
     single_value("temperature_celsius", "nvmlDeviceGetTemperature", 0),
-    Query(("utilization_ratio", "memory_bandwidth_busy_ratio"), _utilization),
-    Query(MEMORY_NAMES, ask_memory, fallback=Query(MEMORY_NAMES, _memory_v1)),
-    _throttle_query_with_fallback(),
+    several_values(
+        "nvmlDeviceGetUtilizationRates",
+        ("utilization_ratio", "gpu", _PERCENT),
+        ("memory_bandwidth_busy_ratio", "memory", _PERCENT),
+    ),
+    replace(MEMORY, fallback=Query(MEMORY.names, _memory_v1)),
+    _throttle_query(
+        "nvmlDeviceGetCurrentClocksEventReasons", fallback=_throttle_query("nvmlDeviceGetCurrentClocksThrottleReasons")
+    ),
 )
 
 
@@ -152,33 +162,6 @@ _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("access_timeout_recovery", 6))
 """Two bits each of the health mask: 1 = true (unhealthy), 2 = false, 0 = not supported."""
 MAX_NVLINKS = 18
-
-
-def _percentage(name: str, function: str) -> Query:
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        used, _ = getattr(nvml, function)(handle)
-        into.add_raw(name, used, _PERCENT)
-
-    return Query((name,), ask)
-
-
-def _ask_bar1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    window = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
-    into.add_raw("bar1_used_bytes", window.bar1Used)
-    into.add_raw("bar1_total_bytes", window.bar1Total)
-
-
-def _ecc_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    current, _ = nvml.nvmlDeviceGetEccMode(handle)
-    into.add_raw("ecc_enabled", current)
-
-
-def _remapped_rows(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-    into.add_raw("remapped_rows_corrected_total", corrected)
-    into.add_raw("remapped_rows_uncorrected_total", uncorrected)
-    into.add_raw("row_remap_pending", pending)
-    into.add_raw("row_remap_failed", failed)
 
 
 def _row_remap_banks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
@@ -225,11 +208,6 @@ def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
             into.add("fabric_health", 0 if state_bits == 1 else 1, aspect=aspect)
 
 
-def _mig_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-    current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    into.add_raw("mig_enabled", current)
-
-
 def _ecc(name: str, kind: int, period: int) -> Query:
     return single_value(name, "nvmlDeviceGetTotalEccErrors", kind, period)
 
@@ -246,9 +224,11 @@ SLOW_POLL_QUERIES: tuple[Query, ...] = (
     single_value("temperature_slowdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
     single_value("temperature_shutdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
     single_value("fan_speed_ratio", "nvmlDeviceGetFanSpeed", scale=_PERCENT),
-    _percentage("encoder_utilization_ratio", "nvmlDeviceGetEncoderUtilization"),
-    _percentage("decoder_utilization_ratio", "nvmlDeviceGetDecoderUtilization"),
-    Query(("bar1_used_bytes", "bar1_total_bytes"), _ask_bar1),
+    several_values("nvmlDeviceGetEncoderUtilization", ("encoder_utilization_ratio", 0, _PERCENT)),
+    several_values("nvmlDeviceGetDecoderUtilization", ("decoder_utilization_ratio", 0, _PERCENT)),
+    several_values(
+        "nvmlDeviceGetBAR1MemoryInfo", ("bar1_used_bytes", "bar1Used", 1.0), ("bar1_total_bytes", "bar1Total", 1.0)
+    ),
     single_value("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
     single_value("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth"),
     single_value("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -256,23 +236,21 @@ SLOW_POLL_QUERIES: tuple[Query, ...] = (
     single_value("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
     Query(("nvlink_up", "nvlink_links"), _nvlinks),
     Query(("fabric_state", "fabric_health"), _fabric),
-    Query(("ecc_enabled",), _ecc_mode),
+    several_values("nvmlDeviceGetEccMode", ("ecc_enabled", 0, 1.0)),
     _ecc("ecc_corrected_errors_total", _CORRECTED, _SINCE_LOAD),
     _ecc("ecc_uncorrected_errors_total", _UNCORRECTED, _SINCE_LOAD),
     _ecc("ecc_lifetime_corrected_errors_total", _CORRECTED, _LIFETIME),
     _ecc("ecc_lifetime_uncorrected_errors_total", _UNCORRECTED, _LIFETIME),
-    Query(
-        (
-            "remapped_rows_corrected_total",
-            "remapped_rows_uncorrected_total",
-            "row_remap_pending",
-            "row_remap_failed",
-        ),
-        _remapped_rows,
+    several_values(
+        "nvmlDeviceGetRemappedRows",
+        ("remapped_rows_corrected_total", 0, 1.0),
+        ("remapped_rows_uncorrected_total", 1, 1.0),
+        ("row_remap_pending", 2, 1.0),
+        ("row_remap_failed", 3, 1.0),
     ),
     Query(("row_remap_banks",), _row_remap_banks),
     _retired("retired_pages_corrected_total", _SINGLE_BIT),
     _retired("retired_pages_uncorrected_total", _DOUBLE_BIT),
     single_value("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
-    Query(("mig_enabled",), _mig_mode),
+    several_values("nvmlDeviceGetMigMode", ("mig_enabled", 0, 1.0)),
 )

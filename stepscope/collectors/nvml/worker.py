@@ -67,12 +67,7 @@ def answers_to(collector: NvmlCollector, request: dict[str, Any], streams: Strea
 
 
 def serve_requests(collector: NvmlCollector, requests: int, replies: int) -> int:
-    """Answer until the input ends or nobody reads the replies; returns the process's exit code.
-
-    Args:
-        requests: file descriptor to read from.
-        replies: file descriptor to write to.
-    """
+    """Answer on two file descriptors until the input ends or nobody reads the replies; returns the exit code."""
     streams: Streams = defaultdict(StreamWriter)
     with open(requests, "rb", buffering=0) as lines:
         for line in iter(lines.readline, b""):

@@ -1,7 +1,7 @@
 """Analysis of a job: the typed form of `stepscope.analysis/1`.
 
-Field names are the contract's: msgspec encodes these classes to the JSON of `analyze --json` and decodes it again.
-Fractions are 0..1 of the window, times are milliseconds unless the name says otherwise, None means unknown.
+Field names are the keys of the JSON of `analyze --json`. Fractions are 0..1 of the window, times are milliseconds
+unless the name says otherwise, None means unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepscope.core.vocabulary.causes import Cause, Reason
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
 
 Ledger = dict[TimeCategory, float]
-"""Fraction of the window by heading; all headings present, sum 1."""
+"""Fraction of the window by category; all categories are present, and add up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class MeshSizes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was analysed. `step_ms` is the median over ranks of whole device steps."""
+    """The analysed job. `step_ms` is the median over ranks of whole device steps."""
 
     world_size: int
     ranks: list[int]
@@ -45,20 +45,20 @@ class Job:
     mfu: float | None = None
     hfu: float | None = None
     device_kind: str | None = None
-    """gpu | cpu: what the ledger is of"""
+    """gpu | cpu: the device of the ledger"""
     simulated_compute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TraceQuality:
-    """How far the input can be trusted; shown before any number."""
+    """How complete and consistent the traces are."""
 
     repaired: int = 0
-    """events whose text was mended"""
+    """events whose damaged text was repaired"""
     dropped: int = 0
-    """events that could not be read or are impossible"""
+    """events left out, as they cannot be read or are impossible"""
     clipped: int = 0
-    """device activities cut where the next one on the same stream starts"""
+    """device activities cut at the start of the next one on the same stream"""
     truncated_files: int = 0
     """files left out because they end before their closing bracket"""
     unlinked: float = 0.0
@@ -66,29 +66,29 @@ class TraceQuality:
     graph_share: float = 0.0
     """share of kernels launched through CUDA/HIP graphs"""
     collective_args: float | None = None
-    """share of communication kernels that record what they do; None without communication"""
+    """share of communication kernels with recorded arguments; None without communication"""
     unmatched_collectives: float | None = None
-    """share of communication calls without their counterpart on the other ranks; None for one rank"""
+    """share of communication calls without counterpart on the other ranks; None for one rank"""
     lost_launches: float = 0.0
-    """share of launches without their device activity, on the worst rank"""
+    """share of launches without device activity, on the worst rank"""
     steps_complete: int = 0
-    """steps seen whole on every rank"""
+    """steps that are whole on every rank"""
     merged_boundaries: int = 0
     """step boundaries that did not increase"""
     clock_residual_us: float | None = None
-    """spread of the clocks after alignment; None when one clock serves all"""
+    """spread of the clocks after alignment; None with a single clock"""
     profiler_distortion: float | None = None
     """captured step / unprofiled step - 1"""
     clipped_us: float = 0.0
     """time cut off the clipped activities"""
     early: float = 0.0
-    """share of linked device activities that start before their launch: lost records or a device clock that is off"""
+    """share of linked device activities that start before their launch: lost records, or a wrong device clock"""
     lost_at_start: int = 0
-    """launches without device activity before the first that has one: the profiler was not recording yet"""
+    """launches before the first one with a device activity: the profiler was not recording the device yet"""
     steps_marked: list[int] = field(default_factory=list)
-    """steps that some rank's trace marks"""
+    """steps that are marked in the trace of any rank"""
     steps_used: list[int] = field(default_factory=list)
-    """steps booked on every rank"""
+    """steps that are analysed on every rank"""
     steps_without_device: float = 0.0
     """share of marked steps in which no device activity was launched, on the worst rank"""
     largest_activity: float = 0.0
@@ -118,10 +118,10 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """One row of the root-cause table; the fractions of all rows add up to 1, the milliseconds to the job's step.
+    """One row of the root-cause table; fractions add up to 1 over the rows, milliseconds to the job's step.
 
-    `ms_per_step` is of the whole steps; None where all of the cause's time lies in the last, which the trace cuts.
-    `interval` is of the fraction, `ms_interval` of the milliseconds: 90 %, from a bootstrap over steps.
+    `ms_per_step` covers whole steps; None where all of the cause's time is in the last step, which the trace cuts.
+    `interval` (of the fraction) and `ms_interval` are 90 % confidence intervals from a bootstrap over steps.
     """
 
     cause: Cause
@@ -136,7 +136,7 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True)
 class SecondaryCause:
-    """A further cause worth naming."""
+    """A further large cause."""
 
     cause: Cause
     fraction: float
@@ -145,7 +145,7 @@ class SecondaryCause:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line that a tired engineer understands, with what it stands on."""
+    """The main cause in one line, with evidence and advice."""
 
     cause: Cause
     reasons: list[Reason]
@@ -161,11 +161,16 @@ class Verdict:
 class Collective:
     """All matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes).
 
-    `transfer_ms` adds up the shortest member of each call, `wait_ms` and the exposed times all members. `hidden_wait`
-    and `hidden_transfer` are shares of the waiting and of the transfer; `expected_busbw_gbs` is of the link at this
-    size; `latency_bound` says that the size is so small that bandwidth hardly counts. `last_arriver` is the rank that
-    was waited for longest in all, `times_last` how often it came last; `skew_ms` is the mean over the calls. `bytes` of
-    an uneven all-to-all is the mean over the members (the median of it over the row's calls).
+    Attributes:
+        bytes: of one call; of an uneven all-to-all the mean over the members (the median over the row's calls).
+        expected_busbw_gbs: what the link should reach at this size.
+        transfer_ms: sum over the calls of the shortest member.
+        wait_ms, exposed_wait_ms, exposed_transfer_ms: sum over all members.
+        skew_ms: mean over the calls.
+        last_arriver: the rank that was waited for longest in total; it arrived last in `times_last` calls.
+        hidden_wait, hidden_transfer: shares of the waiting and of the transfer hidden by compute.
+        link: nvlink | xgmi | pcie: the expected path of the bytes; None between hosts and where unknown.
+        latency_bound: the size is so small that bandwidth hardly matters.
     """
 
     group: str
@@ -188,19 +193,19 @@ class Collective:
     exposed_wait_ms: float | None = None
     exposed_transfer_ms: float | None = None
     link: str | None = None
-    """nvlink | xgmi | pcie: what its bytes should travel over; None between hosts and where unknown"""
     latency_bound: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionCost:
-    """What the calls of one parallel dimension cost; fractions of all windows together.
+    """Communication time of one parallel dimension; fractions of all windows together.
 
-    The exposed ones of all dimensions add up to the ledger's communication headings (`wait` includes `bubble`).
+    The exposed fractions (`wait`, which includes `bubble`, `transfer`, `unsplit`) of all dimensions add up to the
+    ledger's communication categories.
     """
 
     dimension: str | None
-    """tp | pp | dp | ep | cp; None where nothing tells"""
+    """tp | pp | dp | ep | cp; None where unknown"""
     num_calls: int
     wait: float
     transfer: float
@@ -209,12 +214,12 @@ class DimensionCost:
     hidden_transfer: float
     hidden_unsplit: float
     unsplit_wait_at_least: float = 0.0
-    """of `unsplit`, what is waiting for members whose traces are there; at most all of it is"""
+    """lower bound of the waiting in `unsplit`: for members whose traces are there; all of it may be waiting"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How late one rank comes to its collectives. `mean_late_ms` is after the first member's arrival."""
+    """How late one rank arrives at its collectives. `mean_late_ms` is relative to the first member's arrival."""
 
     rank: int
     num_collectives: int
@@ -224,7 +229,7 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The pipeline's bubble, measured and explained; the parts are fractions of the pipelined span."""
+    """The pipeline bubble and its parts, as fractions of the pipelined span."""
 
     schedule: str
     stages: int
@@ -240,21 +245,21 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCoverage:
-    """Share of kernel time by how its limit was decided; the shares add up to 1."""
+    """Share of kernel time by how its limit was determined; the shares add up to 1."""
 
     model: float
-    """from the shapes that the kernel's operator recorded"""
+    """by the recorded shapes of the kernel's operator"""
     by_name: float
-    """by what kind of work its name tells"""
+    """by the kind of work in the kernel's name"""
     none: float
     borrowed: float = 0.0
-    """launched before the trace begins: from the same kernel seen with its operator"""
+    """launched before the trace begins: by the same kernel with a known operator"""
     parameters: float = 0.0
-    """passes over the parameters: from the grid and the gradients' sizes"""
+    """passes over the parameters: by the grid and the sizes of the gradients"""
 
     @property
     def costed(self) -> float:
-        """Share whose FLOPs and bytes are known, whichever way."""
+        """Share whose FLOPs and bytes are known in any way."""
         return self.model + self.borrowed + self.parameters
 
 
@@ -263,18 +268,19 @@ class KernelTime:
     """Kernels of one name (or of one operator, module or call). None is unknown.
 
     Attributes:
-        ms: the time they own in the ledger, over all ranks and steps.
-        operator, module, shapes: where most of that time comes from: what launched it, the module or annotated region
+        ms: time attributed to them in the ledger, over all ranks and steps.
+        operator, module, shapes: of most of that time: the operator that launched it, the module or annotated region
             around that, and the dimensions of its tensors.
-        mean_us: a kernel's mean duration.
-        roof_share: least time at the GPU's peaks / duration, of the kernels whose operator has a cost model.
-        occupancy: share of a multiprocessor's warps that the launches could keep resident.
-        achieved_occupancy: the same, but no more than their grids fill.
-        limiter: what keeps that from being more: registers | shared_memory | blocks | grid | threads.
+        mean_us: mean duration of a kernel.
+        roof_share: share of the roofline: shortest time at the GPU's peaks / duration, over the kernels whose operator
+            has a cost model.
+        occupancy: share of an SM's warps that the launches could keep resident.
+        achieved_occupancy: the same, but at most what their grids fill.
+        limiter: of that occupancy: registers | shared_memory | blocks | grid | threads.
         grid, block, registers_per_thread, shared_memory_bytes: of the launch with most of the time; empty or None
             where not recorded.
-        findings: codes of Roofline.findings that hold for at least half of the time.
-        step_ms: its time in each of the first whole steps, the mean over ranks; of kernel names alone.
+        findings: codes of Roofline.findings that apply to at least half of the time.
+        step_ms: time in each of the first whole steps, mean over ranks; only for rows by kernel name.
     """
 
     name: str
@@ -302,7 +308,7 @@ class KernelTime:
 class CopyTime:
     """Copies of one kind, "HtoD (Pageable -> Device)"; bandwidths are GB/s (1e9 bytes), None is unknown.
 
-    `ms` is their duration, over all ranks and steps; `link_gbs` is what the host's link carries in one direction.
+    `ms` is their duration over all ranks and steps, `link_gbs` the bandwidth of the host's link in one direction.
     """
 
     kind: str
@@ -315,10 +321,7 @@ class CopyTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """Something that makes kernels or copies slower than they need be.
-
-    `fraction` is the affected time's share of all ranks' windows.
-    """
+    """An avoidable slowdown of kernels or copies. `fraction` is the affected share of all ranks' windows."""
 
     code: str
     fraction: float
@@ -329,19 +332,19 @@ class KernelFinding:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What limits the kernels."""
+    """What limits the kernels: arithmetic, memory bandwidth or latency."""
 
     coverage: RooflineCoverage
     kernels: list[KernelTime]
     by_operator: list[KernelTime] = field(default_factory=list)
     by_module: list[KernelTime] = field(default_factory=list)
     by_call: list[KernelTime] = field(default_factory=list)
-    """by operator and the shapes it was called with"""
+    """by operator and its input shapes"""
     copies: list[CopyTime] = field(default_factory=list)
     findings: list[KernelFinding] = field(default_factory=list)
     """largest first"""
     tiny_kernels: float | None = None
-    """share of the kernels, by number, that take under 10 us"""
+    """share of kernels, by count, that take less than 10 us"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +369,7 @@ class WhatIf(PredictedStep):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The whole answer."""
+    """The document `stepscope.analysis/1`."""
 
     job: Job
     trace_quality: TraceQuality

@@ -1,7 +1,7 @@
 """Comparison of two runs, or two sets of runs: the typed form of `stepscope.compare/1`.
 
-`a` is the side compared against, `b` the one that is judged. Times are milliseconds a step (mean over ranks), shares
-are 0..1, None means unknown. A difference is called one only when it is significant and large enough to matter.
+`a` is the reference, `b` the side that is judged. Times are milliseconds per step (mean over ranks), shares are 0..1,
+None means unknown. A difference is reported only where it is significant and large enough to matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMPARE_SCHEMA = "stepscope.compare/1"
 
 
 class Change(StrEnum):
-    """What became of a figure from a to b."""
+    """How a figure changed from a to b."""
 
     SLOWER = "slower"
     """a time rose"""
@@ -30,9 +30,9 @@ class Change(StrEnum):
     NEW = "new"
     GONE = "gone"
     NOT_SEEN = "not_seen"
-    """no change can be told from noise; `smallest_visible` says how small one would have to be"""
+    """no change beyond the noise; a change would have to be larger than `smallest_visible`"""
     UNKNOWN = "unknown"
-    """one side does not have the figure"""
+    """one side lacks the figure"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,11 @@ class Difference:
     """One figure on both sides.
 
     Attributes:
-        a, b: the figure: the median over a run's steps for step times, the mean for parts of a step, then the mean
-            over the runs of a side.
+        a, b: mean over the runs of the side; a run has the median over its steps for step times, the mean for parts.
         change: b - a.
         relative: change / a; None where a is 0.
         interval: 95 % confidence interval of `change`.
-        smallest_visible: half of the interval's width; a smaller change would not be seen.
-        state: what may be said.
+        smallest_visible: half of the interval's width; a smaller change would not be detected.
     """
 
     a: float | None
@@ -60,14 +58,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One side.
+    """One side of a comparison.
 
     Attributes:
         name: as given on the command line.
-        runs: the runs it stands for.
         step_source: "unprofiled" (steps/rank{r}.jsonl) or "captured" (whole steps of the traces).
-        num_steps: steps by run that the step time stands on.
-        median_ms, mean_ms, p95_ms: of all its steps.
+        num_steps: number of steps of each run behind the step time.
+        median_ms, mean_ms, p95_ms: over all its steps.
     """
 
     name: str
@@ -81,7 +78,7 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class CategoryDifference:
-    """Milliseconds a step under one ledger heading, from the captured steps."""
+    """Milliseconds per step in one category, from the captured steps."""
 
     heading: TimeCategory
     ms: Difference
@@ -89,7 +86,7 @@ class CategoryDifference:
 
 @dataclass(frozen=True, slots=True)
 class CauseDifference:
-    """Milliseconds a step charged to one cause, from the captured steps, and the ranks to blame on each side."""
+    """Milliseconds per step attributed to one cause, from the captured steps, and the ranks at fault on each side."""
 
     cause: Cause
     ms: Difference
@@ -99,7 +96,7 @@ class CauseDifference:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """Kernels of one name, or of one operator and shapes: time and kernels a step, mean over ranks."""
+    """Kernels of one name, or of one operator and shapes: time and number per step, mean over ranks."""
 
     name: str
     ms: Difference
@@ -109,7 +106,7 @@ class KernelDifference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDifference:
-    """One kind and size of collective in one group. Waiting is the mean over the group's members."""
+    """Collectives of one kind and size in one group. `wait_ms` is the mean over the group's members."""
 
     group: str
     kind: str
@@ -131,28 +128,28 @@ class MemoryDifference:
 
 
 class GateOutcome(StrEnum):
-    """How a gate of `--fail-on` ended."""
+    """Result of a gate of `--fail-on`."""
 
     PASSED = "passed"
-    """the interval lies on the allowed side of the threshold"""
+    """the whole interval is on the allowed side of the threshold"""
     FAILED = "failed"
-    """the interval lies beyond the threshold"""
+    """the whole interval is beyond the threshold"""
     INCONCLUSIVE = "inconclusive"
-    """the threshold lies inside the interval"""
+    """the threshold is inside the interval"""
     NOT_MEASURED = "not_measured"
-    """the runs do not have the figure"""
+    """the runs lack the figure"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition of `--fail-on`, judged.
+    """One condition of `--fail-on` and its result.
 
     Attributes:
         text: as given, "step_time:+3%".
         metric: the part before the threshold.
         threshold: in the figure's unit.
         unit: "ms", "fraction" or "GB/s".
-        needed_runs: runs a side that would decide it at the spread seen; None when decided or out of reach.
+        needed_runs: runs per side that would decide it at the observed spread; None when decided or out of reach.
         summary: one line with the figures.
     """
 
@@ -168,18 +165,18 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The whole answer.
+    """The document `stepscope.compare/1`.
 
     Attributes:
-        summary: the one line to read.
-        step_time: of each run's median step.
-        step_time_mean: of each run's mean step, which a rare stall moves and the median does not.
+        summary: the result in one line.
+        step_time: by each run's median step.
+        step_time_mean: by each run's mean step, which a rare stall changes and the median does not.
         run_spread: standard deviation between runs of the same code, as a share of the step.
-        run_spread_source: "measured" from the runs given, or "assumed" when they are too few.
+        run_spread_source: "measured" from these runs, or "assumed" where they are too few.
         kernels: by name.
-        calls: the same time by operator and the shapes it was called with; calls that every run has.
-        findings: what follows from several figures together.
-        warnings: where the comparison is not like with like.
+        calls: the same time by operator and input shapes; calls that every run has.
+        findings: conclusions from several figures together.
+        warnings: where the two sides are not comparable.
     """
 
     a: ComparedSide

@@ -1,7 +1,7 @@
 """Hangs: flight recorder dumps, the report `stepscope.hang/1`, and the live state `stepscope.live-hang/1`.
 
-A dump is one rank's record of its newest collectives, as torch's NCCL and gloo backends keep it. Sequence numbers
-count the collectives of one process group from 1; times are ns since the epoch by the host's clock.
+A dump is one rank's record of its latest collectives, kept by torch's NCCL and gloo backends. Sequence numbers count
+the collectives of one process group from 1; times are ns since the epoch by the host's clock.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.protocol.fields import Rank
@@ -18,17 +19,17 @@ HANG_SCHEMA = "stepscope.hang/1"
 
 
 class HangKind(StrEnum):
-    """What of the guilty ranks is stuck."""
+    """Where the ranks that cause a hang are stuck."""
 
-    HOST = "host"  # it does not call what the others wait for: Python, data, checkpoint, a lock
-    DEVICE = "device"  # it has called, and its GPU does not finish what the others' have
-    DESYNC = "desync"  # ranks call different collectives where all must call the same
-    UNKNOWN = "unknown"  # the dumps blame nobody: the network, or all alike
+    HOST = "host"  # it does not call the awaited collective: Python, data, checkpoint, a lock
+    DEVICE = "device"  # it has called, but its GPU does not finish the collective
+    DESYNC = "desync"  # ranks call different collectives
+    UNKNOWN = "unknown"  # the dumps name no rank: the network, or all ranks alike
 
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """One line of why: what is so on these ranks."""
+    """One observation on these ranks."""
 
     ranks: list[int]
     message: str
@@ -36,13 +37,13 @@ class HangEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """The answer.
+    """Which ranks cause the hang, and why.
 
     Attributes:
         cause: hang, none, or insufficient_evidence.
         kind: None without a hang.
-        reasons: the kind in the words of all verdicts; missing_rank where those named left no dump.
-        ranks: whom it names; none where nobody is proven to be at fault.
+        reasons: the kind as a reason of a verdict; missing_rank where the named ranks left no dump.
+        ranks: that cause the hang; empty where no rank is proven to.
         confidence: 0 to 1.
     """
 
@@ -58,14 +59,13 @@ class HangVerdict:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
-    """Ranks that stand at the same place.
+    """Ranks that wait in the same call.
 
     Attributes:
-        ranks: who.
-        operation: the oldest call of theirs that has not ended; None: none is open.
+        operation: their oldest unfinished call; None: none is open.
         process_group, description, sequence: of that call.
         waits_for: ranks that have not called it yet.
-        stack: where it was called, or where the last call was made, innermost first: "function (file:line)".
+        stack: of that call, or of the last one, innermost first: "function (file:line)".
     """
 
     ranks: list[int]
@@ -79,7 +79,7 @@ class WaitingGroup:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """All that `stepscope hang` says."""
+    """The document `stepscope.hang/1`."""
 
     verdict: HangVerdict
     ranks: list[int]
@@ -90,30 +90,64 @@ class HangReport:
 
 
 def group_words(name: str | None, description: str | None) -> str:
-    """How a process group is called: by its meaning where its maker gave one."""
+    """Name of a process group for people: its description where it has one."""
     return description if description not in (None, "", "undefined") else f"group {name}"
 
 
+STUCK_SCHEMA = "stepscope.stuck/1"
 LIVE_HANG_SCHEMA = "stepscope.live-hang/1"
 RANK_STATE_SCHEMA = "stepscope.rank-state/1"
 STALE_SECONDS = 15.0
-"""Ranks say how they are every few seconds: who has not for so long does not any more."""
+"""Age from which a rank's state is stale: ranks write it every few seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckReport:
+    """State of one rank whose step does not end: flight/rank{r}.stuck.json (`stepscope.stuck/1`).
+
+    Attributes:
+        began_ns: start of the step, ns since the epoch.
+        age_seconds: of the step.
+        limit_seconds: stall threshold: the age from which a step is reported.
+        median_seconds: of earlier steps; None where there are too few.
+        is_still: False where this rank makes progress, and is reported because another does not.
+        seen_ns: when the state was taken; ended_ns: end of the step, None while it is open.
+        open_spans: names of the open spans of `profile()`.
+        where: the innermost collective, phase or function that has a name.
+        collective: the oldest unfinished one: name, group, sequence, since_ns; None without any.
+        threads: name and frames (name, filename, line) of each thread.
+    """
+
+    rank: int
+    host: str
+    step: int
+    began_ns: int
+    age_seconds: float
+    limit_seconds: float
+    median_seconds: float | None
+    is_still: bool
+    seen_ns: int = 0
+    ended_ns: int | None = None
+    open_spans: list[str] = field(default_factory=list)
+    where: str = ""
+    collective: dict[str, Any] | None = None
+    threads: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """How one rank is whose step lasts long, as it says itself.
+    """State of one rank in a long step, written by the rank itself (`stepscope.rank-state/1`).
 
     Attributes:
-        step: the open one.
-        since_ns: when it began to say so, ns since the epoch.
-        seen_ns: when it looked last.
+        step: the open step.
+        since_ns: when it began to write its state, ns since the epoch.
+        seen_ns: when it wrote this state.
         age_seconds: of the step.
-        limit_seconds: the age from which that is worth a look.
-        is_still: its training thread gets nowhere: no code, no bytes, no helper that computes.
-        doing: what takes long by nature: a named phase, "compilation", "a checkpoint"; empty: nothing of that.
-        where: the innermost thing that has a name: a collective, a function.
-        is_in_collective: its Python stands in a call of torch.distributed.
+        limit_seconds: stall threshold: the age from which the state is written.
+        is_still: the training thread makes no progress: no code, no bytes, no helper process that computes.
+        doing: what may take long: a named phase, "compilation", "a checkpoint"; else empty.
+        where: the innermost collective, phase or function that has a name.
+        is_in_collective: its Python is inside a call of torch.distributed.
     """
 
     rank: int
@@ -130,23 +164,23 @@ class RankState:
 
 
 class LiveHangState(StrEnum):
-    """What is to be said of the job."""
+    """State of a running job."""
 
-    NONE = "none"  # no step lasts longer than it may
-    UNDECIDED = "undecided"  # one does; it is too early to say more
-    BUSY = "busy"  # it is waited for ranks that are at work
+    NONE = "none"  # no step exceeds its stall threshold
+    UNDECIDED = "undecided"  # one does; it is too early for a verdict
+    BUSY = "busy"  # ranks wait for others that make progress
     HANG = "hang"
 
 
 @dataclass(frozen=True, slots=True)
 class LiveHang:
-    """The answer at one moment.
+    """Hang check of a running job at one moment (`stepscope.live-hang/1`).
 
     Attributes:
-        kind: what of the guilty is stuck; None without a hang.
-        ranks: whom it names: the guilty, or those at work.
+        kind: None without a hang.
+        ranks: that cause the hang, or are busy.
         step, age_seconds: the oldest open step and its age.
-        silent_ranks: those that should have said something and have not.
+        silent_ranks: ranks that should have written their state and have not.
     """
 
     state: LiveHangState
@@ -162,34 +196,34 @@ class LiveHang:
     schema: str = LIVE_HANG_SCHEMA
 
 
-_LEAST_SECONDS = 12.0
+_MIN_SECONDS = 12.0
 """Leaves time to judge the job and to report it within 30 s of a stop (docs/guides/hang.md)."""
 
-_TIMES_MEDIAN, _TIMES_USUAL_LONGEST = 4.0, 2.0
+_MEDIAN_FACTOR, _LONGEST_FACTOR = 4.0, 2.0
 _USUAL_QUANTILE = 0.95
-"""One step in twenty may hold a checkpoint, and is no measure of the others."""
+"""Quantile of the usual longest step: one step in twenty may contain a checkpoint."""
 
 
 def stall_threshold_seconds(steps: Iterable[float]) -> float:
-    """That age, seconds.
+    """Age in seconds from which an open step is checked for a hang.
 
     Args:
-        steps: seconds that the last ones took, at least one, in any order.
+        steps: durations of recent steps in seconds, at least one, in any order.
     """
     ordered = sorted(steps)
     median, usual = ordered[len(ordered) // 2], ordered[int(_USUAL_QUANTILE * (len(ordered) - 1))]
-    return max(_LEAST_SECONDS, _TIMES_MEDIAN * median, _TIMES_USUAL_LONGEST * usual)
+    return max(_MIN_SECONDS, _MEDIAN_FACTOR * median, _LONGEST_FACTOR * usual)
 
 
 MOST_RANKS = 1 << 20
 OF_ALL = "default_pg"
-"""What torch calls the group of all ranks."""
-_MOST_LINES = 8
+"""torch's name of the group of all ranks."""
+_MAX_STACK_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """Where a call was made."""
+    """Source location of a call."""
 
     function: str
     file: str
@@ -197,8 +231,8 @@ class StackFrame:
 
 
 def stack_lines(frames: Sequence[StackFrame]) -> list[str]:
-    """The calls as lines, the innermost first; of a deep stack the first ones."""
-    return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MOST_LINES]]
+    """The innermost calls of a stack as lines, innermost first."""
+    return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MAX_STACK_LINES]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +240,16 @@ class Operation:
     """One collective, or one message between two ranks.
 
     Attributes:
-        record: its place in the order in which this rank called.
-        group, description: name and meaning of its process group, as torch and its user call it.
-        group_id: this rank's own number for the group, under which `FlightDump.progress` has it.
-        sequence: number of the collective in its group; of a message, of the collective before it.
-        name: "all_reduce", "send 0->3".
+        record: index in the order of this rank's calls.
+        group, description: torch's name of the process group, and the user's description.
+        group_id: this rank's own number for the group, a key of `FlightDump.progress`.
+        sequence: number of the collective in its group; for a message, of the collective before it.
+        name: "all_reduce", "send 0->3" (ranks within the group).
         backend: "nccl", "gloo".
-        is_p2p: a message between two ranks, which `name` numbers within the group.
-        is_done: it has ended here, or was given up.
-        is_given_up: it may have ended without completing: gloo no longer tracks it and says no more, or it lasted until
-            its timeout, of which NCCL says that it completed.
+        is_p2p: a message between two ranks.
+        is_done: it has ended on this rank, or was given up.
+        is_given_up: it may have ended without completing: gloo no longer tracks it, or it lasted until its timeout,
+            after which NCCL reports it as completed.
         created_ns, started_ns, completed_ns: None where not known; only NCCL with timing on knows the start.
         input_sizes, output_sizes: shapes of the tensors.
         dtypes: of the inputs.
@@ -243,7 +277,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a rank has come in a group, as sequence numbers; None where not known."""
+    """Sequence numbers of a rank's latest enqueued and completed collective in a group; None where unknown."""
 
     enqueued: int | None
     completed: int | None
@@ -251,17 +285,17 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """One rank's recorder at one moment.
+    """One rank's flight recorder at one moment.
 
     Attributes:
-        rank: of the whole job.
+        rank: in the whole job.
         where: the file.
         version: of the format.
-        groups: members of each group by its name, in the group's own order; None where the dump does not say.
-        descriptions: what each group is, by its name.
+        groups: ranks of each group by its name, in the group's order; None where the dump does not say.
+        descriptions: of the groups by name.
         progress: by the rank's own number of the group.
-        operations: the newest of each rank, in the order of the calls.
-        written_ns: when, ns since the epoch; None where not known. A copy may be younger.
+        operations: the latest ones, in the order of the calls.
+        written_ns: ns since the epoch; None where unknown. A copied file may be younger.
     """
 
     rank: int

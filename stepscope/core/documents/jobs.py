@@ -1,8 +1,7 @@
 """Jobs on a machine: which devices they have, and what those devices spend their time on (fleet classes).
 
 A GPU that is split into MIG instances is not used itself: each of its instances is a device of its own. A fleet class
-has the cause that a verdict of a trace has; what counters of one GPU cannot tell (whose fault a wait is, which kernel
-is slow) stays with the traces.
+has a cause as the verdict of a trace has; the cause of a wait and the slow kernel need traces.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from stepscope.core.metrics.readings import Labels
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 _FACTS = {label.removeprefix("job_"): label for label in JOB_FACTS}
-"""Fields of a job, and their labels."""
+"""Labels of a job's fields."""
 
 
 class JobKind(StrEnum):
-    """Who started it."""
+    """What started a job."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
-    PROCESSES = "processes"  # nobody that we know: processes of one launcher or session
+    PROCESSES = "processes"  # no known scheduler: processes of one container, launcher or process group
 
 
 class Share(StrEnum):
-    """How does a job have a device?"""
+    """How a job has a device."""
 
     EXCLUSIVE = "exclusive"
-    TIME_SLICED = "time_sliced"  # others have it too, each in its turn
-    MPS = "mps"  # others may run at the same time, by NVIDIA's multi-process service
+    TIME_SLICED = "time_sliced"  # other jobs have it too, in turns
+    MPS = "mps"  # other jobs may run at the same time, by NVIDIA's multi-process service
 
 
 class JobSource(StrEnum):
-    """How is it known that a job has a device?"""
+    """Source of an assignment."""
 
     PROCESS = "process"  # a process of it holds memory there
     SLURM_ENVIRONMENT = "slurm_environment"  # SLURM_STEP_GPUS or SLURM_JOB_GPUS of a process of it
@@ -49,13 +48,13 @@ class JobSource(StrEnum):
 
 
 class UseState(StrEnum):
-    """What becomes of a device's time. A device is in one of them at any moment."""
+    """Use of a device at a moment."""
 
     BUSY = "busy"  # held, and kernels ran within the last minutes
     HELD_BUT_IDLE = "held_but_idle"  # allocated, or a process holds memory, and no kernel ran for minutes
     FREE = "free"
-    UNATTRIBUTED = "unattributed"  # it is used, by nobody that can be named
-    UNKNOWN = "unknown"  # it does not answer or tell whether kernels run, or its job has just begun and ran none yet
+    UNATTRIBUTED = "unattributed"  # used, by no job that is known
+    UNKNOWN = "unknown"  # it does not answer or has no activity counters, or its job has run no kernel yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +62,13 @@ class Job:
     """One job as one node knows it. Texts are empty where they are not known.
 
     Attributes:
-        kind, id: which job. Slurm: its number, the same on all nodes. Kubernetes: namespace/pod. Processes: id of the
-            launcher or session leader, and its start in ticks since boot ("4711-123456").
-        name: for people.
-        user: whose.
+        kind, id: identify the job. Slurm: its job id, the same on all nodes. Kubernetes: namespace/pod. Processes: id
+            of the launcher or group leader, and its start in ticks since boot ("4711-123456").
         account: Slurm's account, Kubernetes' namespace.
-        team, project: by labels or variables that the operator names.
+        team, project: from labels or variables that the operator names.
         queue: Slurm's partition, Kueue's queue.
-        workload: what a pod is part of: "JobSet/llama", "PyTorchJob/llama"; the same on all nodes.
-        array: of a Slurm array: "120_3".
+        workload: workload of a pod: "JobSet/llama", "PyTorchJob/llama"; the same on all nodes.
+        array: task of a Slurm array: "120_3".
     """
 
     kind: JobKind
@@ -87,11 +84,11 @@ class Job:
 
     @property
     def key(self) -> tuple[JobKind, str]:
-        """What stays the same while more becomes known of it."""
+        """Identity of the job."""
         return self.kind, self.id
 
     def is_called(self, text: str) -> bool:
-        """Whether a person may mean it by this: its id, name, array task, or what it is part of."""
+        """Whether a text is its id, name, array task or workload, also without the prefix."""
         names = {self.id, self.id.rpartition("/")[2], self.name, self.array, self.workload}
         names |= {self.workload.partition("/")[2], self.id.partition("-")[0] if self.kind is JobKind.PROCESSES else ""}
         return bool(text) and text in names
@@ -99,15 +96,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A job has a device.
+    """A job and a device that it has.
 
     Attributes:
-        job: which.
-        device: the GPU or MIG instance.
-        share: how.
-        sources: how it is known.
-        pids: processes of the job that hold it, in the agent's PID namespace; none where it is held without.
-        steps: of Slurm: "0", "batch"; of Kubernetes: containers.
+        sources: of the assignment, the most certain first.
+        pids: processes of the job that hold the device, in the agent's PID namespace; may be empty.
+        steps: Slurm steps ("0", "batch") or containers.
     """
 
     job: Job
@@ -119,12 +113,12 @@ class Assignment:
 
 
 def job_labels(job: Job) -> Labels:
-    """What all series of a job carry."""
+    """Labels of all series of a job."""
     return ("job_id", job.id), ("job_kind", job.kind.value)
 
 
 def job_facts(job: Job) -> Labels:
-    """What `stepscope_job_info` carries beside; facts that are not known have no label."""
+    """Further labels of `stepscope_job_info`; facts that are not known have no label."""
     return tuple((label, getattr(job, field)) for field, label in _FACTS.items() if getattr(job, field))
 
 
@@ -142,7 +136,7 @@ FLEET_CAUSES: tuple[Cause, ...] = (
     Cause.IDLE,
     Cause.INSUFFICIENT_EVIDENCE,
 )
-"""All that a fleet class can be."""
+"""Causes of fleet classes of devices."""
 
 
 class Counters(StrEnum):
@@ -156,14 +150,14 @@ class Counters(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """A GPU's time by what it did, shares that add up to 1. Estimates, not measurements, but for `empty`.
+    """Shares of a GPU's time, which add up to 1. All but `empty` are estimates.
 
     Attributes:
         computing: kernels that compute or move the GPU's memory.
-        waiting: communication kernels, which spin on a few SMs until their peers come and the bytes are through. None,
-            as `computing`, where the two cannot be told apart.
-        copying: between host and GPU, while no kernel ran.
-        empty: nothing.
+        waiting: communication kernels, which spin on a few SMs until their peers arrive and the bytes are transferred.
+            None, as `computing`, if the two cannot be distinguished.
+        copying: copies between host and GPU while no kernel ran.
+        empty: no kernel and no copy.
     """
 
     computing: float | None
@@ -214,8 +208,7 @@ class JobClass:
 
     Attributes:
         job: which.
-        devices: its devices there; evidence names them by their place in this order.
-        fleet_class: what they spent their time on.
+        devices: its devices on the machine; evidence names them by their place in this order.
     """
 
     job: Job

@@ -1,6 +1,6 @@
 """Checks of a machine: the typed forms of `stepscope.doctor/1` and `stepscope.preflight/1`.
 
-Rates are bytes or floating point operations a second, shares 0 to 1, None means unknown or that there is none.
+Rates are bytes or floating point operations per second, shares 0 to 1, None means unknown or absent.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ DOCTOR_SCHEMA = "stepscope.doctor/1"
 
 
 class DoctorState(StrEnum):
-    """How a thing is; the later ones are worse."""
+    """Result of a doctor check, from best to worst."""
 
     OK = "ok"
-    WARN = "warn"  # it works, with something missing or slower than it could be
-    FAIL = "fail"  # something does not work
+    WARN = "warn"  # it works, but something is missing or slow
+    FAIL = "fail"  # it does not work
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:
-    """One thing that was looked at.
+    """One check of `stepscope doctor`.
 
     Attributes:
-        topic: what: "torch", "driver", "NCCL_P2P_DISABLE".
-        state: how it is.
-        found: what is so, in one line.
-        what_next: what to do; empty where nothing is to be done.
+        topic: its subject: "torch", "driver", "NCCL_P2P_DISABLE".
+        found: the result in one line.
+        what_next: what to do; empty where nothing is needed.
     """
 
     topic: str
@@ -41,7 +40,7 @@ class DoctorLine:
 
 @dataclass(frozen=True, slots=True)
 class Doctor:
-    """The whole document, lines in the order in which things were looked at."""
+    """The document `stepscope.doctor/1`, lines in the order of the checks."""
 
     schema: str
     host: str
@@ -53,16 +52,16 @@ PREFLIGHT_SCHEMA = "stepscope.preflight/1"
 
 
 class Outcome(StrEnum):
-    """What became of a check; the later ones are worse."""
+    """Result of a preflight check, from best to worst."""
 
-    SKIPPED = "skipped"  # it could not be made here, or was not asked for
+    SKIPPED = "skipped"  # not possible here, or not selected
     PASS = "pass"
     WARN = "warn"
     FAIL = "fail"
 
 
 class CheckGroup(StrEnum):
-    """Checks that are chosen together."""
+    """Checks that are selected together."""
 
     STATE = "state"
     MEMORY = "memory"
@@ -93,10 +92,10 @@ CHECKS: dict[str, CheckGroup] = {
     "peer_copy": CheckGroup.PEERS,
     "all_reduce": CheckGroup.ALL_REDUCE,
 }
-"""Every check, in the order in which people read them, and its group."""
+"""All checks in the order of display, and the group of each."""
 
 DTYPES = tuple(name.removeprefix("matmul_") for name in CHECKS if name.startswith("matmul_"))
-"""Element types of matrix products, in the words of `core.hardware`."""
+"""Element types of the matrix products, as in the GPU catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +103,16 @@ class CheckResult:
     """One check of one GPU, of a pair, or of a group.
 
     Attributes:
-        check: a name of `CHECKS`.
-        gpus: which; a pair is source and target; none where a name was asked for that no GPU here has.
-        outcome: what became of it.
-        detail: one line for people: what is wrong and what next, or why it was skipped.
-        value: measured; the median of many runs where it is a rate.
-        unit: of value, expected and the limits: "bytes/s", "FLOP/s" or "".
-        expected: what such a GPU gives.
-        warn_below, fail_below: limits of the value; None where it is judged otherwise.
-        source: where the expectation is from.
-        spread: interquartile range of the runs over their median.
-        num_runs: how many were timed.
+        check: a key of `CHECKS`.
+        gpus: the GPUs checked; a pair is source and target; empty for a requested name that no GPU has.
+        detail: one line for people: the problem and the next step, or why it was skipped.
+        value: measured; for rates the median of many runs.
+        unit: of value, expected and limits: "bytes/s", "FLOP/s" or "".
+        expected: for such a GPU.
+        warn_below, fail_below: limits of the value; None where it has no limits.
+        source: of the expectation.
+        spread: interquartile range of the runs / their median.
+        num_runs: number of timed runs.
     """
 
     check: str
@@ -137,12 +135,11 @@ class PreflightGpu:
 
     Attributes:
         index: as in `--gpus`.
-        name: the driver's.
-        uuid, pci_bus_id: which card it is; empty where unknown.
+        name: the driver's device name.
+        uuid, pci_bus_id: empty where unknown.
         outcome: the worst of its checks.
-        sm_clock_hertz: lowest and highest clock seen while it computed; None where it was not seen.
-        temperature_celsius: highest temperature seen; None likewise.
-        power_watts: highest power seen; None likewise.
+        sm_clock_hertz: lowest and highest clock during the computations.
+        temperature_celsius, power_watts: highest values during the computations.
     """
 
     index: int
@@ -157,18 +154,17 @@ class PreflightGpu:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The whole document.
+    """The document `stepscope.preflight/1`.
 
     Attributes:
         host: name of the node.
-        device_type: "cuda", or "cpu" where the code itself is tried.
+        device_type: "cuda", or "cpu" for a trial of the code itself.
         time_ns: of the start, ns since the epoch.
-        seconds: how long it took.
+        seconds: duration.
         quick: whether it was the short form.
         versions: of torch, CUDA and the driver, where known.
         outcome: the worst of all checks.
-        gpus, checks: of what and what.
-        warnings: what was wrong with the preflight itself.
+        warnings: problems of the preflight itself.
     """
 
     schema: str
@@ -184,9 +180,6 @@ class Preflight:
     warnings: list[Notice]
 
 
-_ORDER = list(Outcome)
-
-
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of them; skipped where there is none."""
-    return max(outcomes, key=_ORDER.index, default=Outcome.SKIPPED)
+    """The worst of the outcomes; SKIPPED without any."""
+    return max(outcomes, key=list(Outcome).index, default=Outcome.SKIPPED)

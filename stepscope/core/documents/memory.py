@@ -1,7 +1,4 @@
-"""GPU memory: a snapshot of torch's CUDA allocator, and the report `stepscope.memory/1` made of it.
-
-Sizes are bytes. A snapshot keeps its events as columns.
-"""
+"""GPU memory: a snapshot of torch's CUDA allocator, and the report `stepscope.memory/1` on it. Sizes are bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ MEMORY_SCHEMA = "stepscope.memory/1"
 
 
 def own_call(stack: Sequence[str]) -> str:
-    """Of a stack's lines the innermost that is not torch's own; the innermost where all are; empty without one."""
+    """The innermost line of a stack outside torch, or the innermost where all are in torch; empty without a stack."""
     return next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
 
 
 class MemoryCategory(StrEnum):
-    """What memory is for."""
+    """Purpose of memory."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -34,20 +31,20 @@ class MemoryCategory(StrEnum):
 
 
 class OomCause(StrEnum):
-    """Why memory ran out."""
+    """Cause of an out-of-memory error."""
 
-    CAPACITY = "capacity"  # what is needed at once is more than there is
-    FRAGMENTATION = "fragmentation"  # enough is free, in pieces
-    LEAK = "leak"  # each step keeps some
-    OTHER_PROCESS = "other_process"  # somebody else has it
+    CAPACITY = "capacity"  # more is needed at once than the GPU has
+    FRAGMENTATION = "fragmentation"  # enough is free, but in pieces
+    LEAK = "leak"  # memory grows with each step
+    OTHER_PROCESS = "other_process"  # another process has it
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Blocks of one category and stack that were held at the peak.
+    """Blocks of one category and stack at the peak.
 
     Attributes:
-        stack: where they were allocated, the innermost call first: "function (file:line)"; empty where not known.
+        stack: of the allocation, innermost call first: "function (file:line)"; empty where unknown.
     """
 
     category: MemoryCategory
@@ -58,13 +55,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Memory that torch has and no tensor uses, at the end of the snapshot.
+    """Memory that torch has reserved and no tensor uses, at the end of the snapshot.
 
     Attributes:
-        inactive_bytes: all of it.
+        inactive_bytes: total.
         largest_bytes: the largest piece.
-        in_used_segments_bytes: in segments that cannot be given back, as a tensor lies in them.
-        ratio: 1 - largest / all.
+        in_used_segments_bytes: in segments that cannot be freed, as they contain a tensor.
+        ratio: 1 - largest / total.
     """
 
     inactive_bytes: int
@@ -75,13 +72,13 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What each step keeps.
+    """Memory that each step adds and does not free.
 
     Attributes:
         bytes_per_step: median difference from one step's end to the next.
         num_steps: steps that the recorded events cover.
-        stack: of what grows.
-        grown_bytes: what it holds by now.
+        stack: of the growing allocations.
+        grown_bytes: their size at the end.
     """
 
     bytes_per_step: int
@@ -92,14 +89,14 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """How memory ran out, at that moment.
+    """An out-of-memory error, and the memory at that moment.
 
     Attributes:
         phase: forward, backward, optimizer or unknown.
-        allocated_bytes, reserved_bytes: of torch.
-        device_free_bytes: of the GPU; None where not known.
-        non_torch_bytes: what neither torch has nor is free: other processes, NCCL, CUDA itself; None where the size of
-            the GPU is not known.
+        allocated_bytes, reserved_bytes: by torch.
+        device_free_bytes: of the GPU; None where unknown.
+        non_torch_bytes: used by others than torch (other processes, NCCL, CUDA itself); None where the GPU's size is
+            unknown.
     """
 
     requested_bytes: int
@@ -115,7 +112,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change, and what it is expected to save at the peak; None where that cannot be told."""
+    """A change, and the bytes that it should save at the peak; None where unknown."""
 
     change: str
     saved_bytes: int | None
@@ -123,14 +120,14 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """All that `stepscope memory` says of one GPU of one process.
+    """The document `stepscope.memory/1`, on one GPU of one process.
 
     Attributes:
-        allocated_bytes, reserved_bytes: at the end, as torch's own counters have them.
-        peak_bytes: most that was allocated in the time that the events cover.
+        allocated_bytes, reserved_bytes: at the end, by torch's own counters.
+        peak_bytes: largest allocated size in the time that the events cover.
         by_category: at the peak.
         at_peak: the largest holders.
-        timeline: (time in us, allocated, reserved), at most some hundred points, peaks kept.
+        timeline: (time in us, allocated, reserved), at most some hundred points that keep the peaks.
     """
 
     device: int
@@ -149,11 +146,11 @@ class MemoryReport:
 
 
 NO_STACK = 0
-"""Place of the empty stack among a snapshot's stacks."""
+"""Index of the empty stack in a snapshot's stacks."""
 
 
 class AllocatorAction(IntEnum):
-    """What happened, in the words of torch's allocator."""
+    """Kind of an event, in the words of torch's allocator."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -168,14 +165,14 @@ class AllocatorAction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvents:
-    """What happened on one GPU, the oldest first; as many as torch was told to remember.
+    """Events of one GPU as columns, the oldest first; as many as torch was set to record.
 
     Attributes:
-        actions: `Action` of each.
-        addresses: of the block or segment; of an OOM the bytes that the device had free.
+        actions: an `AllocatorAction` each.
+        addresses: of the block or segment; for an OOM the free bytes of the device.
         sizes: bytes.
         times_us: since the epoch.
-        stacks: place of each one's stack.
+        stacks: indices into the snapshot's stacks.
     """
 
     actions: array[int] = field(default_factory=lambda: array("B"))
@@ -187,7 +184,7 @@ class AllocatorEvents:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """A piece of a segment; `is_allocated` when a tensor has it, `is_awaited` when it is freed but still used."""
+    """A piece of a segment; `is_allocated`: a tensor has it; `is_awaited`: freed, but a stream still uses it."""
 
     address: int
     size: int
@@ -198,10 +195,10 @@ class MemoryBlock:
 
 @dataclass(frozen=True, slots=True)
 class MemorySegment:
-    """Memory that torch has from the driver.
+    """Memory that torch got from the driver.
 
     Attributes:
-        is_expandable: it may grow, so that its free end can become part of a larger block.
+        is_expandable: it can grow, so that its free end can become part of a larger block.
     """
 
     device: int
@@ -213,14 +210,14 @@ class MemorySegment:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """One process's memory.
+    """The allocator's memory in one process.
 
     Attributes:
         segments: of all GPUs.
         events: by GPU.
-        stacks: the innermost frame first; events and blocks name them by their place here.
+        stacks: innermost frame first; events and blocks refer to them by index.
         settings: PYTORCH_CUDA_ALLOC_CONF.
-        step_ends_us: when the optimizer's steps ended, where torch noted it.
+        step_ends_us: ends of the optimizer's steps, where torch recorded them.
     """
 
     segments: list[MemorySegment] = field(default_factory=list)
@@ -232,10 +229,10 @@ class MemorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryNote:
-    """What the training side wrote down when memory ran out, beside its snapshot.
+    """What `profile()` recorded of an out-of-memory error, beside the snapshot.
 
     Attributes:
-        owners: category of blocks by their address.
+        owners: category of blocks by address.
     """
 
     device: int | None

@@ -12,13 +12,13 @@ NCCL_SCHEMA = "stepscope.nccl/1"
 
 @dataclass(frozen=True, slots=True)
 class NcclFinding:
-    """Something that is wrong, or that one should know.
+    """A problem or a note.
 
     Attributes:
-        code: what kind, for programs.
-        message: what, and what to do, in a line.
-        file, line: where it is said; line 0 where a file as a whole says it.
-        ranks: whom it concerns; empty: all, or not known.
+        code: kind, for programs.
+        message: the problem and what to do, in one line.
+        file, line: source; line 0 is the whole file.
+        ranks: affected ranks; empty: all, or unknown.
     """
 
     code: str
@@ -31,14 +31,14 @@ class NcclFinding:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """Ranks that communicate with each other.
+    """A communicator of NCCL.
 
     Attributes:
-        id: NCCL's, the same on all its ranks.
-        ranks: those whose logs are here.
+        id: NCCL's id, the same on all ranks.
+        ranks: those with logs.
         joined: those of them that have joined.
-        num_nodes, channels, nvls_channels: None where no line says so.
-        network: "IB", "Socket", "AWS Libfabric"; between nodes it is used.
+        num_nodes, channels, nvls_channels: None where no line has them.
+        network: "IB", "Socket", "AWS Libfabric"; used between nodes.
         init_seconds: the longest of any rank.
     """
 
@@ -55,14 +55,14 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """The way from one rank to another. In JSON `source` and `target` are called from and to.
+    """The transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
 
     Attributes:
-        via: P2P, SHM, NET/IB, NET/Socket, NVLS, as the log says; `detail` is the rest of it.
-        channels: how many go this way.
-        expected: what it should be.
-        ok: whether it is.
-        why: why not, as far as log and environment tell.
+        via: P2P, SHM, NET/IB, NET/Socket or NVLS, as in the log; `detail` is the rest of the log's text.
+        channels: number of channels that use it.
+        expected: the transport that it should be.
+        ok: whether it is the expected one.
+        why: reason why not, as far as log and environment show.
     """
 
     source: int
@@ -77,13 +77,13 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """How fast one collective of one size was: bus bandwidth by nccl-tests' definition, GB/s, median over calls.
+    """Bus bandwidth of one collective at one size, by nccl-tests' definition, in GB/s; median over calls.
 
-    Of a call that several ranks tell of, the shortest time counts: the others waited for the last to come.
+    Where several ranks have times of a call, the shortest counts: the other ranks waited for the last one to arrive.
 
     Attributes:
-        bytes: of one call; None where only a range is told, as `size` says.
-        last_arriver: the rank that came last most often; `last_share` of the calls that several ranks tell of.
+        bytes: of one call; None where only a range is known, which is in `size`.
+        last_arriver: the rank that arrived last most often, in `last_share` of the calls with times of several ranks.
     """
 
     communicator: str
@@ -99,10 +99,10 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a topology shows of one machine.
+    """The devices of one machine in a topology file.
 
     Attributes:
-        gpu_link_gbs: GB/s of the slowest GPU's slot, one way; None where a virtual machine does not say.
+        gpu_link_gbs: GB/s of the slowest GPU's slot in one direction; None in a virtual machine that hides it.
     """
 
     file: str
@@ -114,7 +114,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWays:
-    """What NCCL planned over a machine's devices, as its file of graphs says; GB/s is a channel's."""
+    """NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
 
     file: str
     pattern: str
@@ -127,7 +127,7 @@ class PlannedWays:
 
 @dataclass(frozen=True, slots=True)
 class NcclReport:
-    """All that `stepscope nccl` says."""
+    """The document `stepscope.nccl/1`."""
 
     versions: list[str]
     communicators: list[Communicator]

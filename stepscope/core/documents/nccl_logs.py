@@ -1,6 +1,6 @@
 """Facts from NCCL's logs, topology files, inspector and RAS, and from xpu_timer's hang flags.
 
-The report on NCCL (`documents.nccl`) is made of them; each fact of a log has the file and line where it stands.
+The report on NCCL (`documents.nccl`) is made from them; each fact of a log has its file and line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a line stands, and which process wrote it.
+    """Place of a line in a log, and the process that wrote it.
 
     Attributes:
-        file, line: the log, counted from 1.
-        process: host and process number, as NCCL writes them: "nodeA:1234"; empty for lines of others.
+        line: counted from 1.
+        process: host and process id as NCCL writes them: "nodeA:1234"; empty for lines of other programs.
     """
 
     file: str
@@ -24,13 +24,13 @@ class LogPlace:
 
     @property
     def host(self) -> str:
-        """Of the process; empty where the line does not say."""
+        """Host of the process; empty where unknown."""
         return self.process.rpartition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """NCCL's own version."""
+    """Version of NCCL."""
 
     place: LogPlace
     version: str
@@ -38,7 +38,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable that NCCL obeys."""
+    """An environment variable that NCCL uses."""
 
     place: LogPlace
     name: str
@@ -54,7 +54,7 @@ class NoInfiniBand:
 
 @dataclass(frozen=True, slots=True)
 class NoPlugin:
-    """A network plugin could not be loaded: its library's name."""
+    """A network plugin that could not be loaded."""
 
     place: LogPlace
     library: str
@@ -62,7 +62,7 @@ class NoPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """The network cards of one kind: "IB" or "Socket"; each as NCCL writes it, "mlx5_0:1/RoCE"."""
+    """The network cards of one kind ("IB" or "Socket"), as NCCL writes them: "mlx5_0:1/RoCE"."""
 
     place: LogPlace
     kind: str
@@ -79,7 +79,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class DirectMemory:
-    """Whether a card may read GPU memory itself (GPUDirect RDMA)."""
+    """Whether a card may access GPU memory directly (GPUDirect RDMA)."""
 
     place: LogPlace
     card: str
@@ -88,12 +88,7 @@ class DirectMemory:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A rank begins to join a communicator, or has joined it.
-
-    Attributes:
-        communicator: the same for all its ranks.
-        is_complete: it has joined.
-    """
+    """A rank begins to join a communicator, or has joined it (`is_complete`)."""
 
     place: LogPlace
     communicator: str
@@ -105,7 +100,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinSeconds:
-    """How long joining took."""
+    """Time that a rank took to join its communicator."""
 
     place: LogPlace
     rank: int
@@ -115,7 +110,7 @@ class JoinSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a communicator lies over nodes."""
+    """Distribution of a communicator over nodes."""
 
     place: LogPlace
     rank: int
@@ -126,7 +121,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class RingPath:
-    """One channel from rank to rank: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", "NET/Socket/0"."""
+    """Transport of one channel between two ranks: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA"."""
 
     place: LogPlace
     source: int
@@ -136,7 +131,7 @@ class RingPath:
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """The rings are connected; `uses_direct_memory` of network cards on any of them."""
+    """The rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
 
     place: LogPlace
     uses_direct_memory: bool
@@ -144,7 +139,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """How many channels collectives have, and how many of them go through the switch (NVLS)."""
+    """Number of channels for collectives, and for NVLS (through the switch)."""
 
     place: LogPlace
     collective: int
@@ -153,7 +148,7 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class FailedTransfer:
-    """A card gave a transfer back with an error: InfiniBand's status and the vendor's."""
+    """A transfer that a card completed with an error: InfiniBand's status and the vendor's."""
 
     place: LogPlace
     peer: str
@@ -164,7 +159,7 @@ class FailedTransfer:
 
 @dataclass(frozen=True, slots=True)
 class CardEvent:
-    """A card told of itself: "port error", "speed change detected"."""
+    """An event of a card: "port error", "speed change detected"."""
 
     place: LogPlace
     event: str
@@ -180,13 +175,13 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """torch's watchdog gave a collective up.
+    """A collective that torch's watchdog aborted.
 
     Attributes:
-        sequence: its number in its group.
+        sequence: its number in the group.
         operation: "ALLREDUCE".
-        milliseconds: how long it had run.
-        group: the process group, as torch calls it: "0(default_pg)"; None where the line does not say.
+        milliseconds: its age.
+        group: torch's name of the process group: "0(default_pg)"; None where unknown.
     """
 
     place: LogPlace
@@ -199,7 +194,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The mean bus bandwidth that nccl-tests measured, GB/s; the test's name comes after it."""
+    """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `Benchmarked`."""
 
     place: LogPlace
     bus_bandwidth_gbs: float
@@ -207,7 +202,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Benchmarked:
-    """nccl-tests has ended: "all_gather_perf"."""
+    """End of an nccl-tests run: "all_gather_perf"."""
 
     place: LogPlace
     test: str
@@ -215,7 +210,7 @@ class Benchmarked:
 
 @dataclass(frozen=True, slots=True)
 class TrainerTimes:
-    """A trainer's own breakdown of a step, in ms by part, as DeepSpeed logs it."""
+    """A trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
 
     place: LogPlace
     parts: dict[str, float]
@@ -223,7 +218,7 @@ class TrainerTimes:
 
 @dataclass(frozen=True, slots=True)
 class TopologyNode:
-    """One line of NCCL's dump of the topology: how deep it is, what it is, how many GB/s lead there."""
+    """One line of NCCL's topology dump: depth, kind and name of a node, and its link with GB/s."""
 
     place: LogPlace
     depth: int
@@ -235,7 +230,7 @@ class TopologyNode:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWay:
-    """What NCCL planned over the devices: a channel's GB/s inside a node and between nodes, and by what at worst."""
+    """NCCL's plan over the devices: GB/s of a channel within and between nodes, and the slowest kind of path."""
 
     place: LogPlace
     pattern: str
@@ -274,12 +269,12 @@ LogEvent = (
 
 @dataclass(frozen=True, slots=True)
 class InspectorCall:
-    """One collective or message as NCCL's inspector plugin measured it on one rank.
+    """One collective or message, measured on one rank by NCCL's inspector plugin.
 
     Attributes:
-        communicator: its id, or the name that its user gave it.
-        sequence: the same on all ranks; None of what a Prometheus page sums up.
-        bytes: None where only a range is told, as `size` says.
+        communicator: its id, or the user's name for it.
+        sequence: the same on all ranks; None for sums of a Prometheus page.
+        bytes: None where only a range is known, which is in `size`.
         bus_gbs: bus bandwidth, GB/s.
     """
 
@@ -296,7 +291,7 @@ class InspectorCall:
 
 @dataclass(frozen=True, slots=True)
 class RasRank:
-    """A rank as RAS knows it; counts of collectives by kind, empty where it does not answer."""
+    """State of a rank in RAS; counts of collectives by kind, empty where the rank does not answer."""
 
     rank: int
     host: str
@@ -308,11 +303,11 @@ class RasRank:
 
 @dataclass(frozen=True, slots=True)
 class RasCommunicator:
-    """A communicator as RAS knows it.
+    """State of a communicator in RAS.
 
     Attributes:
-        problems: what RAS itself says of it, by ranks: "have launched up to operation 6649".
-        ranks: those that RAS lists by themselves; in JSON all.
+        ranks: those that RAS lists individually; in its JSON all.
+        problems: RAS's own remarks as (ranks, text): "have launched up to operation 6649".
     """
 
     id: str
@@ -327,7 +322,7 @@ class RasStatus:
     """One answer of the RAS service.
 
     Attributes:
-        dead: lines on processes that are considered dead, and on missing ones.
+        dead: lines on processes that are considered dead or missing.
     """
 
     file: str
@@ -337,24 +332,24 @@ class RasStatus:
 
 @dataclass(frozen=True, slots=True)
 class HangFlags:
-    """xpu_timer's own judgement by rank."""
+    """Hang flags of xpu_timer by rank."""
 
     file: str
     flagged: tuple[int, ...]
     clear: tuple[int, ...]
 
 
-def ranks_with_fewer_calls(one: RasCommunicator) -> list[int]:
-    """Those that launched fewer collectives than most; by counts, which JSON alone has."""
-    totals = {rank.rank: sum(rank.counts.values()) for rank in one.ranks if rank.counts}
+def ranks_with_fewer_calls(communicator: RasCommunicator) -> list[int]:
+    """Ranks that launched fewer collectives than most, by their counts, which only RAS's JSON has."""
+    totals = {rank.rank: sum(rank.counts.values()) for rank in communicator.ranks if rank.counts}
     if len(set(totals.values())) < 2:
         return []
     most, _ = max(Counter(totals.values()).items(), key=lambda entry: (entry[1], entry[0]))
     return sorted(rank for rank, total in totals.items() if total < most)
 
 
-def ranks_behind(one: RasCommunicator) -> list[int]:
-    """The same, and those that are dead or do not answer, or that text names as unlike the others."""
-    missing = {rank.rank for rank in one.missing}
-    told = {rank for ranks, _ in one.problems for rank in ranks}
-    return sorted(missing | told | set(ranks_with_fewer_calls(one)))
+def ranks_behind(communicator: RasCommunicator) -> list[int]:
+    """Ranks with fewer calls, dead or unresponsive ranks, and those that a problem names."""
+    missing = {rank.rank for rank in communicator.missing}
+    with_problem = {rank for ranks, _ in communicator.problems for rank in ranks}
+    return sorted(missing | with_problem | set(ranks_with_fewer_calls(communicator)))

@@ -1,6 +1,6 @@
-"""One machine as its agent sees it (`stepscope.node/1`), and the status of several (`stepscope.status/1`).
+"""Document of one machine as its agent sees it (`stepscope.node/1`), and status of several (`stepscope.status/1`).
 
-Metrics stand without their prefix `stepscope_gpu_`. Unknown is missing with its reason, never 0.
+Metrics are named without their prefix `stepscope_gpu_`. Unknown is missing with its reason, never 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class NodeSource:
     Attributes:
         name: of the source: "nvml", "host".
         is_up: it answers.
-        reason: why not, a `MissingReason`; empty while it answers.
-        detail: one line on it.
+        reason: why it does not, a `MissingReason`; empty while it answers.
+        detail: one line on the reason.
         age_seconds: of its last collection; None before the first.
-        num_readings: values of that.
+        num_readings: values in its last collection.
     """
 
     name: str
@@ -44,17 +44,16 @@ class NodeDevice:
     """A GPU or MIG instance.
 
     Attributes:
-        device: which one.
-        info: what it is: name, driver, pci_bus_id.
-        is_up: it answers, a MIG instance as its GPU does; None where no source says so.
+        info: labels of its info metric: name, driver, pci_bus_id, ...
+        is_up: it answers, a MIG instance if its GPU does; None if no source reports it.
         reason: why it does not, a `MissingReason`; empty while it does.
         age_seconds: of its newest value; None without one.
         values: metrics without further labels, in base units.
         by_label: metrics with one further label: metric -> label's value -> value.
         missing: metrics that have no value -> reason, a `MissingReason`.
         jobs: the jobs that have it.
-        health: None where nothing checks it.
-        spent: what it spent the last minute on; None where that is not known yet.
+        health: None if nothing checks it.
+        spent: what it spent the last minute on; None if not known yet.
     """
 
     device: Device
@@ -70,20 +69,13 @@ class NodeDevice:
     spent: FleetClass | None = None
 
     def marked(self, metric: str) -> str:
-        """Which of the labels of a metric has 1; empty: none, or the metric is not there."""
+        """The label value of a metric whose value is 1; empty if there is none."""
         return next((label for label, value in self.by_label.get(metric, {}).items() if value == 1.0), "")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:
-    """Something that a source noticed in its last collection.
-
-    Attributes:
-        source: which.
-        code: what kind: "busy_without_process".
-        message: one line for people.
-        labels: who or what it is of.
-    """
+    """A finding of a source in its last collection; see `Finding`."""
 
     source: str
     code: str
@@ -96,17 +88,15 @@ class Node:
     """One machine at one moment.
 
     Attributes:
-        host: its name.
+        host: name of the machine.
         version: of the agent.
-        time_ns: now there, ns since the epoch.
+        time_ns: the machine's clock, ns since the epoch.
         sources: in the order of their trust.
         devices: GPUs and MIG instances, by index.
-        findings: of the sources.
-        health: of the machine beside its GPUs; None where nothing checks it.
-        events: what is wrong now, the worst first, then what is over, the newest first.
+        health: of the machine beside its GPUs; None if nothing checks it.
+        events: open events, the worst first, then ended events, the newest first.
         job_classes: what each job spent the last minute on.
-        ranks: training processes that speak to the agent.
-        schema: of the document.
+        ranks: training processes that are connected to the agent.
     """
 
     host: str
@@ -130,7 +120,7 @@ class TrainingRank:
         key: id of the process, the same after a restart of the agent.
         hello: who it is.
         heartbeat: the newest; None before the first.
-        pid: in the agent's namespace, unlike that of `hello`; None when the kernel does not tell.
+        pid: in the agent's namespace, unlike that of `hello`; None if not known.
         uid: of the process's user.
         heartbeat_age_ms: since its newest message.
         step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
@@ -234,16 +224,16 @@ STATUS_SCHEMA = "stepscope.status/1"
 
 @dataclass(frozen=True, slots=True)
 class StatusFinding:
-    """One thing that is wrong.
+    """A problem of a machine.
 
     Attributes:
-        agent: address of the agent that says so, or does not answer.
-        host: name of the machine; empty where nobody told it.
-        gpu, uuid: of the device; empty where it is the machine's.
-        code: what: "agent_unreachable", "source_down", "gpu_down", or a health event's code.
-        severity: critical or warning; info is a note, with which nothing may be wrong.
+        agent: address of the agent that reports it, or does not answer.
+        host: name of the machine; empty if not known.
+        gpu, uuid: of the device; empty for the machine.
+        code: "agent_unreachable", "source_down", "gpu_down", or a health event's code.
+        severity: critical or warning; info is a note that may be no problem.
         message: one line for people.
-        action: what is to be done, for people; empty where nobody knows.
+        action: what to do, for people; empty if not known.
     """
 
     agent: str
@@ -258,12 +248,12 @@ class StatusFinding:
 
 @dataclass(frozen=True, slots=True)
 class StatusNode:
-    """One machine.
+    """Reachability and number of GPUs of one machine.
 
     Attributes:
         agent: address of its agent.
-        host, version: name of the machine and version of the agent; empty where it does not answer.
-        num_gpus: GPUs that it knows of, without MIG instances.
+        host, version: name of the machine and version of the agent; empty if it does not answer.
+        num_gpus: GPUs without MIG instances.
         is_reachable: the agent answers.
     """
 
@@ -276,13 +266,12 @@ class StatusNode:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """All of them.
+    """Status of several machines.
 
     Attributes:
-        nodes: in the order in which they were asked.
+        nodes: in the order of the agents' addresses given.
         findings: the worst first, then by node.
-        warnings: who did not answer.
-        schema: of the document.
+        warnings: agents that did not answer.
     """
 
     nodes: tuple[StatusNode, ...]

@@ -1,19 +1,19 @@
 """Layout of a run directory, and its manifest run.json.
 
-run.json                       who, where, mesh, versions, environment, attempts, unprofiled step time
-traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step; step{k}-attempt{n} of the job's
-                               second and later starts
-steps/rank{r}.jsonl            one line a step, appended whole; there from the start on, then empty
-truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
+run.json                       the manifest: host, mesh, versions, environment, attempts, unprofiled step time
+traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
+                               and later attempts
+steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
+truth/rank{r}.jsonl            only with simulated compute: one line per step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
-flight/rank{r}.stuck.json      what that rank was in; rank{r}.stacks.txt its threads' stacks
-flight/live/rank{r}            the same while the step still lasts, with rank{r}.state: how the rank is
+flight/rank{r}.stuck.json      state of that rank; rank{r}.stacks.txt has the stacks of its threads
+flight/live/rank{r}            flight recorder during a long step, with rank{r}.state: the state of the rank
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
-memory/rank{r}-oom.pickle      the same as profile() writes it, with the step's state in rank{r}-oom.json
-memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json says whose its blocks are
-nccl/                          logs of NCCL, and what its inspector and RAS said
-checkpoints/step{n}/           of reference workloads that write them: after n steps
-analysis.json, timeline.json   once analysed
+memory/rank{r}-oom.pickle      the same, written by profile(), with the state of the step in rank{r}-oom.json
+memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json has the categories of its blocks
+nccl/                          logs of NCCL, and output of its inspector and RAS
+checkpoints/step{n}/           of reference workloads that write them, after n steps
+analysis.json, timeline.json   after `stepscope analyze`
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 LIVE_FOLDER = "live"
-"""In flight/: what ranks whose steps last long say of themselves; gone with the step."""
+"""In flight/: state of ranks in a long step; removed when the step ends."""
 MEMORY_FOLDER = "memory"
 NCCL_FOLDER = "nccl"
-"""Logs of NCCL, and what its inspector and RAS said."""
 CHECKPOINT_FOLDER = "checkpoints"
 CHECKPOINT_INDEX = ".metadata"
-"""What torch.distributed.checkpoint writes last into a checkpoint's folder."""
+"""The file that torch.distributed.checkpoint writes last into a checkpoint."""
 
 PHASE_PREFIX = "prof.phase: "
-"""How the spans of `prof.phase` begin in a trace."""
+"""Prefix of the names of `prof.phase` spans in a trace."""
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
-"""Top-level key of a captured trace: the steps recorded from their beginning to their end."""
+"""Top-level key of a captured trace: the steps that it contains from beginning to end."""
 
 
 def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
@@ -56,12 +55,12 @@ def steps_path(rank: int) -> PurePath:
 
 
 def flight_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder in the run directory; NCCL adds the rank to a prefix, hence no suffix."""
+    """Path of one rank's flight recorder in the run directory; NCCL appends the rank to a prefix, hence no suffix."""
     return PurePath(FLIGHT_FOLDER, f"rank{rank}")
 
 
 def stuck_path(rank: int) -> PurePath:
-    """Path of what one rank was in when its step did not end, inside the run directory."""
+    """Path of the report on one rank's stuck step inside the run directory."""
     return PurePath(FLIGHT_FOLDER, f"rank{rank}.stuck.json")
 
 
@@ -71,12 +70,12 @@ def stacks_path(rank: int) -> PurePath:
 
 
 def live_record_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder while its step lasts long, inside the run directory."""
+    """Path of one rank's flight recorder during a long step, inside the run directory."""
     return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}")
 
 
 def live_state_path(rank: int) -> PurePath:
-    """Path of how one rank is while its step lasts long, inside the run directory."""
+    """Path of one rank's state during a long step, inside the run directory."""
     return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}.state")
 
 
@@ -86,12 +85,12 @@ def memory_snapshot_path(rank: int) -> PurePath:
 
 
 def oom_snapshot_path(rank: int) -> PurePath:
-    """Path of the CUDA memory snapshot of a rank at the moment its memory ran out, inside the run directory."""
+    """Path of one rank's CUDA memory snapshot at an out-of-memory error, inside the run directory."""
     return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.pickle")
 
 
 def oom_report_path(rank: int) -> PurePath:
-    """Path of what that rank was in at that moment, inside the run directory."""
+    """Path of the rank's state at an out-of-memory error, inside the run directory."""
     return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.json")
 
 
@@ -107,7 +106,7 @@ def memory_owners_path(step: int, rank: int) -> PurePath:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the job. Times are ns since the epoch; `end_ns` is None while it runs or when it was killed."""
+    """One start of the job. Times are ns since the epoch; `end_ns` is None while it runs or after a kill."""
 
     start_ns: int
     end_ns: int | None
@@ -124,14 +123,14 @@ class RunManifest:
     host: str
     world_size: int
     mesh: dict[str, int]
-    """sizes by dimension: tp, pp, dp, ep, cp; those not known are absent"""
+    """sizes by dimension (tp, pp, dp, ep, cp); unknown ones are absent"""
     num_cpus: int
-    """processors this host may use"""
+    """processors that the process may use"""
     versions: dict[str, str]
     environment: dict[str, str]
     attempts: list[Attempt]
     unprofiled_step_ms: float | None = None
-    """rank 0's median step before the first capture; after it when none was before"""
+    """median step of rank 0 before the first capture, or after it where there is none before"""
     simulated_compute: bool = False
     """layers sleep instead of computing"""
     labels: dict[str, str] = field(default_factory=dict)

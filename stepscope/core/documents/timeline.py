@@ -12,7 +12,7 @@ class RankTimeline:
     Attributes:
         start_ns: start of each segment, ascending, ns since the epoch on the job's clock.
         end_ns: end of the last segment; segment i ends where segment i + 1 starts.
-        headings: category of each segment, as its index in CATEGORY_ORDER.
+        categories: of each segment, as an index in CATEGORY_ORDER.
         step_starts_ns: device boundaries of the steps in the window.
         step_indices: number of the step that begins at each boundary.
     """
@@ -20,6 +20,6 @@ class RankTimeline:
     rank: int
     start_ns: list[int]
     end_ns: int
-    headings: list[int]
+    categories: list[int]
     step_starts_ns: list[int]
     step_indices: list[int]

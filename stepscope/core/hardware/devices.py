@@ -5,6 +5,7 @@ NVML names an instance by its own UUID; dcgm-exporter by the whole GPU's UUID an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,8 @@ from functools import lru_cache
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Labels
 
+OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+"""UUID of a MIG device in drivers before R470: UUID of its GPU, GPU instance, compute instance."""
 _UP = GPU + "up"
 _Place = tuple[str, str]
 """UUID of the whole GPU (its index without one), and the id of the GPU instance, empty of the whole GPU."""
@@ -53,9 +56,16 @@ class Device:
         """Short name for people: the GPU's index, followed by the ids of a MIG instance: "1/7/0"."""
         return "/".join(filter(None, (self.index, self.instance, self.compute_instance)))
 
+    def __hash__(self) -> int:
+        return hash(self.uuid or self.index)  # devices are keys a thousand times a second: texts know their hash
+
     def __str__(self) -> str:
         """Index and UUID for log lines: "GPU 0 (GPU-5f0c...)"."""
         return f"GPU {self.index or '?'}" + (f" ({self.uuid})" if self.uuid else "")
+
+    def without_instance(self) -> Device:
+        """The whole GPU, of an instance that is named by its GPU's UUID."""
+        return Device(self.uuid, self.index, pci_bus_id=self.pci_bus_id)
 
     def labels(self) -> Labels:
         """Labels of its series, without the empty ones, sorted."""
@@ -68,6 +78,11 @@ class Device:
             ("uuid", self.uuid),
         )
         return tuple([pair for pair in pairs if pair[1]])
+
+
+def cuda_version_text(number: int) -> str:
+    """The CUDA version that a driver reports as a number: "12.4" of 12040."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def device_in(labels: Mapping[str, str]) -> Device:
@@ -89,7 +104,7 @@ def device_of(labels: Labels) -> Device | None:
     device = device_in(dict(labels))
     if not (device.uuid or device.index):
         return None
-    return Device(device.uuid, device.index) if any(name == "pid" for name, _ in labels) else device
+    return device.without_instance() if any(name == "pid" for name, _ in labels) else device
 
 
 class DeviceJoin:

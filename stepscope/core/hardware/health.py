@@ -1,7 +1,7 @@
 """Health of a GPU, port or machine: states, severities, actions, events.
 
-An event is one episode: it begins when a rule's threshold is passed, ends when things have been well for a while, and
-what happens in between belongs to it. Unknown is a state of its own: neither well nor sick.
+An event is one episode: it begins when a rule's threshold is passed and ends after a while without the problem; what
+happens in between belongs to it. Unknown is a state of its own, neither healthy nor sick.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stepscope.core.metrics.readings import Labels
 
 
 class Severity(StrEnum):
-    """How bad an event is."""
+    """Severity of an event."""
 
-    INFO = "info"  # tells nothing against the hardware: an application's fault, a note of the driver
-    WARNING = "warning"  # it works, but not as it should, or not for long
-    CRITICAL = "critical"  # work on it fails or is wrong
+    INFO = "info"  # no problem of the hardware: an application's fault, a note of the driver
+    WARNING = "warning"  # it works, but impaired, or may fail soon
+    CRITICAL = "critical"  # work on it fails or has wrong results
 
     @property
     def rank(self) -> int:
-        """The higher the worse."""
+        """Order of the severities: the higher the worse."""
         return _SEVERITIES.index(self)
 
 
@@ -31,20 +31,20 @@ _SEVERITIES = tuple(Severity)
 
 
 NOTES = frozenset({"xid_earlier"})
-"""Codes of events of severity info that people are told of all the same: they know whether it was mended."""
+"""Codes of info events that are reported to people nevertheless: they know whether the cause was repaired."""
 
 
 class HealthState(StrEnum):
-    """How a GPU or machine is; the values of label `state`."""
+    """State of a GPU or machine; the values of label `state`."""
 
-    HEALTHY = "healthy"  # it answers, and no event of severity warning or critical is open
-    DEGRADED = "degraded"  # one of severity warning is
-    FAILED = "failed"  # one of severity critical is
+    HEALTHY = "healthy"  # it answers, and no warning or critical event is open
+    DEGRADED = "degraded"  # a warning event is open
+    FAILED = "failed"  # a critical event is open
     UNKNOWN = "unknown"  # it does not answer, or nothing can be checked
 
 
 class Action(StrEnum):
-    """What is to be done."""
+    """Action that repairs a problem."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -65,12 +65,12 @@ class Action(StrEnum):
 
     @property
     def line(self) -> str:
-        """What a person is told to do."""
+        """Instruction for people."""
         return _LINES[self]
 
 
 _LINES = {
-    Action.NONE: "nothing is to be done",
+    Action.NONE: "no action needed",
     Action.RESTART_APP: "restart the application; the GPU is fine",
     Action.RESTART_COLLECTOR: "restart what reads the counters: nv-hostengine for DCGM's, this agent for NVML's",
     Action.RESET_GPU: (
@@ -79,8 +79,8 @@ _LINES = {
     Action.RESET_FABRIC: "take the work off the machine and reset all its GPUs and NVSwitches together",
     Action.RESTART_FABRIC_MANAGER: "look at the fabric manager's log and restart it",
     Action.RELOAD_DRIVER: "stop what holds the driver's kernel module (this agent, DCGM) and reload it, or reboot",
-    Action.UPDATE_SOFTWARE: "bring driver and software of the machine to versions that fit",
-    Action.DRAIN: "give the machine no new work, let it end what it has, stop this agent and DCGM, and reset the GPU",
+    Action.UPDATE_SOFTWARE: "update the driver and software of the machine to matching versions",
+    Action.DRAIN: "give the machine no new work, let running work end, stop this agent and DCGM, and reset the GPU",
     Action.REBOOT: "take the work off the machine and reboot it",
     Action.RUN_DIAGNOSTICS: "take the work off the GPU and test it: dcgmi diag -r 3",
     Action.CHECK_THERMALS: "look at fans, air or water flow, and the temperature of the room",
@@ -93,22 +93,20 @@ _LINES = {
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """One episode.
+    """One episode of a health problem.
 
     Attributes:
-        code: what is wrong: "gpu_lost", "ecc_uncorrected", "xid_94".
-        labels: whose: of a GPU `gpu` and `uuid`, of an InfiniBand port `device` and `port`; empty: the machine's.
+        code: kind of the problem: "gpu_lost", "ecc_uncorrected", "xid_94".
+        labels: of a GPU `gpu` and `uuid`, of an InfiniBand port `device` and `port`; empty for the machine.
         severity: the worst of the episode.
-        action: what is to be done.
         message: one line for people.
-        value: the worst that was measured; None where nothing is.
-        threshold: what it passed; None where nothing is measured.
+        value: the worst measured value; None where nothing is measured.
+        threshold: that it passed; None where nothing is measured.
         unit: of both, as in "errors per second".
-        first_ns: when it was seen first, ns since the epoch.
-        last_ns: when it was seen last.
-        ended_ns: when it was over; None while it is not.
-        count: how often it was seen: XIDs, or samples.
-        since_start: it was so when the agent first looked: it began earlier, nobody knows when.
+        first_ns, last_ns: first and latest observation, ns since the epoch.
+        ended_ns: end of the episode; None while it is open.
+        count: number of observations: XIDs, or samples.
+        since_start: it was open already at the agent's first check, so it began earlier.
     """
 
     code: str
@@ -135,7 +133,7 @@ class Health:
         reason: one line: the worst open event's message, or why the state is unknown; empty when healthy,
             but for a note.
         codes: of its open events, the worst first.
-        unchecked: codes of what could not be checked on it: the values for it are not there.
+        unchecked: codes of checks that lack their values.
     """
 
     state: HealthState
@@ -146,14 +144,14 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """Everything at one moment.
+    """Health of the whole machine at one moment.
 
     Attributes:
-        time_ns: of the last look, ns since the epoch; None before the first.
-        machine: beside its GPUs: driver, number of GPUs, NVSwitches, InfiniBand ports.
+        time_ns: of the latest check, ns since the epoch; None before the first.
+        machine: without its GPUs: driver, number of GPUs, NVSwitches, InfiniBand ports.
         gpus: health of each GPU, in the order of their index.
-        open_events: those not over yet, the worst first.
-        ended_events: the newest of the others, the newest first.
+        open_events: the worst first.
+        ended_events: the latest ones, the latest first.
     """
 
     time_ns: int | None

@@ -1,8 +1,8 @@
 """Links between GPUs: expected time of a collective, and from which size on bandwidth counts.
 
-Data sheets give the rate of the wires. What a collective can get of it, and what it costs before the first byte
-arrives, is NCCL's own model: the one by which NCCL picks its algorithm and protocol (src/graph/topo.h, tuning.cc).
-Other tools leave the expected bandwidth to the reader, who then takes 10 us of latency for a slow link.
+Data sheets give the rate of the wires. The share of it that a collective can reach, and the latency before the first
+byte, are NCCL's own model, with which it selects its algorithm and protocol (src/graph/topo.h, tuning.cc). Without such
+a model, 10 us of latency look like a slow link.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stepscope.core.hardware.gpu_catalogue import GpuModel
 
 
 class LinkKind(StrEnum):
-    """What the bytes travel over."""
+    """Kind of a link between GPUs."""
 
     NVLINK = "nvlink"
     XGMI = "xgmi"
@@ -25,13 +25,12 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One GPU's way to the others of its group.
+    """The link from one GPU to the others of its group.
 
     Attributes:
-        kind: what it is.
-        bytes_per_second: in one direction, as a collective can get it at best.
-        source: where the figure is from.
-        num_hosts: hosts that a network joins; None where it is not known: then every step of a ring may cross it.
+        bytes_per_second: the best rate of a collective in one direction.
+        source: of the rate.
+        num_hosts: hosts that a network connects; None where unknown: then every step of a ring may cross the network.
     """
 
     kind: LinkKind
@@ -52,21 +51,21 @@ class _Protocol:
 
 
 SLOW_BELOW = 1 / 3
-"""Share of the expected bandwidth under which a link is slow. Beside compute, which takes its share of the memory,
-collectives reach 0.5 to 0.9 of it (recorded FSDP, DDP and TP steps on NVLink); over host memory 0.07."""
+"""Share of the expected bandwidth below which a link is slow. Concurrently with compute, collectives reach 0.5 to 0.9
+of it (recorded FSDP, DDP and TP steps on NVLink); over host memory 0.07."""
 
 NVLINK_SHARE = 0.8
-"""NCCL counts on 20.0 of 25 GB/s of an NVLink 2 to 4 lane and 40.1 of 50 of NVLink 5 (src/graph/topo.h)."""
+"""NCCL assumes 20.0 of 25 GB/s of an NVLink 2 to 4 lane and 40.1 of 50 of NVLink 5 (src/graph/topo.h)."""
 
 XGMI_SHARE = 0.75
-"""48 of 64 GB/s a link (ROCm blog "Understanding RCCL Bandwidth and xGMI Performance", 2025-03)."""
+"""48 of 64 GB/s per link (ROCm blog "Understanding RCCL Bandwidth and xGMI Performance", 2025-03)."""
 _XGMI_PEERS = 7
-"""Each of the eight GPUs has one link to each other one: a smaller group uses fewer of them."""
+"""Each of eight GPUs has one link to each other one, so a smaller group uses fewer of its links."""
 
 PCIE_BYTES_PER_SECOND = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9}
 """x16, one direction (PCI-SIG: 8, 16, 32 GT/s, 128b/130b)."""
 PCIE_SHARE = 0.76
-"""NCCL counts on 12 of 15.75 GB/s (src/graph/topo.h)."""
+"""NCCL assumes 12 of 15.75 GB/s (src/graph/topo.h)."""
 _PCIE_GENERATION = (("V100", 3), ("T4", 3), ("A100", 4), ("A10", 4), ("L4", 4), ("MI2", 4))
 _NEWEST_PCIE = 5
 
@@ -78,28 +77,28 @@ _PROTOCOLS = (
 """Ring latencies in microseconds and shares of the bus bandwidth (NCCL src/graph/tuning.cc)."""
 
 _BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Times (n - 1) / n: what crosses each GPU's link for each byte of the result (nccl-tests, doc/PERFORMANCE.md)."""
+"""Times (n - 1) / n: bytes on each GPU's link for each byte of the result (nccl-tests, doc/PERFORMANCE.md)."""
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
-    """busbw / algbw of a kind among so many ranks by nccl-tests' definitions; 1 for the rest."""
+    """busbw / algbw of a kind of collective, by nccl-tests' definitions; 1 for other kinds."""
     return _BUS_FACTOR[kind] * (num_ranks - 1) / num_ranks if kind in _BUS_FACTOR else 1.0
 
 
 def pcie_link(device_name: str) -> Link:
-    """The GPU's way over its PCI Express slot, and at best also over host memory."""
+    """The link over the GPU's PCI Express slot, also an upper bound of transfers over host memory."""
     generation = next((number for name, number in _PCIE_GENERATION if name in device_name), _NEWEST_PCIE)
     rate = PCIE_BYTES_PER_SECOND[generation] * PCIE_SHARE
     return Link(LinkKind.PCIE, rate, f"PCIe {generation}.0 x16, {PCIE_SHARE:.0%} of it")
 
 
 def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
-    """The fastest way between the GPUs of one host.
+    """The fastest link between the GPUs of one host.
 
     Args:
         gpu: the model.
-        device_name: the driver's name, which tells a card for a PCIe slot.
-        num_ranks: size of the group; on a mesh of links a smaller group has fewer of them.
+        device_name: the driver's name, which identifies PCIe cards.
+        num_ranks: size of the group; in a mesh of links a smaller group uses fewer of them.
     """
     if gpu.link_bytes_per_second is None or "pcie" in device_name.lower():
         return pcie_link(device_name)
@@ -111,39 +110,39 @@ def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
 
 
 def network_link(bytes_per_second: float) -> Link:
-    """A GPU's way to other hosts, at the rate that its share of the network cards gives."""
-    return Link(LinkKind.NETWORK, bytes_per_second, "as told")
+    """The link of a GPU to other hosts, with its share of the network cards."""
+    return Link(LinkKind.NETWORK, bytes_per_second, "as given")
 
 
 def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence[int], within: Link | None) -> Link:
-    """What a group of several hosts can get of their network, in nccl-tests' bus bandwidth.
+    """The network link of a group on several hosts, as nccl-tests' bus bandwidth.
 
-    NCCL lays as many rings as a host's members have cards, each through all of them: a ring's collective gets the cards
-    of the host with the fewest members together. A message has its sender's card. Of an all-to-all only what is for
-    other hosts crosses the cards.
+    NCCL builds as many rings as a host's members have cards, each through all members, so a collective can use all
+    cards of the host with the fewest members. A message uses its sender's card. Of an all-to-all only the part for
+    other hosts crosses the network.
 
     Args:
-        network_bytes_per_second: each GPU's card, in one direction.
+        network_bytes_per_second: of each GPU's card, in one direction.
         kind: of the collective.
-        members: how many of the group's GPUs each host has.
-        within: the link between those of one host, which no collective goes beyond; None where each has one.
+        members: the number of the group's GPUs on each host.
+        within: the link within a host, an upper bound for all collectives; None where each host has one GPU.
     """
     num_ranks, fewest = sum(members), min(members)
     cards = {"p2p": 1.0, "all_to_all": (num_ranks - 1) / (num_ranks - fewest)}.get(kind, float(fewest))
     rate = network_bytes_per_second * cards
     if within is not None:
         rate = min(rate, within.bytes_per_second)
-    return Link(LinkKind.NETWORK, rate, "as told", len(members))
+    return Link(LinkKind.NETWORK, rate, "as given", len(members))
 
 
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
-    """How long the transfer takes at best, by NCCL's model of its ring protocols."""
+    """Shortest duration of a transfer, by NCCL's model of its ring protocols."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return min(_latency_seconds(protocol, link, kind, num_ranks) + moved / protocol.share for protocol in _PROTOCOLS)
 
 
 def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> bool:
-    """Whether a message is so small that half its time or more passes without bandwidth counting."""
+    """Whether latency is more than half of a transfer's shortest duration."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return moved < expected_seconds(link, kind, num_ranks, num_bytes) / 2
 

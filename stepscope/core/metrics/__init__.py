@@ -72,7 +72,7 @@ class MetricGroup:
         """One metric of the group. Its kind and unit follow from its name: "energy_joules_total", "power_watts".
 
         Args:
-            name: without the prefix; that of a counter ends with `_total`, before which the unit stands.
+            name: without the prefix, ending with the unit; a counter's with `_total` behind it.
             text: of the HELP line.
             labels: beside those of the group.
         """

@@ -1,8 +1,8 @@
-"""Readings: what collectors return, what is missing and why, and their JSON between processes.
+"""Readings of collectors, missing values with their reason, and their JSON between processes.
 
-Unknown is a `Missing` with its reason, never 0 and never NaN. Labels are sorted pairs, so that two of the same thing
-are equal and can be keys. Between processes a stream carries what one source says of one thing each time, mostly the
-same metrics of the same labels: this shape goes ahead of the values where it is new.
+Unknown is a `Missing` with its reason, never 0 or NaN. Labels are sorted pairs, so that equal labels compare equal and
+can be keys. The collections of a stream mostly have the same metrics and labels; this shape is sent only when it
+changes, and later messages carry the values alone.
 
     {"shape": {"labels": [...], "readings": [[metric, label set]], "missing": [[metric, label set, reason, detail]]},
      "values": [...], "times": ns, or one for each value, "findings": [[code, message, labels, ns]]}
@@ -18,10 +18,10 @@ from sys import intern
 from typing import Any, Protocol
 
 Labels = tuple[tuple[str, str], ...]
-"""Sorted pairs of label name and value."""
+"""Pairs of label name and value, sorted."""
 
 GPU_LABELS = ("gpu", "uuid", "gpu_instance", "compute_instance", "mig_profile")
-"""Who a GPU's reading is of: NVML's index, the UUID (of the MIG instance where the reading is of one), and for MIG
+"""Labels that identify the GPU of a reading: NVML's index, the UUID (of the MIG instance for its readings), and for MIG
 instances NVML's ids and the profile ("1g.10gb"). Join on `uuid`: NVML's index is neither CUDA's nor the minor number
 of /dev (PrincetonUniversity/jobstats#34)."""
 
@@ -32,35 +32,35 @@ def labels_of(**values: str | int) -> Labels:
 
 
 def with_labels(labels: Labels, **values: str | int) -> Labels:
-    """The labels and more of them, still sorted; a name that was there gets the new value."""
+    """The labels with more added or replaced, sorted."""
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
 class MissingReason(StrEnum):
-    """Why there is no value."""
+    """Why a value is missing."""
 
-    NOT_SUPPORTED = "not_supported"  # this device, driver or library has no such thing
-    NO_PERMISSION = "no_permission"  # it is there, for somebody else
-    TAKEN = "taken"  # another process has what only one can have: an address
+    NOT_SUPPORTED = "not_supported"  # by this device, driver or library
+    NO_PERMISSION = "no_permission"  # it exists, but access is refused
+    TAKEN = "taken"  # another process has an exclusive resource, such as an address
     NOT_INSTALLED = "not_installed"  # no library, no driver, no kernel module
-    VERSION_MISMATCH = "version_mismatch"  # library and driver do not fit: reboot, or reload the module
-    GONE = "gone"  # it was there: a GPU off its bus, a process that ended
+    VERSION_MISMATCH = "version_mismatch"  # library and driver do not match: reboot, or reload the module
+    GONE = "gone"  # it existed before: a GPU off its bus, a process that ended
     TIMED_OUT = "timed_out"  # no answer within the deadline
-    UNREACHABLE = "unreachable"  # a server that cannot be connected to, or answers with an error
-    UNREADABLE = "unreadable"  # an answer that makes no sense: a sentinel, not a number, out of range
-    NOT_YET = "not_yet"  # it takes two samples, or a first answer that is still to come
+    UNREACHABLE = "unreachable"  # the server does not accept connections, or answers with an error
+    UNREADABLE = "unreadable"  # an invalid answer: a sentinel, not a number, out of range
+    NOT_YET = "not_yet"  # it needs two samples, or the first answer is still awaited
     FAILED = "failed"  # another error; its text is in `detail`
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reading:
-    """One value. An agent makes a thousand a second: hence the `__init__`, half as long as a frozen dataclass's own.
+    """One value. An agent makes thousands per second, so `__init__` is one that takes half a frozen dataclass's time.
 
     Attributes:
-        metric: a name of the catalogues (`core.gpu_metrics`), which tell its unit.
-        value: finite, in the base unit of its metric.
-        labels: who or what it is of.
-        time_ns: when it was read, ns since the epoch.
+        metric: a name of the catalogues in `core.metrics`, which have its unit.
+        value: finite, in the base unit of the metric.
+        labels: of the device, process, ... that the value belongs to.
+        time_ns: of the read, ns since the epoch.
 
     Raises:
         ValueError: the value is not finite: unknown must be a `Missing`.
@@ -73,7 +73,7 @@ class Reading:
 
     def __init__(self, metric: str, value: float, labels: Labels, time_ns: int) -> None:
         if not isfinite(value):
-            raise ValueError(f"{metric} is {value}: what is not known must be a Missing")
+            raise ValueError(f"{metric} is {value}: unknown values must be a Missing")
         _set_metric(self, metric)
         _set_value(self, value)
         _set_labels(self, labels)
@@ -85,13 +85,11 @@ _set_metric, _set_value, _set_labels, _set_time_ns = (getattr(Reading, field.nam
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A metric that was asked for and has no value.
+    """A metric that could not be read.
 
     Attributes:
-        metric: a name of the catalogues; empty when all that the collector reads of this thing is missing.
-        labels: who or what it is of.
-        reason: why.
-        detail: one line for people: the driver's own words, what to do. Empty where the reason says it all.
+        metric: a name of the catalogues; empty when all metrics of these labels are missing.
+        detail: one line for people: the driver's message, what to do; may be empty.
     """
 
     metric: str
@@ -102,13 +100,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a collector noticed and a single value does not tell: a contradiction, an XID, a value clamped.
+    """An observation of a collector beyond a single value: a contradiction, an XID, a clamped value.
 
     Attributes:
-        code: what kind: "xid", "clamped".
+        code: kind: "xid", "clamped".
         message: one line for people.
-        labels: who or what it is of, and what programs need of it ("xid": "79").
-        time_ns: when, ns since the epoch.
+        labels: of the device or process, and details for programs ("xid": "79").
+        time_ns: ns since the epoch.
     """
 
     code: str
@@ -119,7 +117,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """All that one call of a collector saw, and what it could not see."""
+    """Everything from one call of a collector."""
 
     readings: tuple[Reading, ...] = ()
     missing: tuple[Missing, ...] = ()
@@ -127,14 +125,14 @@ class Collection:
 
     @classmethod
     def joined(cls, parts: Iterable[Collection]) -> Collection:
-        """Several collections as one, in their order."""
-        told = [part for part in parts if part.readings or part.missing or part.findings]
-        if len(told) == 1:
-            return told[0]
+        """Several collections as one, in order."""
+        kept = [part for part in parts if part.readings or part.missing or part.findings]
+        if len(kept) == 1:
+            return kept[0]
         return cls(
-            tuple([reading for part in told for reading in part.readings]),
-            tuple([missing for part in told for missing in part.missing]),
-            tuple([finding for part in told for finding in part.findings]),
+            tuple([reading for part in kept for reading in part.readings]),
+            tuple([missing for part in kept for missing in part.missing]),
+            tuple([finding for part in kept for finding in part.findings]),
         )
 
 
@@ -142,12 +140,12 @@ class Collector(Protocol):
     """One source of readings."""
 
     def collect(self) -> Collection:
-        """Read everything once. What cannot be read is in `missing`: expected trouble raises nothing."""
+        """Read everything once. What cannot be read is in `missing`; expected errors are not raised."""
         ...
 
 
 class WireError(Exception):
-    """What came is no collection."""
+    """A message is not a collection."""
 
 
 class StreamWriter:
@@ -158,7 +156,7 @@ class StreamWriter:
         self._missing: tuple[Missing, ...] = ()
 
     def write(self, collection: Collection) -> dict[str, Any]:
-        """What `StreamReader.read` reads, of numbers, texts and lists."""
+        """The message for `StreamReader.read`, of numbers, texts and lists."""
         readings = collection.readings
         message: dict[str, Any] = {"values": [one.value for one in readings]}
         names = [(one.metric, one.labels) for one in readings]
@@ -173,7 +171,7 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads the collections of one stream; one that begins in the middle of it cannot."""
+    """Reads the collections of one stream, from its beginning."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
@@ -183,7 +181,7 @@ class StreamReader:
         """The collection that was written.
 
         Raises:
-            WireError: it is none, or the shape was never told.
+            WireError: the message is not a collection, or no shape came before.
         """
         try:
             if "shape" in message:
@@ -193,12 +191,12 @@ class StreamReader:
             times = message["times"]
             each = times if isinstance(times, list) else [times]
             if any(not isinstance(time, int) for time in each):
-                raise WireError("a time is no whole number")
+                raise WireError("a time is not a whole number")
             if each is not times:
                 times = each * len(self._names)
-            told = zip(self._names, message["values"], times, strict=True)
+            values = zip(self._names, message["values"], times, strict=True)
             return Collection(
-                tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in told]),
+                tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in values]),
                 self._missing,
                 tuple(
                     [
@@ -212,21 +210,21 @@ class StreamReader:
 
 
 def written_alone(collection: Collection) -> dict[str, Any]:
-    """A collection that is no part of a stream; `read_alone` reads it."""
+    """The message of a single collection, for `read_alone`."""
     return StreamWriter().write(collection)
 
 
 def read_alone(message: Mapping[str, Any]) -> Collection:
-    """The collection that `written_alone` wrote.
+    """The collection in a message of `written_alone`.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not one.
     """
     return StreamReader().read(message)
 
 
 def labels_from(pairs: list[list[str]]) -> Labels:
-    """Labels as JSON has them."""
+    """Labels from their JSON."""
     return tuple((intern(name), intern(value)) for name, value in pairs)
 
 

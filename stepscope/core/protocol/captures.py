@@ -161,6 +161,11 @@ class CaptureTarget:
     step_ms: float | None = None
     job: Word | None = None
 
+    @property
+    def sort_key(self) -> tuple[str, int, str]:
+        """By run and rank."""
+        return self.run or "", -1 if self.rank is None else self.rank, self.key
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
@@ -238,12 +243,10 @@ def whole_state(ranks: Sequence[RankCapture]) -> CaptureState:
     for state in (CaptureState.STARTED, CaptureState.ASKED, CaptureState.ACCEPTED):
         if state in states:
             return state
-    if CaptureState.DONE in states:
-        return CaptureState.DONE if len(states) == 1 else CaptureState.PARTIAL
-    for state in (CaptureState.CANCELLED, CaptureState.FAILED):
-        if state in states:
-            return state
-    return CaptureState.REFUSED
+    if CaptureState.DONE in states and len(states) > 1:
+        return CaptureState.PARTIAL
+    best_first = (CaptureState.DONE, CaptureState.CANCELLED, CaptureState.FAILED)
+    return next((state for state in best_first if state in states), CaptureState.REFUSED)
 
 
 def order_document(order: CaptureOrder) -> dict[str, Any]:

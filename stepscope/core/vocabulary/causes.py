@@ -98,8 +98,8 @@ class Reason(StrEnum):
     SLOWER_KERNELS = "slower_kernels"
     """`straggler`: the same kernels, some of them slower."""
     ARRIVALS_UNKNOWN = "arrivals_unknown"
-    """`communication`: a member's trace is missing or does not match, so waiting cannot be told from transfer. From
-    half of the communication time on, confidence is at most 0.5 and no gain is predicted."""
+    """`communication`: a member's trace is missing or does not match, so waiting cannot be separated from transfer.
+    From half of the communication time on, confidence is at most 0.5 and no gain is predicted."""
     WRONG_TRANSPORT = "wrong_transport"
     """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's."""
     SLOW_LINK = "slow_link"

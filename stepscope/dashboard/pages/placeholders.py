@@ -1,4 +1,4 @@
-"""Pages shown when there is nothing to show: loading, not found, not analysed, unreadable, failed."""
+"""Pages without content: loading, not found, not analysed, unreadable, failed, no runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepscope.dashboard.components import attributes
 
 
 def skeleton() -> Component:
-    """Grey blocks of the size of a page, until the page is there."""
+    """Grey blocks of the size of a page while it loads."""
     return html.Div(
         [
             html.Div("Reading the run…", className="ss-sr", role="status"),
@@ -24,12 +24,12 @@ def skeleton() -> Component:
 
 
 def not_found(what: str) -> Component:
-    """No such page or run."""
+    """Page of an unknown path or run."""
     return _state("404", "Nothing here", [html.P(what)], link=("Show all runs", "/"))
 
 
 def not_analysed(run_id: str, path: str) -> Component:
-    """The run is there, its analysis is not."""
+    """Page of a run without analysis."""
     return _state(
         None,
         f"{run_id} is not analysed yet",
@@ -39,7 +39,7 @@ def not_analysed(run_id: str, path: str) -> Component:
 
 
 def unreadable(name: str, problem: str, *, path: str | None = None) -> Component:
-    """A file of the run, or the directory of runs, cannot be read; `path` is the run that can be analysed again."""
+    """Page of an unreadable file or directory; `path` is the run that can be analysed again."""
     again = (
         [html.P("If its traces are there, analyse it again:"), command(f"stepscope analyze {quoted(path)}")]
         if path
@@ -54,7 +54,7 @@ def unreadable(name: str, problem: str, *, path: str | None = None) -> Component
 
 
 def failed(error_id: str, path: str) -> Component:
-    """The page could not be made and nobody foresaw it; the link loads it anew."""
+    """Page of an unexpected error; its link loads the page again."""
     return _state(
         "!",
         "This page could not be made",
@@ -72,7 +72,7 @@ def failed(error_id: str, path: str) -> Component:
 
 
 def no_runs(root: str) -> Component:
-    """The directory holds no run."""
+    """Page of an empty directory."""
     return _state(
         "0",
         "No runs here yet",

@@ -1,4 +1,4 @@
-"""Page of one run: trace quality first, then the verdict, then its evidence."""
+"""Page of one run: the panels of its analysis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.workflow.panels.page import all_panels, page_head
 
 
 def make_page(store: RunStore, run_id: str) -> Component:
-    """The run, or why it cannot be shown."""
+    """The page of a run, or why it cannot be shown."""
     try:
         summary = store.get(run_id)
         if summary.status is RunStatus.UNREADABLE and summary.problem:

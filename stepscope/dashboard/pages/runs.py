@@ -1,4 +1,4 @@
-"""Page of all runs: which there are, and what is wrong with each."""
+"""Page of all runs: a table with the verdict and status of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COLUMNS: list[tuple[str, bool]] = [
 
 
 def make_page(store: RunStore) -> Component:
-    """The list, or why there is none."""
+    """The page of all runs, or why there is none."""
     try:
         runs = store.list_runs()
     except DataError as error:
@@ -65,7 +65,7 @@ def _head(runs: list[RunSummary]) -> Component:
 
 
 def _table(runs: list[RunSummary]) -> Component:
-    """Sorting and searching are assets/30-runs.js's: it reads `data-value` of the cells."""
+    """The table; assets/30-runs.js sorts and searches it by the cells' `data-value`."""
     head = [
         html.Th(
             html.Button(title, type="button", className="ss-sort"), scope="col", className="ss-num" if number else ""
@@ -107,7 +107,7 @@ def _row(run: RunSummary) -> Component:
 
 
 def _link(run_id: str) -> Component:
-    """To the run's page. DMC's anchor goes there without a reload but decodes the address; the plain one reloads."""
+    """Link to the run's page. DMC's anchor does not reload but decodes the address; the plain one reloads."""
     quoted = quote(run_id, safe="")
     link: Component = (dmc.Anchor if quoted == run_id else html.A)(
         run_id, href=f"/runs/{quoted}", className="ss-run-name"

@@ -1,4 +1,4 @@
-"""Frame of every page: the bar with name, place and theme switch, and the footer."""
+"""Frame of every page: header with breadcrumb and theme switch, and footer."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 sigma is estimated from the median absolute deviation. An episode ends after 16 normal steps. Anomalies that need many
 steps (`memory_growth`, `step_time_change`) are in `trends`.
 
-Rates of false alarms on noise: benchmarks/anomaly_noise.py, and docs/guides/profile.md for the figures.
+Rates of false alarms on noise: benchmarks/accuracy/anomaly_noise.py, and docs/explanation/accuracy.md for the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recording with torch's profiler: one capture from preparation to its result, and other profilers in the process.
+"""Recording with torch's profiler, from preparation to its result, and the watch for other profilers in the process.
 
 torch's own schedule is not used: it stays armed for the whole run, exports at gzip's slowest level, and lets an export
 error reach the training loop.
@@ -73,7 +73,7 @@ class Recording:
             self._profiler.prepare_trace()
 
     def start(self) -> None:
-        """Begin to record.
+        """Start to record.
 
         Raises:
             RuntimeError: another torch profiler runs.
@@ -86,7 +86,7 @@ class Recording:
         self._thread = threading.get_ident()
 
     def finish(self) -> Callable[[], None]:
-        """Stop recording. What is returned writes the trace to its target, which appears only when whole.
+        """Stop recording. Returns a function that writes the trace to its target, which appears only when whole.
 
         Raises:
             RuntimeError: another profiler ended the recording.
@@ -98,13 +98,13 @@ class Recording:
 
     @property
     def records_this_thread(self) -> bool:
-        """Whether a profiler that begins on the calling thread would take the recording over: each is its thread's."""
+        """Whether a profiler that begins on the calling thread would take the recording over."""
         return self.is_recording and threading.get_ident() == self._thread
 
     def step_aside(self) -> None:
         """Make room for another profiler that is about to begin.
 
-        What was recorded is written now: torch crashes when it exports one recording while it makes another.
+        The recording is written now: torch crashes when it exports one recording while it makes another.
 
         Raises:
             OSError: it cannot be written.
@@ -117,7 +117,7 @@ class Recording:
             save_recording(self._recording(), self._plain)
 
     def discard(self) -> None:
-        """Stop whatever runs and leave no file."""
+        """Stop recording and leave no file."""
         if self._has_plain:
             with suppress(OSError):
                 self._plain.unlink()
@@ -125,7 +125,7 @@ class Recording:
             return
         if not self._started:
             refuse_second_profiler()
-            self._profiler.start_trace()  # a prepared profiler can only be left by way of start
+            self._profiler.start_trace()  # a prepared profiler can only be dropped by way of start
             self._started = self.is_recording = True
         try:
             self.stop()
@@ -133,10 +133,10 @@ class Recording:
             self._profiler = None
 
     def stop(self) -> None:
-        """Stop recording; what is recorded is kept for `finish`.
+        """Stop recording; the result is kept for `finish`.
 
         Raises:
-            RuntimeError: another profiler ended the recording, and what was recorded is lost.
+            RuntimeError: another profiler ended the recording, which is lost.
         """
         if not self.is_recording:
             return
@@ -149,7 +149,7 @@ class Recording:
         self._profiler.stop_trace()
 
     def _recording(self) -> Any:
-        """torch's result, handed over once; None when there is none any more."""
+        """torch's result, handed over once; None afterwards."""
         profiler, self._profiler = self._profiler, None
         return None if profiler is None else profiler.profiler.kineto_results
 
@@ -167,10 +167,9 @@ def _activities() -> list[Any]:
 
 
 def _experimental_config() -> Any:
-    """What older torch does not know is left out, the rarest first.
+    """Options of the profiler; those that an older torch does not know are left out.
 
-    CUDA synchronisation records tell which stream waits for which. A recording of which only the trace is wanted ends
-    some tenth sooner.
+    CUDA synchronisation records show which stream waits for which. With trace_only a recording stops about 10% faster.
     """
     import torch
 
@@ -188,7 +187,7 @@ def _experimental_config() -> Any:
 
 
 _BEGINNINGS = ("_prepare_trace", "_start_trace")
-"""Methods of torch's profiler with which another one begins."""
+"""Methods of torch's profiler with which a profiler begins."""
 
 
 def is_recording() -> bool:
@@ -199,36 +198,36 @@ def is_recording() -> bool:
 
 
 def refuse_second_profiler() -> None:
-    """Raises RuntimeError while a torch profiler records this process."""
+    """Raise RuntimeError while a torch profiler records this process."""
     if is_recording():
         raise RuntimeError("another torch profiler is recording this process; only one can")
 
 
 class OtherProfilerWatch:
-    """Calls `about_to_begin` before any torch profiler begins, on its thread, as long as it watches."""
+    """Calls `about_to_begin` before any torch profiler begins, on its thread, between `start` and `stop`."""
 
     def __init__(self, about_to_begin: Callable[[], None]) -> None:
         self._about_to_begin = about_to_begin
-        self._wrappings: list[Patch] = []
+        self._patches: list[Patch] = []
 
     def start(self) -> None:
-        """Watch, if not watching already."""
-        if self._wrappings:
+        """Begin to watch; no effect while it does."""
+        if self._patches:
             return
         from torch.autograd.profiler import profile
 
-        self._wrappings = [Patch(profile, name, self._watched) for name in _BEGINNINGS if name in vars(profile)]
+        self._patches = [Patch(profile, name, self._watched) for name in _BEGINNINGS if name in vars(profile)]
 
     def stop(self) -> None:
-        """Leave torch as it was, unless someone has wrapped our wrapper."""
-        wrappings, self._wrappings = self._wrappings, []
-        for wrapping in wrappings:
-            wrapping.leave()
+        """Restore torch, except where other code has wrapped the wrapper."""
+        patches, self._patches = self._patches, []
+        for patch in patches:
+            patch.leave()
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._wrappings:
-                with suppress(Exception):  # as of a log handler; another's profiler must never be hurt
+            if self._patches:
+                with suppress(Exception):  # must never fail the other profiler
                     self._about_to_begin()
             return original(other, *args, **kwargs)
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
@@ -69,35 +69,21 @@ class Schedule:
 
     def state(self, step: int) -> State:
         """State of the profiler during `step`."""
-        if self.capture_at(step) is not None:
-            return State.ACTIVE
-        if self.warmup and self.capture_at(self.next_capture(step)) is not None:
-            return State.WARMUP if self.next_capture(step) - step <= self.warmup else State.WAIT
-        return State.WAIT
-
-    def capture_at(self, step: int) -> int | None:
-        """First step of the capture that `step` belongs to; None when it belongs to none."""
-        if step < self.first:
-            return None
-        ordinal = 0 if self.period is None else (step - self.first) // self.period
-        if self.repeat is not None and ordinal >= self.repeat:
-            return None
-        start = self.first + ordinal * (self.period or 0)
-        return start if step - start < self.active else None
-
-    def next_capture(self, step: int) -> int:
-        """First step of the first capture after `step`, which may not take place."""
-        if step < self.first:
-            return self.first
-        if self.period is None:
-            return step
-        return self.first + ((step - self.first) // self.period + 1) * self.period
+        start = self.capture_from(step)
+        if start is None or step < start - self.warmup:
+            return State.WAIT
+        return State.ACTIVE if step >= start else State.WARMUP
 
     def capture_from(self, step: int) -> int | None:
         """First step of the capture that `step` belongs to, else of the next one; None without one."""
-        start = self.capture_at(step)
-        start = self.next_capture(step) if start is None else start
-        return None if self.capture_at(start) is None else start
+        num_over = 0  # captures that have ended before `step`
+        if step >= self.first + self.active:
+            if self.period is None:
+                return None
+            num_over = (step - self.first - self.active) // self.period + 1
+        if self.repeat is not None and num_over >= self.repeat:
+            return None
+        return self.first + num_over * (self.period or 0)
 
     def missed_by(self, num_steps: int) -> str | None:
         """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was profiled."""
@@ -167,15 +153,6 @@ class SlowStep:
     most: int
 
 
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    "factor": float,
-    "times": int,
-    "steps": int,
-    "cooldown_seconds": float,
-    "most": int,
-}
-
-
 def slow_step(
     factor: float = 1.5, times: int = 3, *, steps: int = 3, cooldown_seconds: float = 600.0, most: int = 3
 ) -> SlowStep:
@@ -191,15 +168,15 @@ def slow_step(
     Raises:
         UsageError: a number is out of its range.
     """
-    ok = {
+    in_range = {
         "factor": factor > 1,
         "times": times >= 1,
         "steps": 1 <= steps <= 1000,
         "cooldown_seconds": cooldown_seconds >= 0,
         "most": most >= 1,
     }
-    for name, is_good in ok.items():
-        if not is_good:
+    for name, is_in_range in in_range.items():
+        if not is_in_range:
             raise UsageError(f"{name} is out of its range", where="slow_step", what_next="see help(slow_step)")
     return SlowStep(factor, times, steps, cooldown_seconds, most)
 
@@ -214,14 +191,15 @@ def rule_from_environment() -> SlowStep | None:
     name, _, numbers = text.partition(":")
     if not name.strip():
         return None
+    kinds = get_type_hints(SlowStep)  # int or float by name
     try:
         if name.strip() != "slow_step":
             raise KeyError(name)
         pairs = (pair.partition("=") for pair in numbers.split(",") if pair.strip())
-        values: dict[str, Any] = {key.strip(): _NUMBERS[key.strip()](value) for key, _, value in pairs}
+        values: dict[str, Any] = {key.strip(): kinds[key.strip()](value) for key, _, value in pairs}
         return slow_step(**values)
     except (KeyError, ValueError):
-        what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(_NUMBERS)}"
+        what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(kinds)}"
         raise UsageError(f"{text!r} is not a rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 

@@ -21,10 +21,10 @@ from typing import Any
 from stepscope.training.run.run_files import compress_trace, partial_path
 
 _LOWEST_PRIORITY = 19
-_LOOK_EVERY_SECONDS = 0.25
-_GIVES_UP_SECONDS = 10.0
-_GIVES_UP_AGAIN_SECONDS = 1.0
-"""Without a moment in which the writing thread ran: it waits for a disk that does not answer."""
+_CHECK_SECONDS = 0.25
+_STALLED_SECONDS = 10.0
+_STALLED_AGAIN_SECONDS = 1.0
+"""Time in which the writing thread never ran: it waits for a disk that does not answer."""
 
 _PROBE_BYTES = 1 << 20
 
@@ -32,13 +32,13 @@ _PROBE_BYTES = 1 << 20
 class TraceWriter:
     """Writes one trace at a time on a thread of its own, at the lowest priority.
 
-    A thread that a disk holds is not waited for without end, neither by training nor by Python's exit.
+    Neither training nor Python's exit waits without end for a thread that is blocked by a disk.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._gives_up_seconds = _GIVES_UP_SECONDS
+        self._stalled_seconds = _STALLED_SECONDS
 
     @property
     def is_writing(self) -> bool:
@@ -47,18 +47,18 @@ class TraceWriter:
         return thread is not None and thread.is_alive()
 
     def write(self, make_file: Callable[[], None]) -> None:
-        """Run `make_file` on the writing thread, after what it writes now.
+        """Run `make_file` on the writing thread, after the present trace.
 
         Raises:
-            Exception: what the trace before this one failed with.
+            Exception: the error of the trace before.
         """
         self.finish()
-        self._gives_up_seconds = _GIVES_UP_SECONDS
+        self._stalled_seconds = _STALLED_SECONDS
         self._thread = threading.Thread(target=self._run, args=(make_file,), name="stepscope-trace-writer", daemon=True)
         atexit.register(self.wait)
         try:
             self._thread.start()
-        except RuntimeError:  # Python is about to end and starts no thread any more
+        except RuntimeError:  # Python is about to exit and starts no thread any more
             self._thread = None
             self._run(make_file)
 
@@ -67,7 +67,7 @@ class TraceWriter:
 
         Raises:
             TimeoutError: the disk does not answer.
-            Exception: what writing failed with.
+            Exception: the error of writing.
         """
         if not self.wait():
             raise TimeoutError("the disk does not answer; the trace is not whole")
@@ -76,7 +76,7 @@ class TraceWriter:
             raise error
 
     def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until everything is written or has failed; False when the time is over, or the thread gets nowhere."""
+        """Wait until everything is written or has failed; False after `seconds`, or when the thread is stalled."""
         thread, began = self._thread, time.monotonic()
         if thread is None:
             return True
@@ -85,10 +85,10 @@ class TraceWriter:
             now = time.monotonic()
             if now - began >= seconds:
                 return False
-            if now - moved >= self._gives_up_seconds:
-                self._gives_up_seconds = _GIVES_UP_AGAIN_SECONDS
+            if now - moved >= self._stalled_seconds:
+                self._stalled_seconds = _STALLED_AGAIN_SECONDS
                 return False
-            thread.join(min(_LOOK_EVERY_SECONDS, seconds - (now - began)))
+            thread.join(min(_CHECK_SECONDS, seconds - (now - began)))
             ran, before = _scheduler_counters(thread), ran
             if ran != before:
                 moved = time.monotonic()
@@ -102,12 +102,12 @@ class TraceWriter:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             make_file()
-        except Exception as error:  # told to the training thread, which says it once
+        except Exception as error:  # raised once on the training thread
             self._error = error
 
 
 def _scheduler_counters(thread: threading.Thread) -> bytes:
-    """What the kernel counts of a thread's time; it stands still while a disk does not answer."""
+    """The kernel's counters of a thread's time; they stand still while a disk does not answer."""
     folder = Path(f"/proc/self/task/{thread.native_id}")
     for name in ("schedstat", "stat"):
         with suppress(OSError):
@@ -140,7 +140,7 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
 
 
 def _raise_write_error(target: Path) -> None:
-    """torch's writer tells only its own log why it failed; a file of ours finds out.
+    """Find the reason of a failure, which torch's writer only logs, by writing a file of our own.
 
     Raises:
         OSError: it cannot be written either.
@@ -154,8 +154,7 @@ def _raise_write_error(target: Path) -> None:
 
 
 _RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
-"""torch::autograd::profiler::ProfilerResult. Types are part of a function's name: a torch in which they differ does not
-have it."""
+"""torch::autograd::profiler::ProfilerResult. Types are part of a function's name: a torch with other types lacks it."""
 _SAVE = _RESULT + "4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"  # save(std::string const&)
 _DESTRUCT = _RESULT + "D1Ev"
 _CONSTRUCT_EMPTY = _RESULT + "C1Ev"
@@ -163,7 +162,7 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def save_recording(recording: Any, path: Path) -> None:
-    """What `recording.save(path)` does, other threads running meanwhile where that can be had."""
+    """Do what `recording.save(path)` does, without the GIL where possible."""
     found, address = _native(_SAVE), _address_of(recording)
     if found is None or address is None:
         recording.save(str(path))
@@ -174,9 +173,9 @@ def save_recording(recording: Any, path: Path) -> None:
 
 
 def empty_recording(recording: Any) -> None:
-    """Free all that it holds, other threads running meanwhile; where that cannot be had, nothing: Python will free it.
+    """Free its memory without the GIL where possible; otherwise Python frees it.
 
-    In place of what is destructed comes an empty result, for Python to free in its turn.
+    An empty result takes the place of the destructed one, for Python to free.
     """
     found, address = _native(_DESTRUCT, _CONSTRUCT_EMPTY), _address_of(recording)
     if found is None or address is None:
@@ -185,7 +184,7 @@ def empty_recording(recording: Any) -> None:
     here = ctypes.c_void_p(address)
     try:
         destruct(here)
-    finally:  # whatever comes between: Python would destruct it once more
+    finally:  # always: Python would destruct it once more
         construct_empty(here)
 
 
@@ -201,7 +200,7 @@ class _StandardString(ctypes.Structure):
 
 
 def _native(*names: str) -> list[Any] | None:
-    """torch's C++ functions of these names; None in a torch that lacks one."""
+    """torch's C++ functions of these names; None where one is missing."""
     import torch
 
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
@@ -216,10 +215,10 @@ def _native(*names: str) -> list[Any] | None:
 
 
 def _address_of(recording: Any) -> int | None:
-    """Where the C++ object is that a Python object stands for; None when it is not surely there.
+    """Address of the C++ object of a Python object; None when it is not certain.
 
-    pybind11 keeps the pointer right behind the object's header, and the C++ object begins with the time at which the
-    trace began. Read through /proc, so that a wrong guess is an error instead of a crash.
+    pybind11 keeps the pointer right behind the object's header, and the C++ object begins with the start time of the
+    trace. Read through /proc, so that a wrong address is an error instead of a crash.
     """
     try:
         with Path("/proc/self/mem").open("rb", buffering=0) as memory:

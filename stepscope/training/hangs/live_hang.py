@@ -27,7 +27,7 @@ from stepscope.training.hangs.stall import (
     is_thread_compiling,
     is_thread_saving,
 )
-from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
+from stepscope.training.hangs.stuck_report import OpenStep, code_location, collective_frames, flight_record
 from stepscope.training.run.run_files import atomic_write
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 _STATE_EVERY_SECONDS = 4.0
 _STILL_SECONDS = 6.0
 _NUM_SAMPLES = 8
-
-StepStart = tuple[int, float, int]
-"""Its index, and when it began: monotonic seconds, and ns since the epoch."""
 
 
 class LiveStateWriter:
@@ -58,13 +55,13 @@ class LiveStateWriter:
         self._record = context.run_directory / live_record_path(rank)
         self._stillness = ThreadProgress(thread_id, num_samples=_NUM_SAMPLES)
         self._judge = LiveHangCheck(context.run_directory, rank, context.identity.world_size)
-        self._step: StepStart | None = None
+        self._step: OpenStep | None = None
         self._since_ns = 0
         self._told = 0.0
         self._has_told = False
         self._remove()  # left by an earlier attempt
 
-    def look(self, now: float, step: StepStart | None, limit: float, glance: float) -> None:
+    def look(self, now: float, step: OpenStep | None, limit: float, glance: float) -> None:
         """Look at the open step.
 
         Args:
@@ -77,7 +74,7 @@ class LiveStateWriter:
             self._step = step
         if step is None:
             return
-        age = now - step[1]
+        age = now - step.began_seconds
         if age < glance:
             return
         still_seconds = self._stillness.look()
@@ -93,7 +90,7 @@ class LiveStateWriter:
         if not is_open:
             self._leave()
 
-    def _write_state(self, now: float, step: StepStart, age: float, limit: float, *, is_still: bool) -> None:
+    def _write_state(self, now: float, step: OpenStep, age: float, limit: float, *, is_still: bool) -> None:
         if not self._has_told:
             self._has_told, self._since_ns = True, time.time_ns()
         self._told = now
@@ -102,7 +99,7 @@ class LiveStateWriter:
         state = RankState(
             rank=context.identity.rank,
             host=context.identity.host,
-            step=step[0],
+            step=step.number,
             since_ns=self._since_ns,
             seen_ns=time.time_ns(),
             age_seconds=round(age, 3),

@@ -8,75 +8,68 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
 from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
 from stepscope.training.hangs.stall import frames_of
 from stepscope.training.run.run_files import atomic_write
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import DATA_SPAN
 
-SCHEMA = "stepscope.stuck/1"
-
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
 """Folder of this package; training code may be below another folder of the same name."""
 
 
-@dataclass(frozen=True, slots=True)
-class StuckStep:
-    """Step that does not end.
+class OpenStep(NamedTuple):
+    """The step that is open, and its start: monotonic seconds, and ns since the epoch."""
 
-    Attributes:
-        began_ns: since the epoch.
-        limit_seconds: the age at which it was examined.
-        median_seconds: median duration of the steps before; None before there are some.
-        is_still: False when this rank makes progress and is reported because another one does not.
-    """
-
-    index: int
+    number: int
+    began_seconds: float
     began_ns: int
-    age_seconds: float
-    limit_seconds: float
-    median_seconds: float | None
-    is_still: bool
-    thread_id: int
 
 
-def write_stuck_report(context: RunContext, step: StuckStep, stacks: FileIO) -> dict[str, Any]:
-    """Write stacks, state and flight recorder, the most reliable first; returns the state.
+def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int, stacks: FileIO) -> StuckReport:
+    """Write stacks, state and flight recorder of a stuck step, the most reliable first; returns the completed report.
+
+    Args:
+        report: without what the training thread does.
+        thread_id: of the training thread.
+        stacks: the file for the stacks of all threads.
 
     Raises:
         OSError: nothing can be written.
     """
-    title = f"step {step.index} open for {step.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
+    title = f"step {report.step} open for {report.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
     stacks.write(title.encode())
     faulthandler.dump_traceback(stacks, all_threads=True)
     stacks.write(b"\n")
-    state = _state(context, step, None)
-    write_state(context, state)
+    report = _completed(report, context, thread_id, None)
+    write_report(context, report)
     collective = unfinished_collective()
     if collective is not None:
-        state = _state(context, step, collective)
-        write_state(context, state)
+        report = _completed(report, context, thread_id, collective)
+        write_report(context, report)
     record = flight_record()
     if record is not None:
         with atomic_write(context.run_directory / flight_path(context.identity.rank)) as temporary:
             temporary.write_bytes(record)
-    return state
+    return report
 
 
-def write_state(context: RunContext, state: dict[str, Any]) -> None:
+def write_report(context: RunContext, report: StuckReport) -> None:
     """Write flight/rank{r}.stuck.json.
 
     Raises:
         OSError: it cannot be written.
     """
     with atomic_write(context.run_directory / stuck_path(context.identity.rank)) as temporary:
-        temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        document = {"schema": STUCK_SCHEMA} | asdict(report)
+        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def stacks_file(context: RunContext) -> Path:
@@ -84,26 +77,18 @@ def stacks_file(context: RunContext) -> Path:
     return context.run_directory / stacks_path(context.identity.rank)
 
 
-def _state(context: RunContext, step: StuckStep, collective: dict[str, Any] | None) -> dict[str, Any]:
+def _completed(
+    report: StuckReport, context: RunContext, thread_id: int, collective: dict[str, Any] | None
+) -> StuckReport:
     spans = context.open_spans()
-    frames = list(frames_of(step.thread_id))
-    return {
-        "schema": SCHEMA,
-        "rank": context.identity.rank,
-        "host": context.identity.host,
-        "step": step.index,
-        "began_ns": step.began_ns,
-        "seen_ns": time.time_ns(),
-        "ended_ns": None,
-        "age_seconds": round(step.age_seconds, 3),
-        "limit_seconds": round(step.limit_seconds, 3),
-        "median_seconds": None if step.median_seconds is None else round(step.median_seconds, 6),
-        "is_still": step.is_still,
-        "open_spans": spans,
-        "where": code_location(spans, frames, collective),
-        "collective": collective,
-        "threads": _threads(),
-    }
+    return replace(
+        report,
+        seen_ns=time.time_ns(),
+        open_spans=spans,
+        where=code_location(spans, list(frames_of(thread_id)), collective),
+        collective=collective,
+        threads=_threads(),
+    )
 
 
 def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:

@@ -17,18 +17,20 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
 from stepscope.training.hangs.live_hang import LiveStateWriter
 from stepscope.training.hangs.stall import StallThresholds, StepSituation, ThreadProgress, is_thread_compiling
 from stepscope.training.hangs.stuck_report import (
-    StuckStep,
+    OpenStep,
     least_timeout_seconds,
     stacks_file,
-    write_state,
+    write_report,
     write_stuck_report,
 )
 from stepscope.training.run.run_files import run_within
@@ -62,9 +64,10 @@ class StepWatchdog:
         self._first_look_seconds = min(_FIRST_LOOK_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
         self._progress = ThreadProgress(self._thread_id)
-        self._open: tuple[int, float, int] | None = None
-        self._episode_step: tuple[int, float, int] | None = None
-        self._state: dict[str, Any] | None = None
+        self._open: OpenStep | None = None
+        self._episode_step: OpenStep | None = None
+        self._has_reported = False
+        self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
         self._gil_timer: GilTimer | None = None
         self._gil_timer_seconds = 0.0
@@ -77,7 +80,7 @@ class StepWatchdog:
 
     def step_began(self, index: int) -> None:
         """Watch the step that begins."""
-        self._open = (index, time.monotonic(), time.time_ns())
+        self._open = OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
         """Update the thresholds with the step's duration."""
@@ -85,7 +88,7 @@ class StepWatchdog:
         self._thresholds.add(record.duration_ns / 1e9)
 
     def run_task(self) -> None:
-        """Check the open step; called about once a second, on the thread of the background loop."""
+        """Look at the open step; about once a second, on the thread of the background loop."""
         if self._is_closed:  # a signal that should have ended the process did not
             return
         now, timeout = time.monotonic(), least_timeout_seconds()
@@ -97,9 +100,9 @@ class StepWatchdog:
         if step is not self._episode_step:
             self._end_episode()
             self._episode_step = step
-        if step is None or self._state is not None or now - step[1] < self._first_look_seconds:
+        if step is None or self._has_reported or now - step.began_seconds < self._first_look_seconds:
             return
-        age = now - step[1]
+        age = now - step.began_seconds
         if age < suspect_limit / 2:
             return
         situation = StepSituation(self._is_long_by_nature(), timeout)
@@ -126,7 +129,7 @@ class StepWatchdog:
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
         if self._open is self._episode_step:
-            self._state = None
+            self._report = None
         self._end_episode()
         if self._gil_timer is not None:
             self._gil_timer.close()
@@ -157,10 +160,19 @@ class StepWatchdog:
         at_last = _SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _write_report(self, step: tuple[int, float, int], is_still: bool, age: float, limit: float) -> None:
-        index, _, began_ns = step
-        open_step = StuckStep(index, began_ns, age, limit, self._thresholds.median_seconds, is_still, self._thread_id)
-        self._state = {}  # once an episode, whatever comes of it
+    def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
+        identity, median = self._context.identity, self._thresholds.median_seconds
+        report = StuckReport(
+            rank=identity.rank,
+            host=identity.host,
+            step=step.number,
+            began_ns=step.began_ns,
+            age_seconds=round(age, 3),
+            limit_seconds=round(limit, 3),
+            median_seconds=None if median is None else round(median, 6),
+            is_still=is_still,
+        )
+        self._has_reported = True  # once an episode, whatever comes of it
         assert self._stacks is not None
         for rescue in self._context.when_stuck if is_still else ():
             try:
@@ -168,15 +180,20 @@ class StepWatchdog:
             except Exception:  # the report below matters more
                 logger.debug("writing the pending steps failed", exc_info=True)
         try:
-            self._state = write_stuck_report(self._context, open_step, self._stacks)
-            written = f"{self._state['where']}; stacks and flight recorder: {stacks_file(self._context).parent}"
+            self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
+            written = f"{self._report.where}; stacks and flight recorder: {stacks_file(self._context).parent}"
         except OSError as error:
             written = f"a place that cannot be reported: {error}"
-        usual = "" if open_step.median_seconds is None else f" (usually {open_step.median_seconds:.2g} s)"
+        usual = "" if median is None else f" (usually {median:.2g} s)"
         what = "stuck" if is_still else "at work while another rank is stuck,"
-        rank = self._context.identity.rank
         logger.warning(
-            "step %d of rank %d has not ended for %.0f s%s: %s in %s", index, rank, age, usual, what, written
+            "step %d of rank %d has not ended for %.0f s%s: %s in %s",
+            step.number,
+            identity.rank,
+            age,
+            usual,
+            what,
+            written,
         )
 
     def _end_episode(self) -> None:
@@ -185,12 +202,12 @@ class StepWatchdog:
         if self._busy_reported:
             self._busy_reported = 0.0
             self._others.withdraw_busy()
-        state, self._state = self._state, None
-        if state:
-            seconds = (time.time_ns() - state["began_ns"]) / 1e9
-            logger.warning("step %d is over after %.0f s", state["step"], seconds)
+        report, self._report, self._has_reported = self._report, None, False
+        if report is not None:
+            seconds = (time.time_ns() - report.began_ns) / 1e9
+            logger.warning("step %d is over after %.0f s", report.step, seconds)
             with suppress(OSError):
-                write_state(self._context, state | {"ended_ns": time.time_ns()})
+                write_report(self._context, replace(report, ended_ns=time.time_ns()))
 
     def _check_gil_timer(self, now: float, seconds: float) -> None:
         if self._stacks is None:

@@ -1,4 +1,4 @@
-"""Check of the node's agent: does it answer on its web address and its socket?"""
+"""Check of the node's agent: answers on its web address and its socket."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 
 def look_at_agent(address: str, socket_path: str) -> Iterator[DoctorLine]:
-    """Both ways to it.
+    """Check the agent's web address and socket.
 
     Args:
-        address: host:port, as it is told to listen.
+        address: host:port on which it is configured to listen.
         socket_path: of its Unix socket; @name for an abstract one, empty for none.
     """
     yield _web(address)
@@ -30,11 +30,11 @@ def _web(address: str) -> DoctorLine:
     host, _, port = address.rpartition(":")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
     if not port.isdecimal() or port == "0":
-        return DoctorLine("agent", _OK, f"{address} is no address that can be asked")
+        return DoctorLine("agent", _OK, f"{address} is not an address that can be checked")
     status = _status(http.client.HTTPConnection(host, int(port), timeout=_SECONDS))
     if status is None:
         unchecked = ssl.create_default_context()
-        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE  # whether it is there, not who it is
+        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE  # only whether it is there
         status = _status(http.client.HTTPSConnection(host, int(port), timeout=_SECONDS, context=unchecked))
     if status is None:
         return DoctorLine("agent", _WARN, f"none answers at {address}", _START)

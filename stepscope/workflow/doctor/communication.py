@@ -17,12 +17,12 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 @dataclass(frozen=True, slots=True)
 class _Trap:
-    """A variable with a value that costs.
+    """A variable with a value that slows jobs down or breaks them.
 
     Attributes:
         values: in lower case; empty: any.
-        found: what it does.
-        what_next: what to do; empty: unset it.
+        found: its effect.
+        what_next: the advice; empty: unset it.
     """
 
     values: tuple[str, ...]
@@ -56,11 +56,11 @@ _TRAPS = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": _Trap(_ON, "every allocation asks the driver: for debugging only"),
     "CUDA_VISIBLE_DEVICES": _Trap(("", "-1", "nodevfiles"), "hides all GPUs"),
 }
-"""NCCL's and torch's documentation say what each does."""
+"""Effects by the documentation of NCCL and torch."""
 
 
 def look_at_communication(machine: Machine) -> Iterator[DoctorLine]:
-    """Variables of NCCL, gloo and torch, in the environment and in NCCL's own file."""
+    """Check variables of NCCL, gloo and torch, in the environment and in NCCL's own file."""
     settings = {name: (value, "") for name, value in machine.environment.items()}
     for path in _NCCL_FILES:
         for name, value in _of_file(machine.text(path) or "").items():
@@ -100,7 +100,7 @@ def _interfaces(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> It
 
 
 def chosen_interfaces(value: str, there: list[str]) -> list[str]:
-    """Those that a list of NCCL's names: prefixes, "=" whole names, "^" all but these."""
+    """Network interfaces that a value of NCCL_SOCKET_IFNAME selects: prefixes, "=" whole names, "^" all but these."""
     is_not, value = value.startswith("^"), value.removeprefix("^")
     is_whole, value = value.startswith("="), value.removeprefix("=")
     words = [word for word in value.split(",") if word]
@@ -121,16 +121,16 @@ def _files(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> Iterato
 
 
 def look_at_kineto(machine: Machine, torch_version: str | None) -> Iterator[DoctorLine]:
-    """Whether jobs that start in this environment can be traced on demand."""
+    """Check whether jobs that start in this environment can be profiled on demand."""
     value = machine.environment.get("KINETO_USE_DAEMON")
     if not value:
-        advice = "set it to 1 where jobs start: then the agent can trace those without stepscope.profile() as well"
+        advice = "set it to 1 where jobs start: then the agent can profile those without stepscope.profile() as well"
         yield DoctorLine("KINETO_USE_DAEMON", _OK, "not set", advice)
         return
     folder = machine.environment.get("KINETO_IPC_SOCKET_DIR")
     if folder and not machine.files.exists(folder.lstrip("/")):
         found = f"=1, and KINETO_IPC_SOCKET_DIR={folder} is not there: no request reaches the job"
-        yield DoctorLine("KINETO_USE_DAEMON", _FAIL, found, "make the folder, the same for agent and jobs")
+        yield DoctorLine("KINETO_USE_DAEMON", _FAIL, found, "create the folder, the same for agent and jobs")
     elif (number := re.match(r"(\d+)\.(\d+)", torch_version or "")) and (2, 3) <= (int(number[1]), int(number[2])) < (
         2,
         7,
@@ -138,7 +138,7 @@ def look_at_kineto(machine: Machine, torch_version: str | None) -> Iterator[Doct
         found = f"=1, and torch {torch_version} does not always start to listen (fixed in 2.7)"
         yield DoctorLine("KINETO_USE_DAEMON", _WARN, found, "update torch, or use stepscope.profile()")
     else:
-        yield DoctorLine("KINETO_USE_DAEMON", _OK, "=1: the agent can trace jobs that start here")
+        yield DoctorLine("KINETO_USE_DAEMON", _OK, "=1: the agent can profile jobs that start here")
 
 
 def _of_file(text: str) -> dict[str, str]:

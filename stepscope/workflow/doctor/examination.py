@@ -35,13 +35,13 @@ def examine(
     machine: Machine | None = None,
     programs: Programs | None = None,
 ) -> Doctor:
-    """Look at everything; takes a second or two, and some more where a driver hangs.
+    """Run all checks; takes a second or two, and more where a driver hangs.
 
     Args:
         agent_address: host:port of the agent.
         agent_socket: its Unix socket; empty for none.
-        machine: what to look at; this one where none is given.
-        programs: processes that ask the driver.
+        machine: to examine; this one where none is given.
+        programs: worker processes that ask the driver.
     """
     machine, programs = machine or Machine(), programs or Programs()
     lines = list(_lines(machine, programs, agent_address, agent_socket))

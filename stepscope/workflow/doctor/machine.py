@@ -1,6 +1,6 @@
-"""The machine that is examined, and checks of its limits, rights, container and clock.
+"""The examined machine, and checks of its limits, permissions, container and clock.
 
-Files, environment, rights and limits of this process are read through `Machine`; a test makes its own.
+Files, environment, permissions and limits of this process are read through `Machine`; tests make their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepscope.core.metrics.host import CGROUP
 from stepscope.core.text.numbers import counted, form
 
 _ADMIN, _PERFMON = 21, 38
-"""Capabilities by which the driver grants profiling counters (CAP_SYS_ADMIN, CAP_PERFMON)."""
+"""Capabilities for which the driver grants profiling counters (CAP_SYS_ADMIN, CAP_PERFMON)."""
 _LIMITS = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE}
 
 UNLIMITED = resource.RLIM_INFINITY
@@ -35,8 +35,8 @@ class Machine:
     Attributes:
         files: below "/".
         environment: of the process.
-        limits: soft ones: "memlock" in bytes, "nofile".
-        num_cpus: on which it may run.
+        limits: soft limits: "memlock" in bytes, "nofile".
+        num_cpus: that the process may run on.
         may_profile: whether it has the capabilities for profiling counters.
     """
 
@@ -54,12 +54,12 @@ class Machine:
         return None if isinstance(text, NoValue) else text
 
     def names(self, path: str) -> list[str]:
-        """Names in a folder; none where there is none."""
+        """Names in a folder; empty where it does not exist."""
         names = self.files.names(path)
         return [] if isinstance(names, NoValue) else names
 
     def path(self, path: str) -> Path:
-        """The file itself."""
+        """Path of a file."""
         return self.files.root / path
 
 
@@ -73,17 +73,17 @@ def _has_capability(files: Files, *wanted: int) -> bool:
 
 _MIB, _GIB = 1024**2, 1024**3
 _TINY_SHM, _SMALL_SHM = 256 * _MIB, _GIB
-"""Docker gives 64 MiB: one batch of images fills it, and NCCL takes some tens of MiB for each rank."""
+"""Docker gives 64 MiB: one batch of images fills it, and NCCL needs some tens of MiB for each rank."""
 _FEW_FILES = 4096
-"""Each loader worker and each rank's sockets take dozens: PyTorch's tensors in shared memory are files too."""
+"""Each loader worker and each rank's sockets need dozens: PyTorch's tensors in shared memory are files too."""
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 
 def look_at_limits(machine: Machine) -> Iterator[DoctorLine]:
-    """All of them."""
+    """Check shared memory, open files, locked memory and CPUs."""
     try:
-        told = os.statvfs(machine.path("dev/shm"))
-        yield judge_shared_memory(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+        status = os.statvfs(machine.path("dev/shm"))
+        yield judge_shared_memory(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
     except OSError as error:
         yield DoctorLine("/dev/shm", _FAIL, f"is not there ({error.strerror})", "mount a tmpfs there")
     files = machine.limits["nofile"]
@@ -97,7 +97,7 @@ def look_at_limits(machine: Machine) -> Iterator[DoctorLine]:
 
 
 def judge_shared_memory(total: int, free: int) -> DoctorLine:
-    """What loader workers and NCCL pass their data through, in bytes."""
+    """Judge the size of /dev/shm, by which loader workers and NCCL pass data, in bytes."""
     found = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB are free"
     advice = "docker run --ipc=host or --shm-size=16g; in Kubernetes an emptyDir of medium Memory at /dev/shm"
     if total < _TINY_SHM:
@@ -110,7 +110,7 @@ def judge_shared_memory(total: int, free: int) -> DoctorLine:
 
 
 def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
-    """What RDMA pins its buffers within, in bytes."""
+    """Judge the limit of locked memory, in which RDMA pins its buffers, in bytes."""
     if limit == UNLIMITED:
         return DoctorLine("locked memory", _OK, "no limit")
     found = f"{limit / _MIB:.0f} MiB at most"
@@ -121,7 +121,7 @@ def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
 
 
 def judge_cpus(num_cpus: int, limit: float | None) -> DoctorLine:
-    """Cores on which this process may run, and how much of them its cgroups grant."""
+    """Judge the cores of this process by the limit of its cgroups."""
     if limit is None or limit >= num_cpus:
         return DoctorLine("CPU", _OK, f"{counted(num_cpus, 'core')}, no lower limit by a cgroup")
     found = f"{limit:g} {form(limit, 'CPU')} by the cgroup, {counted(num_cpus, 'core')} in sight"
@@ -141,54 +141,53 @@ def _cgroup_cpus(machine: Machine) -> float | None:
 
 
 _ADMIN_ONLY = re.compile(r"^\s*(?:RmProfilingAdminOnly|RestrictProfilingToAdminUsers)\s*:\s*(\d+)", re.MULTILINE)
-_IS_OK, _IS_WARN = DoctorState.OK, DoctorState.WARN
 
 
 def look_at_rights(machine: Machine) -> Iterator[DoctorLine]:
-    """Profiling counters, where there is a driver, and the kernel's log."""
+    """Check access to profiling counters, where there is a driver, and to the kernel log."""
     parameters = machine.text("proc/driver/nvidia/params")
     if parameters is not None:
         yield _profiling(parameters, may_profile=machine.may_profile)
     try:
         os.close(os.open(machine.path("dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK))
-        yield DoctorLine("kernel log", _IS_OK, "can be read: XIDs that NVML does not tell are seen")
+        yield DoctorLine("kernel log", _OK, "can be read: XIDs that NVML does not report are seen")
     except OSError as error:
-        found = f"cannot be read ({error.strerror}): XIDs that NVML does not tell go unseen"
+        found = f"cannot be read ({error.strerror}): XIDs that NVML does not report go unseen"
         advice = "run the agent as root or with CAP_SYSLOG; give a container /dev/kmsg"
-        yield DoctorLine("kernel log", _IS_WARN, found, advice)
+        yield DoctorLine("kernel log", _WARN, found, advice)
 
 
 def _profiling(parameters: str, *, may_profile: bool) -> DoctorLine:
-    told = _ADMIN_ONLY.search(parameters)
-    if told is None or told[1] == "0":
-        return DoctorLine("profiling permission", _IS_OK, "everybody may read the GPU's performance counters")
+    admin_only = _ADMIN_ONLY.search(parameters)
+    if admin_only is None or admin_only[1] == "0":
+        return DoctorLine("profiling permission", _OK, "everybody may read the GPU's performance counters")
     if may_profile:
-        return DoctorLine("profiling permission", _IS_OK, "for administrators only, of which this process is one")
+        return DoctorLine("profiling permission", _OK, "for administrators only, of which this process is one")
     found = "performance counters are for administrators only: CUPTI's and DCGM's fail, traces and GPM do not"
     advice = "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d, then reload the driver"
-    return DoctorLine("profiling permission", _IS_WARN, found, advice)
+    return DoctorLine("profiling permission", _WARN, found, advice)
 
 
 _INITS = frozenset({"systemd", "init", "openrc-init", "runit", "s6-svscan"})
 
 
 def look_at_container(machine: Machine) -> Iterator[DoctorLine]:
-    """Which container, and whether the machine's processes are in sight."""
+    """Check for a container, and whether the machine's processes are visible in it."""
     kind = container_kind(machine)
     if kind is None:
-        yield DoctorLine("container", _IS_OK, "none")
+        yield DoctorLine("container", _OK, "none")
         return
     first = (machine.text("proc/1/comm") or "").strip()
     if first in _INITS:
-        yield DoctorLine("container", _IS_OK, f"{kind}, with the machine's processes in sight")
+        yield DoctorLine("container", _OK, f"{kind}, with the machine's processes in sight")
         return
     found = f"{kind}: processes outside of it are out of sight, so that the agent cannot say whose a GPU is"
     advice = "for an agent: hostPID: true or --pid=host; for a job this is as it should be"
-    yield DoctorLine("container", _IS_OK, found, advice)
+    yield DoctorLine("container", _OK, found, advice)
 
 
 def container_kind(machine: Machine) -> str | None:
-    """Kubernetes, Docker, Podman, another's name; None outside."""
+    """Name of the container runtime; None outside a container."""
     if "KUBERNETES_SERVICE_HOST" in machine.environment:
         return "Kubernetes"
     if machine.files.exists(".dockerenv"):
@@ -204,7 +203,7 @@ def container_kind(machine: Machine) -> str | None:
 _UNSYNCHRONIZED = 0x40
 """STA_UNSYNC."""
 _LOOSE_SECONDS = 0.1
-"""The kernel's bound of the error. chrony in a data centre keeps it below some ms."""
+"""Of the kernel's error bound. chrony in a data centre keeps it below some ms."""
 
 
 class _Timex(ctypes.Structure):
@@ -223,10 +222,10 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """What the kernel says of its clock.
+    """State of the kernel's clock.
 
     Attributes:
-        is_synchronized: whether something corrects it.
+        is_synchronized: whether it is corrected by NTP or PTP.
         error_seconds: bound of its error.
     """
 
@@ -235,7 +234,7 @@ class ClockState:
 
 
 def read_clock() -> ClockState | None:
-    """Ask the kernel, which changes nothing; None where it refuses."""
+    """Read the kernel's clock state; None where it refuses."""
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         return None
@@ -243,12 +242,12 @@ def read_clock() -> ClockState | None:
 
 
 def judge_clock(state: ClockState | None) -> DoctorLine:
-    """Whether times of this node can be held against those of others."""
+    """Judge whether times of this node can be compared with those of others."""
     advice = "start chronyd or systemd-timesyncd: captures start by the clock, logs and events are put together by it"
     if state is None:
-        return DoctorLine("clock", _IS_OK, "the kernel does not tell whether it is kept in step")
+        return DoctorLine("clock", _OK, "the kernel does not report whether it is synchronized")
     if not state.is_synchronized:
-        return DoctorLine("clock", _IS_WARN, "nothing keeps it in step with other machines", advice)
+        return DoctorLine("clock", _WARN, "nothing keeps it in step with other machines", advice)
     if state.error_seconds > _LOOSE_SECONDS:
-        return DoctorLine("clock", _IS_WARN, f"kept in step within {state.error_seconds:.2g} s only", advice)
-    return DoctorLine("clock", _IS_OK, f"kept in step within {state.error_seconds * 1e3:.2g} ms")
+        return DoctorLine("clock", _WARN, f"kept in step within {state.error_seconds:.2g} s only", advice)
+    return DoctorLine("clock", _OK, f"kept in step within {state.error_seconds * 1e3:.2g} ms")

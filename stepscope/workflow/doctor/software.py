@@ -1,4 +1,4 @@
-"""Checks of NVIDIA's driver, of Python, stepscope and torch, and whether they fit each other."""
+"""Checks of NVIDIA's driver, of Python, stepscope and torch, and of their versions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What NVML told.
+    """The driver and its GPUs, by NVML.
 
     Attributes:
-        look: which GPUs.
-        version, cuda: of the driver; empty where it did not tell.
-        silent: why GPUs that were found tell nothing more, by index.
-        gpm: why its profiling counters have no value, by index; None where they have one.
+        look: the GPUs.
+        version, cuda: of the driver; empty where unknown.
+        silent: why GPUs that were found give no readings, by index.
+        gpm: why profiling counters have no value, by index; None where they have one.
     """
 
     look: DriverLook
@@ -47,27 +47,27 @@ class DriverFacts:
 
 
 def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
-    """Ask NVML in processes that may hang.
+    """Read driver and GPUs through NVML, in processes that may hang.
 
     Args:
-        programs: which processes.
-        seconds: after which they count as hanging.
+        programs: worker processes.
+        seconds: deadline.
     """
-    found = look(programs, seconds)
-    if not found.gpus:
-        return DriverFacts(found)
-    with DriverWatch({gpu.index: gpu.key for gpu in found.gpus}, programs, seconds) as watch:
+    driver = look(programs, seconds)
+    if not driver.gpus:
+        return DriverFacts(driver)
+    with DriverWatch({gpu.index: gpu.key for gpu in driver.gpus}, programs, seconds) as watch:
         watch.begin()
         states = watch.end(None)
-        facts = next(filter(None, (watch.facts(gpu.index) for gpu in found.gpus)), {})
+        facts = next(filter(None, (watch.facts(gpu.index) for gpu in driver.gpus)), {})
     silent = {index: why_failed(state) for index, state in states.items() if isinstance(state, Failure)}
     gpm = {index: _why_no_gpm(state) for index, state in states.items() if isinstance(state, GpuState)}
-    return DriverFacts(found, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
+    return DriverFacts(driver, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
 
 
 def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]:
-    """The driver, its GPUs, and the files by which they are opened."""
-    on_bus, told = count_gpus_on_bus(machine.files), len(facts.look.gpus) - len(facts.silent)
+    """Check the driver, its GPUs, and their device files."""
+    on_bus, num_up = count_gpus_on_bus(machine.files), len(facts.look.gpus) - len(facts.silent)
     if facts.look.why_not:
         state = _FAIL if on_bus or facts.look.hangs else _WARN
         seen = f"; {on_bus} of NVIDIA's GPUs {form(on_bus, 'is', 'are')} on the PCI bus" if on_bus else ""
@@ -76,13 +76,13 @@ def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]
         return
     down = sorted([*facts.look.lost, *facts.silent.items()])
     version = f"{facts.version}, up to CUDA {facts.cuda}; " if facts.version else ""
-    answer = f"{version}{counted(told, 'GPU answers', 'GPUs answer')}"
-    yield DoctorLine("driver", _FAIL if down and not told else _OK, answer)
+    answer = f"{version}{counted(num_up, 'GPU answers', 'GPUs answer')}"
+    yield DoctorLine("driver", _FAIL if down and not num_up else _OK, answer)
     for index, why in down:
         yield DoctorLine(f"GPU {index}", _FAIL, why)
-    num_known = told + len(down)
+    num_known = num_up + len(down)
     if on_bus > num_known:
-        found = f"{on_bus} are on the PCI bus, the driver tells of {num_known}"
+        found = f"{on_bus} are on the PCI bus, the driver knows {num_known}"
         yield DoctorLine("GPUs", _WARN, found, "hidden by a container or cgroup, or fallen off: see dmesg for XIDs")
     yield from _look_at_device_files(machine, len(facts.look.gpus))
     yield from _look_at_gpm(facts)
@@ -95,7 +95,7 @@ def _look_at_device_files(machine: Machine, num_gpus: int) -> Iterator[DoctorLin
         found = f"/dev has the files of {len(files)} of {counted(num_gpus, 'GPU')}"
         yield DoctorLine("/dev/nvidia*", _WARN, found, "give the container the others, or run: nvidia-modprobe -c 0")
     if "nvidia-uvm" not in names:
-        advice = "CUDA does not start without: nvidia-modprobe -u -c 0"
+        advice = "CUDA needs it: nvidia-modprobe -u -c 0"
         yield DoctorLine("/dev/nvidia-uvm", _WARN, "is not there", advice)
     closed = [name for name in (*files, "nvidiactl") if name in names and not _opens(machine, name)]
     if closed:
@@ -121,7 +121,7 @@ def _look_at_gpm(facts: DriverFacts) -> Iterator[DoctorLine]:
 
 
 def _why_no_gpm(state: GpuState) -> tuple[MissingReason, str] | None:
-    """Why there are no counters; a value that takes a second sample counts as one."""
+    """Why there are no counters; a value that needs a second sample counts as one."""
     absent = next((one for one in state.after.missing if one.metric == _GPM), None)
     return None if absent is None or absent.reason is MissingReason.NOT_YET else (absent.reason, absent.detail)
 
@@ -132,18 +132,18 @@ _EXTRAS = {
     "dashboard": ("dash", "dash_mantine_components", "uvicorn"),
     "workloads": ("torch",),
 }
-"""Extra -> the modules that it brings."""
+"""Extra -> the modules that it installs."""
 _CUDA = re.compile(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", re.MULTILINE)
 _HIP = re.compile(r"^hip\b[^=]*= *['\"]([\d.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """An installed torch, told without importing it.
+    """An installed torch, known without importing it.
 
     Attributes:
-        version: its own.
-        cuda, hip: what it is built for; None where not for it.
+        version: of torch.
+        cuda, hip: versions that it is built for; None for none.
     """
 
     version: str
@@ -152,7 +152,7 @@ class Torch:
 
 
 def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[DoctorLine]:
-    """Python, and which parts of stepscope can run.
+    """Check Python, and which parts of stepscope can run.
 
     Args:
         has_module: whether a module is installed.
@@ -170,7 +170,7 @@ def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[
 
 
 def look_at_pynvml(version_of: Callable[[str], str | None] | None = None) -> Iterator[DoctorLine]:
-    """NVML's binding and its dead fork, of which torch warns.
+    """Check NVML's binding, and for its abandoned fork.
 
     Args:
         version_of: of an installed distribution.
@@ -203,12 +203,12 @@ def find_torch() -> Torch | None:
 
 
 def judge_torch(torch: Torch | None, *, driver_cuda: str, num_gpus: int) -> DoctorLine:
-    """Whether torch and driver fit.
+    """Judge whether torch and driver fit.
 
     Args:
-        torch: that is installed.
-        driver_cuda: the newest CUDA that the driver runs: "13.0"; empty where unknown.
-        num_gpus: of NVIDIA's in this machine.
+        torch: the installed one.
+        driver_cuda: the newest CUDA that the driver runs, such as "13.0"; empty where unknown.
+        num_gpus: NVIDIA GPUs in this machine.
     """
     if torch is None:
         return DoctorLine(

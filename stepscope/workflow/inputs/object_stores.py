@@ -19,43 +19,43 @@ _CLIENT_ERRORS = (
     ("gcsfs.retry", "HttpError"),
     ("azure.core.exceptions", "AzureError"),  # adlfs
 )
-"""Where a client's errors have their root. Those that are no OSError; s3fs makes OSErrors of a server's answers."""
+"""Root of each client's errors that are not OSErrors; s3fs turns a server's answers into OSErrors."""
 
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
-_REFUSED = "check that the credentials may read it"
-_CREDENTIALS = "give the store's credentials where its own tools look for them (docs/guides/fan-out.md)"
-_GENERAL = "check the URL, the endpoint and the network"
+_CHECK_RIGHTS = "check that the credentials may read it"
+_CREDENTIALS = "provide credentials as for the store's own tools (docs/guides/fan-out.md)"
+_CHECK_URL = "check the URL, the endpoint and the network"
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What opening, listing or reading a URL may raise on purpose: a client that raised is imported."""
+    """Exception types of opening, listing or reading a URL; a client that raised is imported already."""
     clients = ((sys.modules.get(module), name) for module, name in _CLIENT_ERRORS)
     return (OSError, ImportError, ValueError, *(getattr(module, name) for module, name in clients if module))
 
 
-def in_our_words(url: str, error: Exception) -> StepscopeError:
-    """The error to raise instead.
+def store_error(url: str, error: Exception) -> StepscopeError:
+    """The StepscopeError for an error of a store.
 
     Args:
-        url: what was opened.
+        url: that was opened.
         error: one of `store_errors()`.
     """
     protocol = url.partition("://")[0]
     if isinstance(error, ImportError):
         return _without_driver(url, protocol, error)
     if isinstance(error, ValueError) and protocol not in known_implementations:
-        return DataError(f"no store is known by {protocol}://", where=url, what_next="check the URL")
+        return DataError(f"{protocol}:// is not a known kind of store", where=url, what_next="check the URL")
     if isinstance(error, FileNotFoundError):
         return DataError("does not exist", where=url, what_next="check the URL")
     if type(error).__name__ in _NO_CREDENTIALS:
         return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CREDENTIALS)
     if isinstance(error, PermissionError):
-        return UnreachableError(f"may not be read ({error})", where=url, what_next=_REFUSED)
-    return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_GENERAL)
+        return UnreachableError(f"access is denied ({error})", where=url, what_next=_CHECK_RIGHTS)
+    return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CHECK_URL)
 
 
 def _without_driver(url: str, protocol: str, error: ImportError) -> DataError:
-    """Names the machine too: it may be a cluster's worker that lacks the driver."""
+    """The error names the machine: it may be a cluster's worker that lacks the driver."""
     missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
     package = "stepscope[s3]" if missing == "s3fs" else (missing or f"fsspec[{protocol}]").partition(".")[0]
     what = f"the driver of {protocol}:// ({missing or error}) is not installed on {socket.gethostname()}"

@@ -22,12 +22,12 @@ _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
 
 @dataclass(frozen=True, slots=True)
 class TraceFiles:
-    """What was found.
+    """Trace files of the given paths.
 
     Attributes:
         paths: files or URLs, sorted.
-        run_directory: the run they belong to, when they were given as one local run directory.
-        notices: what was passed over.
+        run_directory: the local run directory, where just that was given.
+        notices: on files that were left out.
     """
 
     paths: list[str]
@@ -36,40 +36,40 @@ class TraceFiles:
 
     @property
     def capture(self) -> tuple[int, int] | None:
-        """Attempt and first step of the run's capture that they are of; None where they are no run's."""
+        """Attempt and first step of the run's capture; None where the files are not of a run."""
         is_captured = self.run_directory is not None and bool(self.paths)
         return _attempt_and_first_step(Path(self.paths[0]).parent) if is_captured else None
 
 
 def find_trace_files(paths: Iterable[str]) -> TraceFiles:
-    """Expand the paths of a command line. One that leads nowhere becomes a notice while others hold traces.
+    """Expand the paths of a command line. A path without traces becomes a notice where others have some.
 
     Raises:
         DataError: no path holds a trace.
         UnreachableError: a URL's store does not answer.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     notices: list[Notice] = []
     given = list(paths)
     errors: list[DataError] = []
     for text in given:
         try:
             if "://" in text:
-                found |= {url: url for url in _in_store(text)}
+                files |= {url: url for url in _in_store(text)}
             else:
-                found |= {os.path.realpath(path): path for path in _on_disk(text, notices)}
+                files |= {os.path.realpath(path): path for path in _on_disk(text, notices)}
         except DataError as error:
             errors.append(error)
-    if errors and not found:
+    if errors and not files:
         raise errors[0]
     notices += [Notice("unusable_file", str(error)) for error in errors]
     is_one_place = len(given) == 1 and "://" not in given[0]
     run_directory = Path(given[0]) if is_one_place and is_recorded_run(Path(given[0])) else None
-    return TraceFiles(sorted(found.values()), run_directory, notices)
+    return TraceFiles(sorted(files.values()), run_directory, notices)
 
 
 def open_ranks(path: str) -> list[TraceColumns]:
-    """Read the trace in a file or at a URL; one a rank where several were merged into it.
+    """Read the trace of a file or URL; one per rank where it holds several.
 
     Raises:
         DataError: it cannot be used.
@@ -79,17 +79,17 @@ def open_ranks(path: str) -> list[TraceColumns]:
         return read_ranks(path)
     import fsspec
 
-    from stepscope.workflow.inputs.object_stores import in_our_words, store_errors
+    from stepscope.workflow.inputs.object_stores import store_error, store_errors
 
     try:
         with fsspec.open(path, "rb") as stream:
             return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
     except store_errors() as error:
-        raise in_our_words(path, error) from error
+        raise store_error(path, error) from error
 
 
 def _on_disk(text: str, notices: list[Notice]) -> list[str]:
-    """The files that a local path means."""
+    """Trace files of a local path."""
     path = Path(text)
     try:
         if path.is_file():
@@ -103,7 +103,7 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
-    """The latest capture of a run."""
+    """Trace files of the latest capture of a run."""
     captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
     captures = [folder for folder in captures if _traces_in(folder)]
     if not captures:
@@ -164,7 +164,7 @@ def _in_store(url: str) -> list[str]:
     """A URL itself, or the traces directly under it."""
     import fsspec
 
-    from stepscope.workflow.inputs.object_stores import in_our_words, store_errors
+    from stepscope.workflow.inputs.object_stores import store_error, store_errors
 
     try:
         store, path = fsspec.core.url_to_fs(url)
@@ -172,7 +172,7 @@ def _in_store(url: str) -> list[str]:
             return [url]
         inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
     except store_errors() as error:
-        raise in_our_words(url, error) from error
+        raise store_error(url, error) from error
     files = [entry for entry in inside if _names_a_trace(entry.rsplit("/", 1)[-1])]
     if not files:
         raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")

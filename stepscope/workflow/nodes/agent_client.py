@@ -19,17 +19,17 @@ from stepscope.core.errors import UnreachableError, UsageError
 DEFAULT_URL = "http://127.0.0.1:9455"
 _DEFAULT_PORT = 9455
 _TIMEOUT_SECONDS = 10.0
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReply:
-    """What an agent answered.
+    """Answer of an agent.
 
     Attributes:
-        status: of HTTP.
-        document: empty where the answer was none.
-        error: one line where the status is one of failure.
+        status: HTTP status.
+        document: JSON object; empty if the answer was not one.
+        error: one line if the status is an error or the answer is not a document; else empty.
     """
 
     status: int
@@ -39,14 +39,14 @@ class AgentReply:
 
 @dataclass(frozen=True, slots=True)
 class AgentClient:
-    """One agent.
+    """HTTP client of one agent. Texts are empty if not used.
 
     Attributes:
-        host, port, is_https: where it listens.
-        token: of who may have it do something; empty without.
-        ca_file: certificates to trust instead of the system's; empty without.
-        user, password: of who may look, where the agent asks; empty without.
-        cert_file, key_file: certificate to show, and its key where that is another file; empty without.
+        host, port, is_https: address of the agent.
+        token: for requests that change something.
+        ca_file: certificates to trust instead of the system's.
+        user, password: for agents with passwords.
+        cert_file, key_file: client certificate, and its key if that is another file.
     """
 
     host: str
@@ -64,7 +64,7 @@ class AgentClient:
         return f"{'https' if self.is_https else 'http'}://{host}:{self.port}"
 
     def ask(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> AgentReply:
-        """The answer, whatever its status.
+        """Send a request; the answer, whatever its status.
 
         Raises:
             UnreachableError: there is none.
@@ -85,13 +85,13 @@ class AgentClient:
                     connection.sock = DeadlineSocket(channel, deadline)
                     connection.request(method, path, body, headers)
                     response = connection.getresponse()
-                    content = response.read(_MOST_BYTES + 1)
+                    content = response.read(_MAX_BYTES + 1)
             finally:
                 connection.close()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
-        if len(content) > _MOST_BYTES:
-            raise UnreachableError(f"answers more than {_MOST_BYTES >> 20} MiB: is that an agent?", where=str(self))
+        if len(content) > _MAX_BYTES:
+            raise UnreachableError(f"answers more than {_MAX_BYTES >> 20} MiB: is that an agent?", where=str(self))
         return _reply(response.status, content)
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -130,24 +130,26 @@ class AgentClient:
 def agent_client(
     url: str, *, token: str = "", ca_file: str = "", cert_file: str = "", key_file: str = ""
 ) -> AgentClient:
-    """The agent that a URL names.
+    """The client of the agent at a URL.
 
     Args:
         url: http or https; without a scheme http, without a port 9455; user:password@ before the host.
         token, ca_file, cert_file, key_file: see `AgentClient`.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the URL is not the address of an agent.
     """
-    shown = url.rpartition("@")[2]  # without what may be a password
+    shown = url.rpartition("@")[2]  # without a password
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"is no address ({error})", where=shown, what_next="write it as http://node7:9455") from None
+        raise UsageError(
+            f"is not a valid address ({error})", where=shown, what_next="write it as http://node7:9455"
+        ) from None
     is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or not host or not is_bare or not url.isprintable() or " " in url:
-        raise UsageError("is no agent's address", where=shown, what_next="write it as http://node7:9455")
+        raise UsageError("is not the address of an agent", where=shown, what_next="write it as http://node7:9455")
     who = unquote(parts.username or ""), unquote(parts.password or "")
     is_https = parts.scheme == "https"
     return AgentClient(host, port or _DEFAULT_PORT, is_https, token, ca_file, *who, cert_file, key_file)

@@ -1,4 +1,4 @@
-"""State of many nodes, asked at once so that a silent one delays no other, and the choice of GPUs to show."""
+"""Documents of many nodes, requested in parallel so that a silent one delays no other, and selection of GPUs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import HealthState
 from stepscope.workflow.nodes.agent_client import AgentClient
 
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What is known of one machine.
+    """Last answer of one machine.
 
     Attributes:
         agent: address of its agent.
         node: its last document; None before the first.
-        error: why the agent did not answer the last time; empty while it does.
-        at: when the document came, by the monotonic clock; None without one.
+        error: why the agent did not answer the last request; empty if it did.
+        at: when the document came, monotonic seconds; None without one.
     """
 
     agent: str
@@ -39,12 +39,12 @@ class NodeAnswer:
 
 
 def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
-    """Those that did not answer, as a document's warnings."""
+    """Agents that did not answer, as warnings of a document."""
     return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
 
 
 def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
-    """Each asked once, all at the same time."""
+    """Answers of all agents, each asked once, in parallel."""
     with NodeWatch(clients) as watch:
         watch.ask()
         watch.wait()
@@ -52,19 +52,20 @@ def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
 
 
 def check_answers(answers: Sequence[NodeAnswer]) -> None:
-    """
+    """Check that an agent answered.
+
     Raises:
-        UnreachableError: no agent answered.
+        UnreachableError: none did.
     """
     if all(answer.error for answer in answers):
         raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
 def ask(client: AgentClient) -> Node:
-    """A machine's document.
+    """Request a machine's document.
 
     Raises:
-        UnreachableError: no answer, or none that can be read.
+        UnreachableError: no answer, or not such a document.
     """
     reply = client.ask("GET", NODE_PATH)
     if reply.error:
@@ -75,7 +76,7 @@ def ask(client: AgentClient) -> Node:
     try:
         return read_node(reply.document)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise UnreachableError(f"its answer is no {NODE_SCHEMA} ({error})", where=str(client)) from None
+        raise UnreachableError(f"its answer is not a {NODE_SCHEMA} document ({error})", where=str(client)) from None
 
 
 def read_node(document: Mapping[str, Any]) -> Node:
@@ -129,7 +130,7 @@ def _class_shape(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 class NodeWatch:
-    """Asks agents again and again, never twice at a time. A context manager; its threads keep no process alive."""
+    """Requests documents repeatedly, never two of one agent at a time. A context manager; its threads are daemons."""
 
     def __init__(self, clients: Sequence[AgentClient]) -> None:
         self._clients = {str(client): client for client in clients}
@@ -137,7 +138,7 @@ class NodeWatch:
         self._lock = threading.Condition()
         self._asked: set[str] = set()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        count = min(_MOST_THREADS, len(self._clients))
+        count = min(_MAX_THREADS, len(self._clients))
         self._threads = [threading.Thread(target=self._run, name="stepscope-ask", daemon=True) for _ in range(count)]
 
     def __enter__(self) -> NodeWatch:
@@ -150,19 +151,19 @@ class NodeWatch:
             self._queue.put(None)
 
     def ask(self) -> None:
-        """Ask all whose answer to the last question has come."""
+        """Send a request to each agent whose last one was answered."""
         with self._lock:
             for agent in self._clients.keys() - self._asked:
                 self._asked.add(agent)
                 self._queue.put(agent)
 
     def wait(self) -> None:
-        """Until all have answered or were given up."""
+        """Wait until all have answered or were given up."""
         with self._lock:
             self._lock.wait_for(lambda: not self._asked)
 
     def answers(self) -> tuple[NodeAnswer, ...]:
-        """The newest of each, in the order of the clients."""
+        """The last answer of each, in the order of the clients."""
         with self._lock:
             return tuple(self._answers.values())
 
@@ -172,12 +173,12 @@ class NodeWatch:
                 node, error = ask(self._clients[agent]), ""
             except StepscopeError as failed:
                 node, error = None, failed.what
-            except Exception as failed:  # the thread's edge: one agent's answer ends no question to others
+            except Exception as failed:  # the thread's edge: one agent's answer stops no requests to others
                 node, error = None, f"its answer cannot be read ({type(failed).__name__})"
             with self._lock:
                 before = self._answers[agent]
-                told = NodeAnswer(agent, node, "", time.monotonic()) if node else replace(before, error=error)
-                self._answers[agent] = told
+                now = NodeAnswer(agent, node, "", time.monotonic()) if node else replace(before, error=error)
+                self._answers[agent] = now
                 self._asked.discard(agent)
                 self._lock.notify_all()
 
@@ -186,12 +187,12 @@ _SICK = (HealthState.DEGRADED, HealthState.FAILED)
 
 
 def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) -> tuple[NodeAnswer, ...]:
-    """Their answers with the devices that are wanted alone; machines without any are left out.
+    """Answers with only the selected devices; machines without any are left out.
 
     Args:
         answers: of the agents.
-        job: name or id of a job that has the device; empty: any or none.
-        sick: those that do not answer or are not well, and agents that do not answer.
+        job: name or id of a job that has the device; empty: all devices.
+        sick: only devices that do not answer or are not healthy, and agents that do not answer.
     """
     answers = tuple(answers)
     if not job and not sick:
@@ -206,7 +207,7 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
 
 
 def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
-    """A warning where a job is asked for that no device has, on none of the machines that answer."""
+    """A warning if no device of the machines that answer has the job."""
     answers = tuple(answers)
     answering = any(answer.node for answer in answers)
     if not job or not answering or any(answer.node for answer in chosen(answers, job=job)):

@@ -64,12 +64,8 @@ class CapturedJob:
     @property
     def ranks(self) -> tuple[RankCapture, ...]:
         """Processes of all agents, by run and rank."""
-
-        def place(one: RankCapture) -> tuple[str, int, str]:
-            target = one.target
-            return target.run or "", -1 if target.rank is None else target.rank, target.key
-
-        return tuple(sorted((one for report in self.reports.values() for one in report.ranks), key=place))
+        ranks = (one for report in self.reports.values() for one in report.ranks)
+        return tuple(sorted(ranks, key=lambda one: one.target.sort_key))
 
     @property
     def missing_ranks(self) -> list[int]:
@@ -98,8 +94,7 @@ def capture_job(
     wait: bool = True,
     log: Log = lambda _: None,
 ) -> CapturedJob:
-    """Capture a job, and wait for the traces; an interrupted wait cancels the capture. Waits for a job that has just
-    been started, too.
+    """Capture a job, which may just have been started, and wait for the traces; interrupting the wait cancels it.
 
     Args:
         agents: of the job's nodes, each once.
@@ -125,7 +120,7 @@ def capture_job(
                 all_agents.cancel(order)
                 step = _common_step(job)
                 order = _changed(order, id=f"{order.request.id}-2", start_step=step, start_unix_ns=None)
-                log(f"the ranks go by their own clocks; asked anew to begin at step {step}")
+                log(f"the ranks go by their own clocks; asked again to begin at step {step}")
                 job = _wait(all_agents, _start(all_agents, order), log)
         except BaseException:  # also Ctrl-C
             all_agents.cancel(order)
@@ -176,8 +171,7 @@ class _UnknownJobError(DataError):
 
 
 def _start_once_known(agents: _Agents, order: CaptureOrder, log: Log, *, is_spread: bool) -> CapturedJob:
-    """Start the capture; retry for a while where no agent knows the job, at most as long as the process it is named by
-    exists."""
+    """Start the capture; retry for a while where no agent knows the job, while the process that names it exists."""
     end = time.monotonic() + _UNKNOWN_SECONDS
     job = order.selector.job
     process = f"/proc/{job}" if job and job.isdecimal() else ""
@@ -219,8 +213,8 @@ def _start(agents: _Agents, order: CaptureOrder) -> CapturedJob:
 def _wait(agents: _Agents, job: CapturedJob, log: Log) -> CapturedJob:
     """Poll the agents until the capture has ended, or has no common first step and must be repeated.
 
-    Where ranks are missing, agents that know none of it are asked again for a while: their ranks may have been started
-    a little later than the others.
+    Where ranks are missing, the other agents are asked again for a while: their ranks may have been started a little
+    later.
     """
     order, capture = job.order, f"capture {job.order.request.id}"
     answered_at = dict.fromkeys(job.reports, time.monotonic())
@@ -293,7 +287,7 @@ def _common_step(job: CapturedJob) -> int:
 def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     notices = []
     if missing := job.missing_ranks:
-        line = f"none of these agents has {ranks_words(missing)}; name those of all nodes with --agent"
+        line = f"none of these agents has {ranks_words(missing)}; give those of all nodes with --agent"
         notices.append(Notice("ranks_missing", line))
     if len({one.progress.start_step for one in job.ranks if one.progress.state is CaptureState.DONE}) > 1:
         line = "not all ranks began with the same step; analyse only steps that all traces have"

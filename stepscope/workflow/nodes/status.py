@@ -1,4 +1,4 @@
-"""Findings on many nodes: what their agents report, and which agents do not answer."""
+"""Status of many nodes: findings that their agents report, and agents that do not answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
 
 _GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
-"""A machine without GPUs or InfiniBand has nothing wrong with it."""
+"""Reasons that are no finding: a machine may have no GPUs or InfiniBand."""
 _NORMAL_OF = {
-    "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without the right
+    "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without that permission
     "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
-    "kineto": MissingReason.TAKEN.value,  # where dynolog runs; who asks for it by a setting has no agent without
+    "kineto": MissingReason.TAKEN.value,  # dynolog runs; an agent whose setting requires it does not start
 }
 _COUNTED = (Severity.CRITICAL, Severity.WARNING)
 _ORDER = (*_COUNTED, Severity.INFO)
-_TOLD = frozenset({"hang"})
-"""Findings of the sources that are no health event and yet say that something is wrong."""
+_PROBLEMS = frozenset({"hang"})
+"""Findings of the sources that are not health events but problems."""
 
 
 def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
-    """What is wrong with each."""
+    """Status of all nodes: the worst findings first, then by node."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
     findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
@@ -77,7 +77,7 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
                 answer.agent, node.host, device.name, device.uuid, "gpu_down", Severity.CRITICAL.value, what
             )
     for finding in node.findings:
-        if finding.code in _TOLD:
+        if finding.code in _PROBLEMS:
             device = device_in(finding.labels)
             gpu = names.get(device.key, "")
             yield StatusFinding(answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message)

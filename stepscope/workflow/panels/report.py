@@ -1,4 +1,4 @@
-"""Report of a run: all panels in one HTML file that needs no script and no network."""
+"""Report of a run: all panels in one HTML file without scripts and network access."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from stepscope.workflow.panels.timeline import timeline_panel
 def report(
     paths: Sequence[str], destination: Path, *, fan_out: FanOut = HERE, on_progress: Progress | None = None
 ) -> Path:
-    """Write the report of a run; the path of the file.
+    """Write the report of a run; returns the path of the file.
 
     Args:
-        paths: as for `analyze`, or one saved analysis (without time lines, then). A run that is analysed already is not
-            analysed again.
+        paths: as for `analyze`, or one saved analysis (then without time lines). An up-to-date analysis that is kept in
+            the run is used.
         destination: the file to write.
         fan_out: where traces are read.
-        on_progress: told before each file.
+        on_progress: called before each file.
 
     Raises:
-        DataError: nothing can be used, or the file cannot be written.
+        DataError: no input can be used, or the file cannot be written.
         UnreachableError: a URL's store does not answer.
     """
     check_writable(destination)
@@ -49,7 +49,7 @@ def report(
 
 
 def write_report(analysis: Analysis, timelines: Sequence[RankTimeline], destination: Path, *, title: str) -> Path:
-    """Write the report of an analysis; the path of the file.
+    """Write the report of an analysis; returns the path of the file.
 
     Raises:
         DataError: the file cannot be written.
@@ -59,21 +59,21 @@ def write_report(analysis: Analysis, timelines: Sequence[RankTimeline], destinat
 
 
 def title_of(paths: Sequence[str]) -> str:
-    """What to call the run: its folder."""
+    """Name of the run: that of its folder."""
     return paths[0].rstrip("/").rsplit("/", 1)[-1] if "://" in paths[0] else Path(paths[0]).resolve().name or paths[0]
 
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""Should an escape ever fail, a browser still runs nothing and asks nobody."""
+"""Even if an escape failed, a browser would run nothing and send no request."""
 
 
 def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str, version: str) -> str:
     """The whole document.
 
     Args:
-        analysis: what is shown.
-        timelines: the ranks' time lines; empty leaves that section out.
-        title: what the run is called.
+        analysis: the content.
+        timelines: the ranks' time lines; empty leaves their panel out.
+        title: name of the run.
         version: of stepscope, for the last line.
     """
     made_by = (

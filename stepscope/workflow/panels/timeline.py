@@ -1,7 +1,6 @@
-"""Panel of the time lines, rank beside rank, each a small palette PNG per theme.
+"""Panel of the time lines of a report: a small palette PNG per rank and theme.
 
-Every column keeps the share of each category, stacked, so that the area of a colour is the share of its time however
-much time a column stands for.
+Every column keeps the share of each category, stacked, so that the area of a colour is its share of time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WIDTHS = (1600, 800, 400, 200)
 """Columns: the widest whose pictures stay small enough."""
 NUM_TICKS = 5
 MAX_TALL_RANKS = 8
-"""So few have room for taller rows."""
+"""Up to this many have taller rows."""
 
 
 def timeline_panel(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Element | None:
@@ -76,7 +75,7 @@ _STEP_LIGHT, _STEP_DARK = "#1c2024", "#e8eaed"
 
 
 def paint(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixels:
-    """Palette indices of one rank's row, shape (ROW_PIXELS, width); a line marks where a step begins."""
+    """Palette indices of one rank's row, shape (ROW_PIXELS, width); a line marks the start of a step."""
     edges = column_edges(start_ns, end_ns, width)
     times = time_in_columns(track, edges)
     widths = np.maximum(np.diff(edges), 1)

@@ -1,7 +1,7 @@
-"""Time lines as arrays, cut for a zoom: exact slices when they are few, else each column's time shares.
+"""Tiles of time lines for a zoom level: exact slices where they are few, else shares of time per column.
 
-A column never shows only its most frequent category: it keeps the share of each, so that the share of a colour on the
-screen is the share of its time, however far out the view is.
+A column keeps the share of every category, not just its most frequent one: at any zoom the area of a colour on the
+screen is its share of time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 
 SHARE_UNIT = 10_000
-"""A column's shares are whole numbers that add up to this, give or take one a heading."""
+"""A column's shares are whole numbers that add up to this, give or take one per category."""
 
 SLICES_PER_COLUMN = 0.25
-"""With fewer slices than this a column, slices are wide enough to be drawn one by one."""
+"""With fewer slices per column, slices are wide enough to be drawn one by one."""
 
-_NUM_HEADINGS = len(CATEGORY_ORDER)
+_NUM_CATEGORIES = len(CATEGORY_ORDER)
 _Int64 = NDArray[np.int64]
 
 
@@ -37,13 +37,13 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One rank's picture of a view; times are ns after the origin.
+    """One rank's part of a view; times are ns after the origin.
 
     Attributes:
         rank: the rank.
-        slices: [start, end, heading code] of each slice in view, exact; None when they are too many.
-        shares: heading code -> one whole number a column, in SHARE_UNIT-ths of the column's full width; a column that
-            reaches beyond the window adds up to less. None when `slices` is given.
+        slices: [start, end, category code] of each slice in view, exact; None where they are too many.
+        shares: category code -> one whole number per column, in SHARE_UNIT-ths of the column's full width; a column
+            that reaches beyond the window adds up to less. None where `slices` is given.
         steps: [start, step number] of each step boundary in view.
     """
 
@@ -54,18 +54,18 @@ class Tile:
 
 
 def make_track(timeline: RankTimeline) -> Track:
-    """The arrays behind one rank's time line."""
+    """One rank's time line as arrays."""
     return Track(
         rank=timeline.rank,
         edges_ns=np.array([*timeline.start_ns, timeline.end_ns], dtype=np.int64),
-        codes=np.array(timeline.headings, dtype=np.int64),
+        codes=np.array(timeline.categories, dtype=np.int64),
         step_starts_ns=np.array(timeline.step_starts_ns, dtype=np.int64),
         step_indices=timeline.step_indices,
     )
 
 
 def make_tile(track: Track, *, origin_ns: int, start_ns: int, end_ns: int, width: int) -> Tile:
-    """What `track` shows between two times, in ns after `origin_ns`, on `width` columns."""
+    """The tile of a track between two times, in ns after `origin_ns`, with `width` columns."""
     start, end = origin_ns + start_ns, origin_ns + end_ns
     first, last = _in_view(track, start, end)
     few = last - first <= max(1, width * SLICES_PER_COLUMN)
@@ -106,9 +106,9 @@ def _in_view(track: Track, start_ns: int, end_ns: int) -> tuple[int, int]:
 
 
 def time_in_columns(track: Track, edges: _Int64) -> _Int64:
-    """Nanoseconds of each heading in each column between two `edges`; shape (columns, headings).
+    """Nanoseconds of each category in each column between two `edges`; shape (columns, categories).
 
-    The slices are cut at the columns' edges; each piece then lies in one column and under one heading.
+    The slices are cut at the columns' edges; each piece then belongs to one column and one category.
     """
     first, last = _in_view(track, int(edges[0]), int(edges[-1]))
     num_columns = len(edges) - 1
@@ -123,11 +123,11 @@ def time_in_columns(track: Track, edges: _Int64) -> _Int64:
     columns, pieces = columns[inside], np.diff(cuts)[inside]
     codes = track.codes[first:last][slices[inside]]
     # float64 weights are exact here: a sum of ns stays under 2**53 for views shorter than 104 days
-    totals = np.bincount(columns * _NUM_HEADINGS + codes, weights=pieces, minlength=num_columns * _NUM_HEADINGS)
-    return totals.astype(np.int64).reshape(num_columns, _NUM_HEADINGS)
+    totals = np.bincount(columns * _NUM_CATEGORIES + codes, weights=pieces, minlength=num_columns * _NUM_CATEGORIES)
+    return totals.astype(np.int64).reshape(num_columns, _NUM_CATEGORIES)
 
 
 def _round_to_whole(shares: NDArray[np.float64]) -> _Int64:
-    """Round along the columns with the remainder carried over, so that a heading rare in every column is not lost."""
+    """Round along the columns and carry the remainder, so that a category rare in every column is not lost."""
     sums = np.rint(np.cumsum(shares, axis=0)).astype(np.int64)
     return np.diff(sums, axis=0, prepend=0)

@@ -17,14 +17,14 @@ from stepscope.core.metrics.readings import Collection, Finding
 from stepscope.core.text.numbers import counted, form
 
 _HELD_BYTES = 1024**3
-"""More than driver and firmware keep of a GPU that nobody uses."""
-_MOST_REMAPPED = 512
-"""DCGM warns from so many rows on that were remapped after uncorrected errors."""
-_MOST_RETIRED = 63
-"""DCGM fails from so many retired pages on: the table is full with 64."""
+"""More than driver and firmware keep on an unused GPU."""
+MAX_REMAPPED_ROWS = 512
+"""DCGM warns from this many rows that were remapped after uncorrected errors."""
+MAX_RETIRED_PAGES = 63
+"""DCGM fails from this many retired pages: the table is full with 64."""
 _HARDWARE_REASONS = ("hardware_slowdown", "hardware_thermal", "hardware_power_brake")
-_OFTEN, _FEWEST_SLOWDOWNS = 0.5, 2
-"""Share and number of the samples under load: one slowdown is transient (NVSentinel asks for six in ten minutes)."""
+MIN_SLOWDOWN_SHARE, MIN_SLOWDOWNS = 0.5, 2
+"""Of the samples under load: one slowdown is transient (NVSentinel asks for six in ten minutes)."""
 _LOWERED = 0.99
 """Share of the usual power limit: limits are rounded."""
 _FABRIC = {
@@ -34,22 +34,22 @@ _FABRIC = {
 }
 
 _XID_OUTCOMES = {Severity.CRITICAL: Outcome.FAIL, Severity.WARNING: Outcome.WARN, Severity.INFO: Outcome.WARN}
-"""No application is at fault here, so that even an XID that is usually one's is worth a look."""
+"""No application runs here, so even an XID that usually means an application's fault is a warning."""
 
 _Judged = tuple[Outcome, str]
-_UNKNOWN: _Judged = (Outcome.SKIPPED, "this GPU or driver does not tell")
+_UNKNOWN: _Judged = (Outcome.SKIPPED, "this GPU or driver does not report it")
 _GOOD: _Judged = (Outcome.PASS, "")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What NVML told of one GPU.
+    """NVML's readings of one GPU around its measurement.
 
     Attributes:
-        before: all of it, before anything ran.
+        before: all readings, before anything ran.
         samples: under load.
-        after: all of it, afterwards.
-        logged: XIDs that the kernel logged meanwhile of this GPU; None where its log cannot be read.
+        after: all readings, afterwards.
+        logged: XIDs of this GPU that the kernel logged meanwhile; None where its log cannot be read.
     """
 
     before: Collection
@@ -58,22 +58,22 @@ class GpuState:
     logged: tuple[Finding, ...] | None
 
     def value(self, name: str, *, at_first: bool = False, **labels: str) -> float | None:
-        """One value after everything ran, or before."""
+        """A value after everything ran, or before."""
         return value_of(self.before if at_first else self.after, name, **labels)
 
     def sampled(self, name: str) -> list[float]:
-        """A value at each sample under load."""
+        """The values of all samples under load."""
         return [one.value for sample in self.samples for one in sample.readings if one.metric == GPU + name]
 
 
 def value_of(collection: Collection, name: str, **labels: str) -> float | None:
     """A value; the sum where several have these labels, None where none has."""
-    found = [
+    values = [
         reading.value
         for reading in collection.readings
         if reading.metric == GPU + name and labels.items() <= dict(reading.labels).items()
     ]
-    return sum(found) if found else None
+    return sum(values) if values else None
 
 
 def judge_state(gpu: int, state: GpuState, *, is_board: bool, is_loaded: bool) -> list[CheckResult]:
@@ -81,8 +81,8 @@ def judge_state(gpu: int, state: GpuState, *, is_board: bool, is_loaded: bool) -
 
     Args:
         gpu: its index.
-        state: what was told.
-        is_board: whether all of its NVLinks lead somewhere by design (SXM), as not on a card that may have a bridge.
+        state: its readings.
+        is_board: whether all of its NVLinks are connected by design (SXM), unlike on a card that may have a bridge.
         is_loaded: whether the samples were taken under load: links slow down without.
     """
     lost = next((one for one in (*state.before.missing, *state.after.missing) if not one.metric), None)
@@ -95,8 +95,8 @@ def judge_state(gpu: int, state: GpuState, *, is_board: bool, is_loaded: bool) -
         ("retired_pages", _retired_pages),
         ("xid", _xid),
         ("throttling", _throttling),
-        ("pcie_link", lambda told: _pcie_link(told, is_loaded=is_loaded)),
-        ("nvlink", lambda told: _nvlink(told, is_board=is_board)),
+        ("pcie_link", lambda state: _pcie_link(state, is_loaded=is_loaded)),
+        ("nvlink", lambda state: _nvlink(state, is_board=is_board)),
         ("fabric", _fabric),
     )
     return [
@@ -146,7 +146,7 @@ def _row_remap(state: GpuState) -> _Judged:
     if pending:
         return Outcome.FAIL, "a memory row waits to be replaced: reset the GPU (nvidia-smi --gpu-reset)"
     rows = state.value("remapped_rows_uncorrected_total") or 0
-    if rows >= _MOST_REMAPPED:
+    if rows >= MAX_REMAPPED_ROWS:
         return (
             Outcome.WARN,
             f"{counted(rows, 'memory row was', 'memory rows were')} replaced after uncorrected errors",
@@ -164,7 +164,7 @@ def _retired_pages(state: GpuState) -> _Judged:
     if single is None and double is None:
         return Outcome.SKIPPED, "GPUs from Ampere on replace rows instead"
     retired = (single or 0) + (double or 0)
-    if retired >= _MOST_RETIRED:
+    if retired >= MAX_RETIRED_PAGES:
         said = f"{counted(retired, 'memory page is', 'memory pages are')} retired"
         return Outcome.FAIL, f"{said}: have the GPU exchanged"
     if state.value("retired_pages_pending"):
@@ -173,8 +173,8 @@ def _retired_pages(state: GpuState) -> _Judged:
 
 
 def _xid(state: GpuState) -> _Judged:
-    told = [finding for one in (*state.samples, state.after) for finding in one.findings if finding.code == "xid"]
-    numbers = sorted({int(dict(one.labels)["xid"]) for one in (*told, *(state.logged or ()))})
+    reported = [finding for one in (*state.samples, state.after) for finding in one.findings if finding.code == "xid"]
+    numbers = sorted({int(dict(one.labels)["xid"]) for one in (*reported, *(state.logged or ()))})
     if not numbers:
         listens = not any(one.metric == GPU + "xid_errors_total" for one in state.after.missing)
         return _GOOD if listens or state.logged is not None else _UNKNOWN
@@ -194,7 +194,7 @@ def _throttling(state: GpuState) -> _Judged:
         f"{reason} in {count / len(loaded):.0%} of the samples" for reason, count in sorted(counts.items())
     )
     hardware = max(counts[reason] for reason in _HARDWARE_REASONS)
-    if hardware >= _OFTEN * len(loaded) and hardware >= _FEWEST_SLOWDOWNS:
+    if hardware >= MIN_SLOWDOWN_SHARE * len(loaded) and hardware >= MIN_SLOWDOWNS:
         return Outcome.FAIL, f"{said}: look at cooling, power cables and power supplies"
     if hardware or counts["software_thermal"]:
         return Outcome.WARN, f"{said}: look at cooling and power"
@@ -205,7 +205,7 @@ def _throttling(state: GpuState) -> _Judged:
 
 
 def _reasons(sample: Collection) -> set[str]:
-    """Why the clocks were low then."""
+    """Why the clocks were reduced at a sample."""
     return {
         dict(one.labels)["reason"] for one in sample.readings if one.metric == GPU + "throttle_reason" and one.value
     }

@@ -1,7 +1,7 @@
-"""GPUs of a preflight: those asked for by people and Slurm, and those found by NVML and CUDA.
+"""GPUs of a preflight: those that the user or Slurm names, and those that NVML and CUDA find.
 
-What is asked for becomes a request by NVML's indices. On a GPU that is split into MIG instances other jobs may work,
-and no expectation holds for a part: the driver alone is asked.
+Names become NVML's indices. Of a GPU that is split into MIG instances only the driver is asked: other jobs may run
+there, and no expectation holds for a part.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ONLY_STATE = frozenset({CheckGroup.STATE})
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for.
+    """GPUs that are to be checked.
 
     Attributes:
         request: by NVML's indices, as far as NVML knows the names.
-        results: of GPUs that should be there and are not.
+        results: failures of GPUs that are missing.
         warnings: on the names.
     """
 
@@ -48,18 +48,18 @@ class Selection:
 
 
 def select(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
-    """Look the names up.
+    """Look up the named GPUs.
 
     Args:
-        request: as it was made.
-        driver: what NVML knows.
-        programs: whose environment Slurm has set, where it is Slurm that names GPUs.
-        num_on_bus: GPUs that are on the PCI bus, whatever the driver says.
+        request: by names.
+        driver: the GPUs that NVML knows.
+        programs: with the environment that Slurm has set, where Slurm names the GPUs.
+        num_on_bus: GPUs on the PCI bus.
 
     Raises:
-        UsageError: Slurm names no GPU, or MIG instances alone and none is here.
-        DataError: NVML knows no GPU, by which alone Slurm's names are understood.
-        UnreachableError: it is Slurm that names GPUs, and the driver hangs.
+        UsageError: Slurm names no GPU, or only MIG instances and none is here.
+        DataError: Slurm names GPUs, and NVML knows none to look them up.
+        UnreachableError: Slurm names GPUs, and the driver hangs.
     """
     too_few = _too_few(request, driver)
     try:
@@ -67,21 +67,21 @@ def select(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
     except (DataError, UsageError) as error:
         if not too_few:
             raise
-        notice = Notice("not_measured", str(error))  # that a GPU is gone counts more
+        notice = Notice("not_measured", str(error))  # a GPU that is gone counts more
         selection = Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(notice,))
     return replace(selection, results=(*too_few, *selection.results))
 
 
 def without_visible(programs: Programs) -> Programs:
-    """All GPUs are seen: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
+    """Programs that see all GPUs: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
     kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
     return replace(programs, environment=kept)
 
 
 def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
-    """A failure where the driver tells of fewer GPUs than there must be, also because it is not there.
+    """A failure where the driver knows fewer GPUs than expected, or is missing.
 
-    One that hangs is told otherwise, and an installation that is broken drains no node.
+    A driver that hangs is reported elsewhere; a broken installation of stepscope must not drain the node.
     """
     known = len(driver.gpus) + len(driver.lost)
     is_known = not driver.why_not or driver.is_drivers
@@ -110,10 +110,10 @@ def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
 def _by_slurm(
     request: PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
 ) -> Selection:
-    """Minor numbers and UUIDs.
+    """Select by minor numbers and UUIDs.
 
-    On machines with MIG numbers count instances, and tell nothing. Slurm sets CUDA_VISIBLE_DEVICES to UUIDs there,
-    where it knows them.
+    On machines with MIG Slurm's numbers count instances and identify no GPU. There Slurm sets CUDA_VISIBLE_DEVICES to
+    UUIDs, where it knows them.
     """
     if not names:
         raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
@@ -123,14 +123,14 @@ def _by_slurm(
         names = visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
-        what = f"{listed(numbers)} {form(len(numbers), 'tells', 'tell')} no GPU"
+        what = f"{listed(numbers)} {form(len(numbers), 'identifies', 'identify')} no GPU"
         why = (
             f"Slurm's {what} on a machine with MIG: the driver is asked for all of its GPUs, and nothing is run on them"
         )
         return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
     if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
         taken = f"{listed(numbers)} {form(len(numbers), 'is taken for an index', 'are taken for indices')}"
-        notice = Notice("minor_unknown", f"the driver tells no minor number: Slurm's {taken}")
+        notice = Notice("minor_unknown", f"the driver reports no minor number: Slurm's {taken}")
         driver = replace(driver, gpus=tuple(replace(gpu, minor=str(gpu.index)) for gpu in driver.gpus))
         selection = _by_names(request, names, driver, num_on_bus)
         return replace(selection, warnings=(notice, *selection.warnings))
@@ -138,7 +138,7 @@ def _by_slurm(
 
 
 def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
-    """Numbers are minor numbers of whole GPUs."""
+    """Select by UUIDs and by minor numbers of whole GPUs."""
     devices = _devices(driver)
     found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
     gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
@@ -148,15 +148,15 @@ def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLoo
 
 
 def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
-    """Names that no GPU has which answers: where one is lost it is that one, or one that does not tell its number.
+    """Select for names that no answering GPU has: such a GPU is lost, or does not report its minor number.
 
-    Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are made and destroyed by people:
-    their names may be wrong.
+    Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are created and destroyed by
+    users: their names may be wrong.
 
     Args:
-        request: for the others.
+        request: for the other names.
         unknown: the names; numbers are of whole GPUs.
-        driver: what NVML knows.
+        driver: the GPUs that NVML knows.
         num_on_bus: GPUs on the PCI bus.
 
     Raises:
@@ -170,15 +170,15 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
         request, warnings = _with_numberless(request, numbers, numberless, len(driver.lost))
     if len(numbers) > len(numberless):
         gone = [*numbers, *gone]
-    if driver.lost:  # they tell neither number nor UUID
+    if driver.lost:  # neither number nor UUID of these is known
         gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
         return Selection(replace(request, gpus=gpus), warnings=warnings)
     why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
-        why = f"{_no_gpus(unknown)}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
+        why = f"{_no_gpus(unknown)}: {seen}, the driver knows {len(driver.gpus)}: look for XIDs, reboot"
     elif gone:
-        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not tell of"
+        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not know"
         fell = form(len(gone), "it fell off the bus", "they fell off the bus")
         why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
     if why:
@@ -199,7 +199,7 @@ def _no_gpus(names: Sequence[str]) -> str:
 def _with_numberless(
     request: PreflightRequest, numbers: Sequence[str], numberless: Sequence[str], num_lost: int
 ) -> tuple[PreflightRequest, tuple[Notice, ...]]:
-    """GPUs that do not tell their minor number as well; where they may be another job's, nothing is run."""
+    """Add GPUs without a known minor number; where they may be another job's, nothing is run."""
     why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(numberless)}, without a minor number, "
     why += form(len(numberless), "is checked", "are checked")
     request = replace(request, gpus=tuple(dict.fromkeys((*(request.gpus or ()), *numberless))))
@@ -234,13 +234,13 @@ _DOCTOR = "run: stepscope doctor"
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What was found.
+    """GPUs that were found.
 
     Attributes:
         gpus: to measure.
         versions: of torch and CUDA.
         results: of GPUs that cannot be measured.
-        warnings: on what was found.
+        warnings: on the discovery.
     """
 
     gpus: tuple[MeasuredGpu, ...]
@@ -250,7 +250,7 @@ class Discovery:
 
 
 def visible_names(programs: Programs, variable: str) -> list[str] | None:
-    """What the caller's environment lets CUDA see, in CUDA's order; None for everything."""
+    """Devices that the environment lets CUDA see, in CUDA's order; None for all."""
     text = programs.environment.get(variable)
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
@@ -259,16 +259,16 @@ def discover_cpu(request: PreflightRequest) -> Discovery:
     """Processes on the CPU that stand for GPUs.
 
     Raises:
-        UsageError: one is no number.
+        UsageError: a name is not a number.
     """
     names = request.gpus or tuple(map(str, range(_NUM_PROCESSES)))
     if not all(name.isdecimal() for name in names):
-        raise UsageError("processes on the CPU have numbers", where="--gpus", what_next="name them so: 0,1")
+        raise UsageError("processes on the CPU have numbers", where="--gpus", what_next="give numbers, such as 0,1")
     return Discovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
 
 
 def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discovery:
-    """GPUs that NVML knows, where nothing is to be run on them: that needs no torch.
+    """Find GPUs through NVML, where nothing runs on them: that needs no torch.
 
     Raises:
         DataError: NVML cannot be asked, or knows no GPU.
@@ -279,7 +279,7 @@ def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discove
 
 
 def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
-    """GPUs of this node that CUDA sees, and those that NVML knows.
+    """Find the GPUs of this node through CUDA and NVML.
 
     Raises:
         UsageError: torch is not installed.
@@ -299,7 +299,7 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
         if request.gpus and any(one.is_split for one in driver.gpus):
             gpus = _whole(gpus, driver, visible)
     else:
-        _check_hope(reply, versions)
+        _check_torch(reply, versions)
         why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
         gpus = [_by_driver(one) for one in driver.gpus if visible is None or _is_among(one, visible)]
         if not gpus:
@@ -329,8 +329,8 @@ def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> 
     return MeasuredGpu(known.index, name, device.name, device.uuid, known.key)
 
 
-def _check_hope(reply: Reply, versions: dict[str, str]) -> None:
-    """Raise a UsageError or DataError where this Python will never measure a GPU."""
+def _check_torch(reply: Reply, versions: dict[str, str]) -> None:
+    """Raise a UsageError or DataError where this Python cannot measure a GPU at all."""
     if isinstance(reply, Failure) and "No module named 'torch'" in reply.detail:
         raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
     if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
@@ -339,7 +339,7 @@ def _check_hope(reply: Reply, versions: dict[str, str]) -> None:
 
 
 def _whole(gpus: Sequence[MeasuredGpu], driver: DriverLook, visible: list[str] | None) -> list[MeasuredGpu]:
-    """Whole GPUs. Where one is split CUDA shows an instance alone, which may hide the others: those are tried alone."""
+    """Whole GPUs. A split GPU can hide the others from CUDA, which shows one instance: those are tried alone."""
     seen = [gpu for gpu in gpus if gpu.pci_bus_id]
     hidden = [one for one in driver.gpus if not one.is_split and one.key not in {gpu.pci_bus_id for gpu in seen}]
     return [*seen, *(_by_driver(one) for one in hidden if visible is None or _is_among(one, visible))]
@@ -347,7 +347,7 @@ def _whole(gpus: Sequence[MeasuredGpu], driver: DriverLook, visible: list[str] |
 
 def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, str]]:
     if any(not gpu.uuid or "MIG" in gpu.name for gpu in gpus):
-        return []  # they cannot be told apart, or are parts of GPUs
+        return []  # not distinguishable, or parts of GPUs
     seen = {gpu.uuid for gpu in gpus}
     return [
         (one.index, "the driver knows it and CUDA does not see it: look for XIDs, reset it")
@@ -357,7 +357,7 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
 
 
 def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> Discovery:
-    """Those that are asked for; of those that are not to be measured, why not."""
+    """The named GPUs; for those that cannot be measured, why not."""
     chosen: list[MeasuredGpu] = []
     results = []
     for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):
@@ -377,14 +377,14 @@ def _is_called(gpu: MeasuredGpu, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGpu:
-    """A GPU and what is known of it before it is measured.
+    """A GPU before it is measured.
 
     Attributes:
-        index: the one that people know it by, NVML's where there is NVML.
-        visible: what CUDA_VISIBLE_DEVICES calls it: an ordinal or a UUID.
-        name, uuid, pci_bus_id: the driver's.
-        pcie: generation and lanes that GPU and slot can do; None where not known.
-        nvlinks: active links by where they end, see `collectors.nvml.nvlinks`; None where not known.
+        index: NVML's, else CUDA's.
+        visible: its name in CUDA_VISIBLE_DEVICES: an ordinal or a UUID.
+        name, uuid, pci_bus_id: the driver's; uuid without "GPU-".
+        pcie: generation and lanes that GPU and slot support; None where not known.
+        nvlinks: active links by where they end, see `collectors.nvml`; None where not known.
     """
 
     index: int
@@ -397,10 +397,10 @@ class MeasuredGpu:
 
     @property
     def model(self) -> GpuModel | None:
-        """What the catalogue has of it."""
+        """Its entry in the catalogue."""
         return find_gpu(self.name)
 
     def links_to(self, other: MeasuredGpu) -> int:
-        """NVLinks over which it reaches another."""
+        """Number of NVLinks that lead to another GPU."""
         links = self.nvlinks or {}
         return links.get(NVSWITCH, 0) + links.get(other.pci_bus_id, 0)

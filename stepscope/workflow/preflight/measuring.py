@@ -1,4 +1,4 @@
-"""Measurements of GPUs, links and collectives: what is asked of which device, in which order, with which sizes.
+"""Measurements of GPUs, links and collectives: their order and sizes.
 
 Memory and products run on all GPUs at once, as a job's do: power and cooling are shared. Copies from and to the host
 run on one after the other.
@@ -17,7 +17,7 @@ from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.workflow.preflight import performance
 from stepscope.workflow.preflight.device import Pace
 from stepscope.workflow.preflight.gpus import MeasuredGpu
-from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate, with_wrong
+from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported, Worker, ask, ask_all
 
 _BYTES, _OPERATIONS = "bytes/s", "FLOP/s"
@@ -25,7 +25,7 @@ _DESCRIBE = {"do": "describe"}
 
 
 class Measuring:
-    """Asks, judges, and keeps what came of it.
+    """Measurements of each GPU in its worker.
 
     Attributes:
         results: so far.
@@ -37,10 +37,10 @@ class Measuring:
         """
         Args:
             gpus: to measure.
-            workers: a process for each, by index.
-            sizes: how much.
-            seconds: that a check may take on one GPU.
-            is_cuda: whether expectations of GPUs hold.
+            workers: one per GPU, by index.
+            sizes: of the measurements.
+            seconds: deadline of a check on one GPU.
+            is_cuda: whether expectations of GPUs apply.
         """
         self.results: list[CheckResult] = []
         self._gpus = {gpu.index: gpu for gpu in gpus}
@@ -51,11 +51,11 @@ class Measuring:
         self._failed_in: dict[int, str] = {}
 
     def start(self, seconds: float, *, beside: Worker | None = None) -> None:
-        """Wait until every process has its device; what fails here is a result, what succeeds is none.
+        """Wait until every worker has its device; only failures become results.
 
         Args:
-            seconds: that it may take.
-            beside: a further process that shall be ready afterwards.
+            seconds: deadline.
+            beside: a further worker that must be ready.
         """
         requests: dict[Worker, Mapping[str, Any]] = {
             worker: {**_DESCRIBE, "beside": self._gpus[index].pci_bus_id} for index, worker in self._workers.items()
@@ -69,11 +69,11 @@ class Measuring:
                 self._add(judge_failure("start", (index,), reply))
 
     def healthy(self) -> list[MeasuredGpu]:
-        """Those that have failed nothing that ended their process."""
+        """GPUs whose worker still runs."""
         return [gpu for gpu in self._gpus.values() if gpu.index not in self._failed_in]
 
     def memory(self) -> None:
-        """Copies within the memory."""
+        """Measure copies within the memory."""
         request = {"do": "copy", "num_bytes": self._sizes.copy_bytes, "pace": asdict(self._sizes.pace)}
         for index, reply in self._ask("memory_bandwidth", request).items():
             model = self._model(index)
@@ -81,7 +81,7 @@ class Measuring:
             self._rate("memory_bandwidth", index, reply, 2 * self._sizes.copy_bytes, _BYTES, expected)
 
     def products(self) -> None:
-        """Matrix products of each type."""
+        """Measure matrix products of each dtype."""
         size = self._sizes.product_size
         for dtype in DTYPES:
             request = {"do": "multiply", "dtype": dtype, "size": size, "pace": asdict(self._sizes.pace)}
@@ -91,7 +91,7 @@ class Measuring:
                 self._rate(f"matmul_{dtype}", index, reply, 2 * size**3, _OPERATIONS, expected)
 
     def right_results(self) -> None:
-        """The same product again and again, and an exact one."""
+        """Check repeats of one product, and an exact one."""
         sizes = self._sizes
         for dtype in DTYPES:
             check = f"results_{dtype}"
@@ -105,7 +105,7 @@ class Measuring:
                 self._add(judge_products(check, (index,), reply))
 
     def host_copies(self) -> None:
-        """Between host and GPU, one GPU after the other: some share a switch."""
+        """Measure copies between host and GPU, one GPU after the other: some share a switch."""
         for check, do in (("host_to_device", "upload"), ("device_to_host", "download")):
             request = {"do": do, "num_bytes": self._sizes.host_bytes, "pace": asdict(self._sizes.link_pace)}
             for index, gpu in self._gpus.items():
@@ -117,7 +117,7 @@ class Measuring:
         return self._gpus[index].model if self._is_cuda else None
 
     def _ask(self, check: str, request: Mapping[str, Any], *, only: int | None = None) -> dict[int, Reply]:
-        """Ask all GPUs, or one; for those that failed before, the check is skipped."""
+        """Ask all GPUs, or one; a check of a GPU that failed before is skipped."""
         asked = {}
         for index in self._gpus if only is None else (only,):
             if index in self._failed_in:
@@ -131,28 +131,22 @@ class Measuring:
     def _rate(
         self, check: str, index: int, reply: Reply, amount: float, unit: str, expected: Expectation | None
     ) -> None:
-        result = judge_rate(
-            check,
-            (index,),
-            reply,
-            amount=amount,
-            unit=unit,
-            expectation=expected,
-            judges_spread=self._is_cuda,
+        self._add(
+            judge_rate(
+                check, (index,), reply, amount=amount, unit=unit, expectation=expected, judges_spread=self._is_cuda
+            )
         )
-        self._add(with_wrong(result, [reply], "bytes"))
 
     def _add(self, result: CheckResult) -> None:
-        """A result of one GPU."""
+        """Add the result of one GPU."""
         (index,) = result.gpus
         self.results.append(result)
         if self._workers[index].failure is not None:
             self._failed_in.setdefault(index, result.check)
 
 
-_BYTES_PER_SECOND = "bytes/s"
-_MOST_RESTARTS = 3
-"""Of the process that copies between GPUs, once a pair has ended it."""
+MAX_RESTARTS = 3
+"""Of the process that copies between GPUs, after a pair has ended it."""
 
 
 def measure_peers(
@@ -162,18 +156,18 @@ def measure_peers(
     sizes: Sizes,
     seconds: float,
 ) -> list[CheckResult]:
-    """Copy between each two GPUs, one pair after the other.
+    """Measure copies between each two GPUs, one pair after the other.
 
     Args:
         gpus: at least two.
-        worker: a process that sees them in this order; None where there is none yet. It is closed here.
-        restart: starts such a process.
-        sizes: how much.
-        seconds: that a pair may take.
+        worker: sees them in this order; None where there is none yet. It is closed here.
+        restart: starts such a worker.
+        sizes: of the copies.
+        seconds: deadline of a pair.
     """
     results = []
     worker = worker or restart()
-    num_left = _MOST_RESTARTS
+    num_left = MAX_RESTARTS
     places = list(enumerate(gpus))
     try:
         for from_place, source in places:
@@ -206,14 +200,14 @@ def measure_peers(
 def measure_all_reduce(
     gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, seconds: float, *, is_cuda: bool
 ) -> CheckResult:
-    """Sum up over all of them, in the processes that have measured each.
+    """Measure an all-reduce over all GPUs, in their workers.
 
     Args:
         gpus: at least two.
         workers: by index.
-        sizes: how much.
-        seconds: that it may take, and meeting before it.
-        is_cuda: whether expectations of GPUs hold.
+        sizes: of the all-reduce.
+        seconds: deadline of it, and of joining before it.
+        is_cuda: whether expectations of GPUs apply.
     """
     members = [workers[gpu.index] for gpu in gpus]
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
@@ -243,10 +237,9 @@ def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_byte
         num_links = sum(source.nvlinks.values())
         expected = performance.expect_peer_copy(source.model, source.name, num_links, source.links_to(target))
     pair = (source.index, target.index)
-    result = judge_rate(
-        "peer_copy", pair, reply, amount=num_bytes, unit=_BYTES_PER_SECOND, expectation=expected, judges_spread=False
+    return judge_rate(
+        "peer_copy", pair, reply, amount=num_bytes, unit=_BYTES, expectation=expected, judges_spread=False
     )
-    return with_wrong(result, [reply], "bytes")
 
 
 def _judge_all_reduce(
@@ -254,24 +247,25 @@ def _judge_all_reduce(
 ) -> CheckResult:
     failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, Failure)]
     if failed:
-        # who only hangs waits for the others: who ended tells why
-        _, told = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
+        # a worker that only hangs waits for the others: one that ended gives the reason
+        _, first = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
         who = ", ".join(str(index) for index, _ in failed)
-        return judge_failure("all_reduce", gpus, Failure(told.kind, f"GPU {who}: {told.detail}"))
+        return judge_failure("all_reduce", gpus, Failure(first.kind, f"GPU {who}: {first.detail}"))
     unsupported = next((reply for reply in replies if isinstance(reply, Unsupported)), None)
     if unsupported is not None:
         return judge_failure("all_reduce", gpus, unsupported)
-    told_by_all = [reply for reply in replies if isinstance(reply, dict)]
-    result = judge_rate(
+    answers = [reply for reply in replies if isinstance(reply, dict)]
+    last = min(answers, key=lambda answer: float(answer["seconds"]))  # the others waited for it
+    return judge_rate(
         "all_reduce",
         gpus,
-        min(told_by_all, key=lambda reply: float(reply["seconds"])),  # the others waited for it
+        {**last, "num_wrong": sum(answer["num_wrong"] for answer in answers)},
         amount=performance.bus_bytes(num_bytes, len(gpus)),
-        unit=_BYTES_PER_SECOND,
+        unit=_BYTES,
         expectation=expected,
         judges_spread=False,
+        results="sums",
     )
-    return with_wrong(result, replies, "sums")
 
 
 def _expect_all_reduce(gpus: Sequence[MeasuredGpu]) -> Expectation | None:
@@ -287,15 +281,15 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one preflight.
+    """Sizes of the measurements of a preflight.
 
     Attributes:
-        copy_bytes: of a copy within the memory; far more than the GPU's caches hold.
+        copy_bytes: of a copy within the memory; far more than the GPU's caches.
         host_bytes, peer_bytes, all_reduce_bytes: of the other transfers.
         product_size: rows and columns of the matrices that are timed.
-        checked_size, num_repeats: of those that are compared bit by bit, and how often.
-        pace: for memory and products: long enough for clocks and power to settle.
-        link_pace: for transfers, which heat nothing.
+        checked_size, num_repeats: of those that are compared bit by bit.
+        pace: of memory and products: long enough for clocks and power to settle.
+        link_pace: of transfers, which do not heat the GPU.
         both_ways: whether each pair of GPUs is measured in both directions.
         num_warm, num_runs: all-reduces.
     """
@@ -356,9 +350,9 @@ CPU = Sizes(
     num_warm=2,
     num_runs=10,
 )
-"""Small: what is tried there is this code, not the machine."""
+"""Small: on the CPU the code is tried, not the machine."""
 
 
 def sizes_for(device_type: str, *, quick: bool) -> Sizes:
-    """What to measure with."""
+    """The sizes of a preflight."""
     return CPU if device_type == "cpu" else QUICK if quick else FULL

@@ -1,4 +1,4 @@
-"""Checks of what was measured, against the data sheet and against the node's other GPUs. Pure.
+"""Checks of measured rates against the data sheet and against the node's other GPUs. Pure.
 
 No GPU reaches its data sheet. Shares measured elsewhere, by torch's own products and copies:
 
@@ -16,7 +16,7 @@ GPUs of one node differ by 5 % and more (ml-engineering, as above).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -27,8 +27,9 @@ from stepscope.core.text.numbers import counted, form
 from stepscope.workflow.preflight.device import Products, Timing
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported
 
-MOST_SPREAD = 0.1
-"""Of runs on a GPU: more means that clocks change, or that somebody else is at work. Healthy ones show some percent."""
+MAX_SPREAD = 0.1
+"""Of runs on a GPU: more means that clocks change, or that the GPU is shared. Healthy ones show some percent."""
+_TAKE_OUT = "take it out of service"
 
 _NEXT = {
     FailureKind.HUNG: "the GPU or its driver hangs: drain the node, look for XIDs, reset the GPU or reboot",
@@ -46,8 +47,9 @@ def judge_rate(
     unit: str,
     expectation: Expectation | None,
     judges_spread: bool = True,
+    results: str = "bytes",
 ) -> CheckResult:
-    """A rate against what is expected.
+    """Judge a rate, and fail it where results came out wrong.
 
     Args:
         check: its name.
@@ -56,7 +58,8 @@ def judge_rate(
         amount: bytes or operations of a run.
         unit: of the rate.
         expectation: None where nothing is known of such a GPU: only its neighbours can judge it.
-        judges_spread: whether runs that differ are worth a warning.
+        judges_spread: warn where the runs differ.
+        results: what the wrong ones are called.
     """
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
@@ -69,39 +72,44 @@ def judge_rate(
         check, gpus, Outcome.PASS, value=value, unit=unit, spread=timing.spread, num_runs=timing.num_runs
     )
     if expectation is not None:
-        result = replace(
-            result,
-            expected=expectation.value,
-            warn_below=expectation.warn_below,
-            fail_below=expectation.fail_below,
-            source=expectation.source,
-        )
-        if value < expectation.fail_below:
-            return replace(result, outcome=Outcome.FAIL, detail=_too_slow(value / expectation.value))
-        if value < expectation.warn_below:
-            return replace(result, outcome=Outcome.WARN, detail=_too_slow(value / expectation.value))
-    if judges_spread and timing.spread > MOST_SPREAD:
-        detail = (
-            f"half of the runs differ by {timing.spread:.0%} and more: are clocks throttled, is somebody else at work?"
-        )
-        return replace(result, outcome=Outcome.WARN, detail=detail)
+        result = _judge_value(result, value, expectation)
+    if judges_spread and result.outcome is Outcome.PASS and timing.spread > MAX_SPREAD:
+        detail = f"half of the runs differ by {timing.spread:.0%} and more: are clocks throttled, is the GPU shared?"
+        result = replace(result, outcome=Outcome.WARN, detail=detail)
+    if timing.num_wrong:
+        detail = f"{timing.num_wrong} {results} are wrong: memory or a link corrupts data silently; {_TAKE_OUT}"
+        result = replace(result, outcome=Outcome.FAIL, detail=detail)
     return result
 
 
+def _judge_value(result: CheckResult, value: float, expectation: Expectation) -> CheckResult:
+    result = replace(
+        result,
+        expected=expectation.value,
+        warn_below=expectation.warn_below,
+        fail_below=expectation.fail_below,
+        source=expectation.source,
+    )
+    if value >= expectation.warn_below:
+        return result
+    outcome = Outcome.FAIL if value < expectation.fail_below else Outcome.WARN
+    return replace(result, outcome=outcome, detail=f"{value / expectation.value:.0%} of what such a GPU gives")
+
+
 def judge_failure(check: str, gpus: tuple[int, ...], reply: Failure | Unsupported) -> CheckResult:
-    """What could not be measured: skipped where it cannot be, failed where it should have been."""
+    """The result of a failed measurement: skipped where the device cannot do it, else failed."""
     if isinstance(reply, Unsupported):
         return CheckResult(check, gpus, Outcome.SKIPPED, reply.detail)
     return CheckResult(check, gpus, Outcome.FAIL, why_failed(reply))
 
 
 def why_failed(failure: Failure) -> str:
-    """How it failed, and what to do."""
+    """How a process failed, and what to do."""
     return f"{failure.detail}; {_NEXT[failure.kind]}"
 
 
 def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResult:
-    """Whether the same product came out the same each time, and the exact one exact: the value is the wrong ones."""
+    """Judge repeated and exact products; the value is the number of wrong ones."""
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
     products = Products(**reply)
@@ -113,28 +121,13 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
     if wrong:
         faults.append(f"{counted(wrong, 'element of an exact product is', 'elements of an exact product are')} wrong")
     if faults:
-        detail = f"{' and '.join(faults)}: this GPU corrupts data silently; take it out of service"
+        detail = f"{' and '.join(faults)}: this GPU corrupts data silently; {_TAKE_OUT}"
         return CheckResult(check, gpus, Outcome.FAIL, detail, value=float(differing + wrong), expected=0.0)
     return CheckResult(check, gpus, Outcome.PASS, value=0.0, expected=0.0, num_runs=products.num_repeats + 1)
 
 
-def with_wrong(result: CheckResult, replies: Iterable[Reply], what: str) -> CheckResult:
-    """The result of a transfer, failed where what arrived is not what was sent.
-
-    Args:
-        result: by its rate.
-        replies: with `num_wrong`, where they are answers.
-        what: is wrong: "bytes".
-    """
-    num_wrong = sum(int(reply.get("num_wrong", 0)) for reply in replies if isinstance(reply, dict))
-    if not num_wrong:
-        return result
-    detail = f"{num_wrong} {what} are wrong: memory or a link corrupts data silently; take it out of service"
-    return replace(result, outcome=Outcome.FAIL, detail=detail)
-
-
 def with_neighbours(results: Sequence[CheckResult], kinds: Mapping[int, str]) -> list[CheckResult]:
-    """The results, with a warning where a GPU gives less than the others of its kind.
+    """The results, with a warning where a GPU is slower than the others of its model.
 
     Args:
         results: of all GPUs.
@@ -158,28 +151,24 @@ def with_neighbours(results: Sequence[CheckResult], kinds: Mapping[int, str]) ->
     ]
 
 
-def _too_slow(share: float) -> str:
-    return f"{share:.0%} of what such a GPU gives"
-
-
 _SCALE = 1.4826
 """The median absolute deviation of normally distributed values, times this, is their standard deviation."""
-_MOST_DEVIATIONS = 5.0
-_LEAST_EFFECT = 0.08
+MAX_DEVIATIONS = 5.0
+MIN_EFFECT = 0.08
 """Healthy GPUs of one node differ by 5 % and more (github.com/stas00/ml-engineering, compute/accelerator)."""
-_FEWEST_FOR_SPREAD = 4
+MIN_GPUS_FOR_SPREAD = 4
 _PAIR_EFFECT = 0.15
-"""Of two or three, none can be called usual: only a large difference is worth a word."""
+"""Of two or three GPUs none is typical: only a large difference counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A GPU that gives less.
+    """A GPU that is slower than the others.
 
     Attributes:
-        value: its own.
+        value: its rate.
         usual: the median of all; of two or three the best.
-        limit: what it would have had to give.
+        limit: the least rate that is not an outlier.
     """
 
     value: float
@@ -188,20 +177,20 @@ class Outlier:
 
 
 def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
-    """Those that give less than the others, by index.
+    """GPUs that are slower than the others, by index.
 
     Args:
         values: rates by index, of GPUs of one kind.
     """
     if len(values) < 2:
         return {}
-    if len(values) < _FEWEST_FOR_SPREAD:
+    if len(values) < MIN_GPUS_FOR_SPREAD:
         usual = max(values.values())
         limit = usual * (1 - _PAIR_EFFECT)
     else:
         usual = median(values.values())
         deviation = _SCALE * median(abs(value - usual) for value in values.values())
-        limit = usual - max(_MOST_DEVIATIONS * deviation, _LEAST_EFFECT * usual)
+        limit = usual - max(MAX_DEVIATIONS * deviation, MIN_EFFECT * usual)
     return {index: Outlier(value, usual, limit) for index, value in values.items() if value < limit}
 
 
@@ -212,7 +201,7 @@ _MEMORY_SHARE = 0.82
 _MEMORY_SHARE_GDDR = 0.75
 """GDDR cards keep their ECC bits in the same memory."""
 _HBM_BYTES_PER_SECOND = 1.2e12
-"""Whoever has more has HBM."""
+"""GPUs with more have HBM."""
 _MEMORY_SHARES = {"H20": 0.5}
 """Its few SMs copy no faster: 2.2 of 4.8 TB/s on an H20-3e (NVIDIA/nvbandwidth#48)."""
 
@@ -220,10 +209,10 @@ _PRODUCT_SHARE = {"float16": 0.72, "bfloat16": 0.72, "tfloat32": 0.65, "float32"
 _POWER_LIMITED_SHARE = 0.45
 """Cards of 70 to 400 W cannot hold their clock in large products, AMD's neither: what they reach differs by cooling."""
 _LIMITED = (0.7, 0.5)
-"""Shares of it from which theirs is worth a warning, a failure."""
+"""Shares of their expectation that are a warning, a failure."""
 _PCIE_SHARE = 0.8
 _COLLECTIVE = (0.75, 0.5)
-"""Shares from which an all-reduce over NVLink is worth a warning, a failure: few GPUs or rings reach less."""
+"""Shares that are a warning, a failure for an all-reduce over NVLink: few GPUs or rings reach less."""
 _SHARED_TREE = (0.3, 0.05)
 """The same where bytes between GPUs go over PCIe: how much of a slot's rate is left depends on the board's switches,
 and may go through the host's memory."""
@@ -233,12 +222,12 @@ _BOARDS = frozenset({"H100", "H200", "H800", "GH200", "B200", "B300", "GB200", "
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected.
+    """Expected rate of a check.
 
     Attributes:
         value: in the check's unit.
-        source: where it is from.
-        warn_share, fail_share: of the value; below, it is worth a warning or a failure.
+        source: of the value.
+        warn_share, fail_share: of the value; less is a warning or a failure.
     """
 
     value: float
@@ -248,12 +237,12 @@ class Expectation:
 
     @property
     def warn_below(self) -> float:
-        """Less is worth a warning."""
+        """Limit of a warning."""
         return self.value * self.warn_share
 
     @property
     def fail_below(self) -> float:
-        """Less is a failure."""
+        """Limit of a failure."""
         return self.value * self.fail_share
 
 
@@ -320,10 +309,10 @@ def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_mesh
 
 
 def is_board(gpu: GpuModel | None, device_name: str) -> bool:
-    """Whether it sits on a board with others (SXM), with all the power that its chip can use and all NVLinks in use."""
+    """Whether the GPU is an SXM module: with the full power of its chip and all NVLinks in use."""
     return "SXM" in device_name or (gpu is not None and gpu.name in _BOARDS)
 
 
 def bus_bytes(num_bytes: int, num_gpus: int) -> float:
-    """What crosses each link in an all-reduce of so many bytes."""
+    """Bytes that cross each link in an all-reduce of `num_bytes`."""
     return num_bytes * bus_factor("all_reduce", num_gpus)

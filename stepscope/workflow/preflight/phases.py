@@ -52,9 +52,9 @@ def run_preflight(
 
     Args:
         request: what to check.
-        programs: processes that measure; ours where none are given.
-        on_progress: is told what is measured now.
-        files: of the machine, by which its PCI bus is looked at; this one's where none are given.
+        programs: worker processes; ours where none are given.
+        on_progress: called with what is measured now.
+        files: of the machine whose PCI bus is read; this one's where none are given.
 
     Raises:
         UsageError: torch is not installed, or Slurm's names are no GPU here.
@@ -65,7 +65,7 @@ def run_preflight(
     began, time_ns = time.monotonic(), time.time_ns()
     on_progress("looking for GPUs")
     is_cuda = request.device_type == "cuda"
-    driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is no GPU")
+    driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is not a GPU")
     selection = select(request, driver, programs, count_gpus_on_bus(files or Files()))
     request = selection.request
     programs = programs if request.slurm_gpus is None else without_visible(programs)
@@ -74,7 +74,7 @@ def run_preflight(
     except (DataError, UsageError) as error:
         if not selection.results:
             raise
-        found = Discovery((), {}, warnings=(Notice("not_measured", str(error)),))  # that a GPU is gone counts more
+        found = Discovery((), {}, warnings=(Notice("not_measured", str(error)),))  # a GPU that is gone counts more
     states: dict[int, GpuState | Failure] = {}
     with ExitStack() as stack:
         log = stack.enter_context(KernelLog()) if is_cuda else None
@@ -135,22 +135,22 @@ def _judge_states(
 
 
 def _number_of_unknown(gpu: MeasuredGpu) -> int:
-    """NVML's number of a device that it could not tell of, as CUDA or CUDA_VISIBLE_DEVICES has it; -1: it has none."""
+    """Index of a device that NVML could not read, by CUDA or CUDA_VISIBLE_DEVICES; -1 for none."""
     is_whole = not gpu.pci_bus_id and "MIG" not in gpu.name
     return int(gpu.visible) if is_whole and gpu.visible.isdecimal() else -1
 
 
 def _logged(log: KernelLog | None) -> dict[str, tuple[Finding, ...]] | None:
-    """XIDs that the kernel logged since the log was opened, by address on PCI; None where it cannot be read."""
-    told = None if log is None else log.collect()
-    if told is None or told.missing:
+    """XIDs that the kernel logged since the log was opened, by PCI address; None where it cannot be read."""
+    collection = None if log is None else log.collect()
+    if collection is None or collection.missing:
         return None
-    found: dict[str, tuple[Finding, ...]] = {}
-    for finding in told.findings:
+    xids: dict[str, tuple[Finding, ...]] = {}
+    for finding in collection.findings:
         if finding.code == "xid":
             place = dict(finding.labels)["pci_bus_id"]
-            found[place] = (*found.get(place, ()), finding)
-    return found
+            xids[place] = (*xids.get(place, ()), finding)
+    return xids
 
 
 def _with_facts(gpu: MeasuredGpu, watch: DriverWatch) -> MeasuredGpu:
@@ -159,8 +159,8 @@ def _with_facts(gpu: MeasuredGpu, watch: DriverWatch) -> MeasuredGpu:
 
 
 def _driver_version(gpus: Sequence[MeasuredGpu], watch: DriverWatch) -> dict[str, str]:
-    told = next((facts["driver"] for gpu in gpus if "driver" in (facts := watch.facts(gpu.index))), "")
-    return {"driver": told} if told else {}
+    version = next((facts["driver"] for gpu in gpus if "driver" in (facts := watch.facts(gpu.index))), "")
+    return {"driver": version} if version else {}
 
 
 def _document_gpu(gpu: MeasuredGpu, results: Sequence[CheckResult], state: GpuState | Failure | None) -> PreflightGpu:
@@ -188,14 +188,14 @@ def measure(
     on_start: Callable[[], None],
     on_progress: Progress,
 ) -> list[CheckResult]:
-    """All that is run on the GPUs.
+    """Run all measurements of the request.
 
     Args:
-        gpus: on which.
-        request: which checks.
-        programs: processes that measure.
-        on_start: is called when everything is ready to be measured.
-        on_progress: is told what is measured now.
+        gpus: to measure.
+        request: the checks.
+        programs: worker processes.
+        on_start: called when all workers are ready.
+        on_progress: called with what is measured now.
     """
     is_cuda = request.device_type == "cuda"
     groups, sizes = request.groups, sizes_for(request.device_type, quick=request.quick)
@@ -246,10 +246,10 @@ def measure(
 
 
 def _alone(check: str, gpus: Sequence[MeasuredGpu], why: str = "") -> CheckResult:
-    return CheckResult(check, tuple(gpu.index for gpu in gpus), Outcome.SKIPPED, why or "it takes two GPUs that work")
+    return CheckResult(check, tuple(gpu.index for gpu in gpus), Outcome.SKIPPED, why or "needs two working GPUs")
 
 
 def _environment(programs: Programs, visible: Sequence[MeasuredGpu]) -> Mapping[str, str]:
-    """Of a process that sees these GPUs only, so that one that is lost does not take the others with it."""
+    """Environment of a process that sees only these GPUs, so that a lost one does not take the others with it."""
     variable = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in programs.environment else "CUDA_VISIBLE_DEVICES"
     return {**programs.environment, variable: ",".join(gpu.visible for gpu in visible)}

@@ -1,4 +1,4 @@
-"""What a preflight is asked for, and which programs measure."""
+"""Request of a preflight, and the commands of its worker processes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from stepscope.collectors.jobs.devices import parse_device_list
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup
 from stepscope.core.errors import UsageError
 
-_MOST_GPUS = 1024
-"""In one node: no range is longer."""
+MAX_GPUS = 1024
+"""Of one node: the limit of a range."""
 _DRIVER_SECONDS = (5.0, 15.0)
 """At least and at most. A driver without persistence mode takes up to 3 s to wake a GPU."""
 
 
 def driver_seconds_of(seconds: float) -> float:
-    """What NVML may take to tell all of a GPU, where one check may take so long; some tens of ms are usual."""
+    """Deadline of NVML for all readings of a GPU, from that of a check; some tens of ms are usual."""
     least, most = _DRIVER_SECONDS
     return min(most, max(least, seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightRequest:
-    """What to check.
+    """Checks and GPUs of a preflight.
 
     Attributes:
         device_type: "cuda", or "cpu" to try the code without GPUs.
         quick: the short form.
         groups: of checks.
         gpus: indices, beginnings of UUIDs, or UUIDs of MIG instances; None for all.
-        slurm_gpus: names that Slurm gives, minor numbers or UUIDs, in place of `gpus`; None where it is not Slurm.
-        expected_gpus: how many whole GPUs the node has; 0: as many as there are.
-        seconds: that one check may take on one GPU before it counts as hung.
-        start_seconds: that a process may take to import torch and open its GPU.
-        driver_seconds: that NVML may take to tell all of a GPU, see `driver_seconds_of`.
+        slurm_gpus: minor numbers or UUIDs as Slurm names them, in place of `gpus`; None without Slurm.
+        expected_gpus: whole GPUs that the node must have; 0 for no such check.
+        seconds: deadline of one check on one GPU.
+        start_seconds: deadline of importing torch and opening a GPU.
+        driver_seconds: deadline of NVML for all readings of a GPU, see `driver_seconds_of`.
     """
 
     device_type: str = "cuda"
@@ -51,18 +51,18 @@ class PreflightRequest:
 
     @property
     def runs(self) -> bool:
-        """Whether anything is run on the GPUs, or the driver only asked."""
+        """Whether anything runs on the GPUs; else only NVML is asked."""
         return self.groups != {CheckGroup.STATE}
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Commands of the processes, and their environment.
+    """Commands of the worker processes.
 
     Attributes:
         device: measures; the kind of device is appended.
-        state: asks the driver.
-        environment: of this process.
+        state: asks NVML.
+        environment: of all.
     """
 
     device: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.device_worker")
@@ -71,11 +71,11 @@ class Programs:
 
 
 def gpus_of(text: str) -> tuple[str, ...]:
-    """GPUs as they are named: "0,2-4,GPU-1b2c3d4e"."""
+    """Names in a list such as "0,2-4,GPU-1b2c3d4e"."""
     names: list[str] = []
     for name in (word.strip() for word in text.split(",")):
         first, dash, last = name.partition("-")
-        if dash and first.isdecimal() and last.isdecimal() and int(last) < _MOST_GPUS:
+        if dash and first.isdecimal() and last.isdecimal() and int(last) < MAX_GPUS:
             names += map(str, range(int(first), int(last) + 1))
         elif name:
             names.append(name)
@@ -83,15 +83,15 @@ def gpus_of(text: str) -> tuple[str, ...]:
 
 
 def slurm_gpus_of(text: str) -> tuple[str, ...]:
-    """GPUs as Slurm names them in SLURM_JOB_GPUS: "0,2-4,GPU-1b2c3d4e"; none of "NoDevFiles"."""
+    """Names in a list of SLURM_JOB_GPUS such as "0,2-4,GPU-1b2c3d4e"; none in "NoDevFiles"."""
     return tuple(dict.fromkeys(parse_device_list(text)))
 
 
 def groups_of(text: str) -> frozenset[CheckGroup]:
-    """The groups that are named, by themselves or by one of their checks: "memory,matmul".
+    """Groups in a list of groups or checks such as "memory,matmul".
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no group or check of a name.
     """
     groups = set()
     for name in (word.strip().replace("-", "_") for word in text.split(",")):
@@ -101,5 +101,5 @@ def groups_of(text: str) -> frozenset[CheckGroup]:
             groups.add(CheckGroup(name))
         else:
             known = ", ".join(CheckGroup)
-            raise UsageError(f"there is no check {name!r}", where="--checks", what_next=f"there are {known}")
+            raise UsageError(f"unknown check {name!r}", where="--checks", what_next=f"known: {known}")
     return frozenset(groups)

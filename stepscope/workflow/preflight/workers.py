@@ -1,4 +1,4 @@
-"""Worker processes that may hang or die: asked all at once, each with a deadline."""
+"""Worker processes that may hang or die: requests to all at once, with a deadline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any
 
 _GRACE_SECONDS = 3.0
-"""What processes may take to end: by themselves, then when they are told, then when they are killed."""
-_LONGEST_ANSWER = 32 * 1024**2
+"""Time for processes to end: by themselves, then after SIGTERM, then after SIGKILL."""
+MAX_ANSWER_BYTES = 32 * 1024**2
 
 
 class FailureKind(StrEnum):
@@ -26,7 +26,7 @@ class FailureKind(StrEnum):
 
     HUNG = "hung"
     DIED = "died"
-    ERROR = "error"  # it said which, and ended
+    ERROR = "error"  # it reported an error, and ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Failure:
     """A request that was not answered.
 
     Attributes:
-        kind: how.
+        kind: how the process failed.
         detail: one line for people.
     """
 
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request that the device cannot do, and why."""
+    """A request that the device does not support, and why."""
 
     detail: str
 
@@ -56,11 +56,11 @@ class Worker:
     """One process that answers requests, a line of JSON each way. A context manager."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             command: its program and arguments.
-            environment: all of it.
+            environment: its whole environment.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._process = subprocess.Popen(
@@ -92,17 +92,17 @@ class Worker:
         return self._output.fileno()
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Ask; one that has ended is noticed when its answer is waited for."""
+        """Send a request; a process that has ended is noticed when its answer is read."""
         with contextlib.suppress(OSError):
             self._input.write(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> Reply | None:
-        """The answer; None while it has not come whole."""
+        """The answer; None while it is incomplete."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output.fileno(), 1 << 16):
                 self._partial += data
-                if len(self._partial) > _LONGEST_ANSWER:
-                    return self.fail(FailureKind.DIED, "it answered what is no answer")
+                if len(self._partial) > MAX_ANSWER_BYTES:
+                    return self.fail(FailureKind.DIED, "its answer is not valid")
                 if data.endswith(b"\n"):
                     break
             else:
@@ -115,18 +115,18 @@ class Worker:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            return self.fail(FailureKind.DIED, "it answered what is no answer")
+            return self.fail(FailureKind.DIED, "its answer is not valid")
         if "unsupported" in answer:
             return Unsupported(str(answer["unsupported"]))
         return self.fail(FailureKind.ERROR, str(answer["error"])) if "error" in answer else answer
 
     def fail(self, kind: FailureKind, detail: str) -> Failure:
-        """Note that it can be asked no more, and why."""
+        """Record that it takes no more requests, and why."""
         self.failure = Failure(kind, detail)
         return self.failure
 
     def close(self) -> None:
-        """End it. One that hangs in the kernel cannot be ended: it is left."""
+        """End the process. One that hangs in the kernel cannot be ended and is left."""
         close_all([self])
 
     def _has_ended(self, seconds: float) -> bool:
@@ -137,7 +137,7 @@ class Worker:
         return True
 
     def _last_words(self) -> str:
-        """Why it ended: the signal or exit code, and the last line that it wrote."""
+        """Why it ended: the signal or exit code, and the last line on its stderr."""
         self._has_ended(1.0)
         code = self._process.poll()
         how = "its process ended"
@@ -151,7 +151,7 @@ class Worker:
 
 
 def close_all(workers: Sequence[Worker]) -> None:
-    """End them together: each way of ending is waited for once, not once a process."""
+    """End the processes together: each way of ending is waited for once, not once per process."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker._input.close()
@@ -171,11 +171,11 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 
 def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
-    """Ask each its request, and wait for all answers. One that failed before gives its failure again.
+    """Send each worker its request, and wait for all answers. A worker that failed before gives its failure again.
 
     Args:
         requests: by worker.
-        seconds: after which those that have not answered count as hung.
+        seconds: deadline; workers without an answer count as hung.
     """
     replies: dict[Worker, Reply] = {}
     with selectors.DefaultSelector() as selector:
@@ -200,5 +200,5 @@ def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dic
 
 
 def ask(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
-    """Ask one."""
+    """Send one worker a request, and wait for its answer."""
     return ask_all({worker: request}, seconds)[worker]

@@ -1,4 +1,4 @@
-"""Does each key come from whoever counts most, and is a wrong one said in one line that helps?"""
+"""Configuration of the agent: order of precedence, and one-line errors that help."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_nothing_said_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[web]\nlisn = 1", "{file}: unknown key web.lisn; is web.listen meant?"),
-        ("[wbe]\n", "{file}: unknown section wbe; is web meant?"),
-        ("[web]\ninterval = 1", "{file}: unknown key web.interval; is gpus.interval meant?"),
+        ("[web]\nlisn = 1", "{file}: unknown key web.lisn; did you mean web.listen?"),
+        ("[wbe]\n", "{file}: unknown section wbe; did you mean web?"),
+        ("[web]\ninterval = 1", "{file}: unknown key web.interval; did you mean gpus.interval?"),
         ("web = 1", "{file}: web: must be a section, [web]"),
-        ("[web]\nlisten = 9455", "{file}: web.listen: must be a text, not 9455"),
+        ("[web]\nlisten = 9455", "{file}: web.listen: must be a string, not 9455"),
         ("[web]\ninsecure = 1", "{file}: web.insecure: must be true or false, not 1"),
         ("[gpus]\ninterval = true", "{file}: gpus.interval: must be a number, not True"),
         ("[gpus]\ninterval = 60", "{file}: gpus.interval: must be 0.1 to 15, not 60.0"),
         ("[gpus]\ninterval = nan", "{file}: gpus.interval: must be 0.1 to 15, not nan"),
         ('[dcgm]\nnames = "all"', "{file}: dcgm.names: must be one of \"\", old, new, not 'all'"),
-        ("[web", "{file}: is no TOML (Expected ']' at the end of a table declaration (at end of document))"),
+        ("[web", "{file}: is not TOML (Expected ']' at the end of a table declaration (at end of document))"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
@@ -93,8 +93,8 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
-        ("WEB__LISTN", "x", "environment: unknown setting {name}; is STEPSCOPE_AGENT__WEB__LISTEN meant?"),
-        ("web__listen", "x", "environment: unknown setting {name}; is STEPSCOPE_AGENT__WEB__LISTEN meant?"),
+        ("WEB__LISTN", "x", "environment: unknown setting {name}; did you mean STEPSCOPE_AGENT__WEB__LISTEN?"),
+        ("web__listen", "x", "environment: unknown setting {name}; did you mean STEPSCOPE_AGENT__WEB__LISTEN?"),
         ("GPUS__INTERVAL", "fast", "{name}: must be a number, not 'fast'"),
         ("GPUS__INTERVAL", "1\nx = 2", "{name}: must be a number, not '1 x = 2'"),
         ("WEB__INSECURE", "yes", "{name}: must be true or false, not 'yes'"),
@@ -110,7 +110,7 @@ def test_a_wrong_variable_is_one_line(name: str, text: str, line: str) -> None:
 def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
     for text, start in (
         ('[web]\nlisten = "0.0.0.0:1"', "web.listen: 0.0.0.0:1: other machines can reach this address"),
-        ('[web]\nlisten = "nowhere"', "web.listen: nowhere: is no HOST:PORT"),
+        ('[web]\nlisten = "nowhere"', "web.listen: nowhere: is not HOST:PORT"),
         ('[dcgm]\nexporter = "http://"', "dcgm.exporter: http://: not an address"),
     ):
         file = _file(tmp_path, text)
@@ -136,7 +136,7 @@ def test_lists_in_file_and_environment() -> None:
     assert typed_value(key, ["a", "b"], where="") == ("a", "b")
     assert value_from_text(key, "a, b,", where="") == ("a", "b")
     assert value_from_text(key, '["a,b"]', where="") == ("a,b",)
-    with pytest.raises(UsageError, match=r"x: must be a list of texts, not \[1\]"):
+    with pytest.raises(UsageError, match=r"x: must be a list of strings, not \[1\]"):
         typed_value(key, [1], where="x")
 
 
@@ -152,7 +152,7 @@ def test_passwords_are_not_shown() -> None:
     assert shown(_key(is_secret=True), ("a",)) == "***"
     with pytest.raises(UsageError) as raised:
         typed_value(_key(is_secret=True), 5, where="x")
-    assert str(raised.value) == "x: must be a list of texts, not that"
+    assert str(raised.value) == "x: must be a list of strings, not that"
 
 
 @given(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from stepscope.agent.gpus.gpu_source import FirstRound
 from stepscope.agent.gpus.targets import TargetState
-from stepscope.core.metrics.readings import MissingReason, labels_of
+from stepscope.core.hardware.devices import Device
+from stepscope.core.metrics.readings import MissingReason
 
 
 def gpu(index: int, *, answered: bool = False, hangs: bool = False) -> TargetState:
     reason = MissingReason.TIMED_OUT if hangs else None
-    return TargetState(labels_of(gpu=index), reason, "", 1 if answered else None, None, is_apart=hangs)
+    return TargetState(Device(index=str(index)), reason, "", 1 if answered else None, None, is_apart=hangs)
 
 
 class Clock:

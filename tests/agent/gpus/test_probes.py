@@ -184,7 +184,7 @@ def test_gpus_that_are_numbered_anew_when_one_is_gone_are_not_taken_for_lost(mac
         def is_read_again(snapshot: Snapshot) -> bool:
             for target in snapshot.targets:
                 if target.reason is MissingReason.GONE:
-                    lost.add(dict(target.labels)["uuid"])
+                    lost.add(target.device.uuid)
             answered.update(
                 (dict(one.labels)["uuid"], dict(one.labels)["gpu"])
                 for one in snapshot.collection.readings
@@ -195,7 +195,7 @@ def test_gpus_that_are_numbered_anew_when_one_is_gone_are_not_taken_for_lost(mac
         until(probes, is_read_again)
         end = time.monotonic() + 2 * QUICK.look
         until(probes, lambda s: is_read_again(s) and time.monotonic() > end)
-    uuids = [dict(target.labels)["uuid"] for target in before]
+    uuids = [target.device.uuid for target in before]
     assert lost == {uuids[1]}
     assert [answered[uuids[was]] for was in (0, 2, 3)] == ["0", "1", "2"]
 
@@ -257,7 +257,7 @@ def test_reading_goes_on_after_processes_and_descriptors_ran_out(
             failing = until(probes, lambda s: bool(s.collection.missing) and not all_well(1)(s))
             assert any("no process can be started" in missing.detail for missing in failing.collection.missing)
         until(probes, all_well(1))
-    assert [record.message for record in caplog.records] == ["reading the GPUs failed; it is tried again"]
+    assert [record.message for record in caplog.records] == ["reading the GPUs failed; trying again"]
 
 
 def _no_process(*_: object) -> None:

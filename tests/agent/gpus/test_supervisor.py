@@ -8,6 +8,7 @@ import pytest
 
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.core.errors import UsageError
+from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import MissingReason
 from tests.agent.gpus.fake_machine import TIMING, Machine, labels
@@ -246,11 +247,11 @@ def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index_and_hides_no_othe
     machine.hanging = {1}
     machine.run(60)
     assert machine.reasons() == {0: None, 1: MissingReason.TIMED_OUT, 2: None, 3: None}
-    assert machine.watch.known()[1].state.labels == (("gpu", "1"),)
+    assert machine.watch.known()[1].state.device == Device(index="1")
     machine.hanging = set()
     machine.run(200)
     assert machine.reasons() == dict.fromkeys(range(4))
-    assert [known.state.labels for known in machine.watch.known()] == [labels(index) for index in range(4)]
+    assert [known.state.device.labels() for known in machine.watch.known()] == [labels(index) for index in range(4)]
 
 
 def test_xids_are_counted_for_ever_and_told_once() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.health.episodes import MOST_ENDED, Episodes, Hysteresis
-from stepscope.agent.health.samples import CheckSample, SampleState, SignEvidence, bad, good
+from stepscope.agent.health.episodes import MAX_ENDED, Episodes, Hysteresis
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState, bad, good
 from stepscope.core.hardware.health import Action, HealthEvent, Severity
 from stepscope.core.metrics.readings import labels_of
 from tests.agent.health.machines import SECOND
@@ -14,8 +14,8 @@ from tests.agent.health.machines import SECOND
 _LABELS = labels_of(gpu=0, uuid="GPU-0")
 
 
-def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> SignEvidence:
-    return SignEvidence(severity, Action.REBOOT, f"it is {value}", value, 1.0, "errors")
+def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> CheckEvidence:
+    return CheckEvidence(severity, Action.REBOOT, f"it is {value}", value, 1.0, "errors")
 
 
 class _Run:
@@ -23,7 +23,7 @@ class _Run:
         self.episodes = Episodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
         self.changes: list[HealthEvent] = []
 
-    def bad(self, at: float, evidence: SignEvidence | None = None) -> None:
+    def bad(self, at: float, evidence: CheckEvidence | None = None) -> None:
         self._take(bad("code", int(at * SECOND), evidence or _evidence()))
 
     def good(self, at: float) -> None:
@@ -32,8 +32,8 @@ class _Run:
     def between(self, at: float) -> None:
         self._take(CheckSample("code", int(at * SECOND), SampleState.BETWEEN))
 
-    def _take(self, sign: CheckSample) -> None:
-        event = self.episodes.observe("GPU-0", _LABELS, sign)
+    def _take(self, sample: CheckSample) -> None:
+        event = self.episodes.observe("GPU-0", _LABELS, sample)
         if event is not None:
             self.changes.append(event)
 
@@ -124,12 +124,12 @@ def test_the_worst_of_an_episode_stays() -> None:
 
 def test_ended_events_are_kept_up_to_a_number() -> None:
     run = _Run(enter=0, leave=0)
-    for at in range(MOST_ENDED + 50):
+    for at in range(MAX_ENDED + 50):
         run.bad(2 * at)
         run.good(2 * at + 1)
-    assert len(run.episodes.ended) == MOST_ENDED
-    assert run.episodes.ended[-1].first_ns == 2 * (MOST_ENDED + 49) * SECOND
-    assert run.episodes.totals == {(_LABELS, "code"): MOST_ENDED + 50}
+    assert len(run.episodes.ended) == MAX_ENDED
+    assert run.episodes.ended[-1].first_ns == 2 * (MAX_ENDED + 49) * SECOND
+    assert run.episodes.totals == {(_LABELS, "code"): MAX_ENDED + 50}
 
 
 _SIGNS = st.lists(st.tuples(st.sampled_from(["bad", "good", "between", "over"]), st.integers(-40, 100)), max_size=80)

@@ -20,7 +20,7 @@ from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.hardware.health import HealthState
+from stepscope.core.hardware.health import HealthEvent, HealthState
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Reading, labels_of, with_labels
 from stepscope.workflow.nodes.answers import NodeAnswer
@@ -63,7 +63,7 @@ def test_an_event_is_on_the_page_while_it_is_open_and_its_begin_and_end_are_one_
 ) -> None:
     gpu = _Gpu()
     assert gpu.source.report().machine.state is HealthState.UNKNOWN
-    assert gpu.source.events() == ()
+    assert _events(gpu.source) == ()
     with caplog.at_level(logging.WARNING, _LOGGER):
         gpu.look(3)
         gpu.margin = -2.0
@@ -83,7 +83,7 @@ def test_an_event_is_on_the_page_while_it_is_open_and_its_begin_and_end_are_one_
         "look at fans, air or water flow, and the temperature of the room",
         "GPU 0 (GPU-0): temperature_margin is over after 200 s, seen 20 times",
     ]
-    (ended,) = gpu.source.events()
+    (ended,) = _events(gpu.source)
     assert ended.ended_ns is not None
     assert gpu.source.report().ended_events == (ended,)
 
@@ -174,6 +174,11 @@ def test_sxids_of_the_kernel_log_are_counted(tmp_path: Path) -> None:
     }
 
 
+def _events(health: HealthSource) -> tuple[HealthEvent, ...]:
+    report = health.report()
+    return (*report.open_events, *report.ended_events)
+
+
 def _until(health: HealthSource, is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
@@ -195,7 +200,7 @@ def test_xid_ecc_error_and_a_lost_gpu_end_to_end(machine: FakeNvml) -> None:
             return [one.state.value for one in health.report().gpus.values()]
 
         def codes(gpu: int) -> set[str]:
-            return {event.code for event in health.events() if ("gpu", str(gpu)) in event.labels}
+            return {event.code for event in _events(health) if ("gpu", str(gpu)) in event.labels}
 
         _until(health, lambda: states() == ["healthy"] * 3)
         assert health.report().machine.state is HealthState.HEALTHY
@@ -235,7 +240,7 @@ def test_xids_that_the_kernel_log_alone_has_are_events(report: str, tmp_path: Pa
                 now_ns[0] += 2 * SECOND
                 health.collect()
     whose = labels_of(pci_bus_id="00000000:61:00.0")
-    assert [(one.code, one.labels, one.count) for one in health.events()] == [
+    assert [(one.code, one.labels, one.count) for one in _events(health)] == [
         ("xid_119", whose, 1),
         ("xid_62", whose, 1),
     ], report

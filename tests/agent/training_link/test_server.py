@@ -140,7 +140,7 @@ def test_one_that_does_not_read_is_left(server: TrainingServer, connect: Connect
 def test_too_many_are_turned_away_and_files_are_given_back(
     server: TrainingServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_MOST_OF_A_USER", 3)
+    monkeypatch.setattr(server_module, "_MAX_CONNECTIONS_OF_USER", 3)
     processes = []
     for rank in range(3):
         processes.append(connect())

@@ -49,7 +49,7 @@ def test_the_file_of_an_agent_that_was_killed_is_replaced(place: Path) -> None:
 
 def test_what_is_somebody_elses_is_left_alone(place: Path) -> None:
     place.write_text("mine")
-    with pytest.raises(UsageError, match="is there and no socket"):
+    with pytest.raises(UsageError, match="exists and is not a socket"):
         SocketFile(str(place)).__enter__()
     assert place.read_text() == "mine"
     place.unlink()

@@ -1,4 +1,4 @@
-"""May the agent listen there?"""
+"""Addresses on which the agent may listen."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_this_machine_alone(text: str, expected: Address) -> None:
 
 @pytest.mark.parametrize("text", ["0.0.0.0:9455", "[::]:9455", ":9455", "10.1.2.3:9455", "no-such-name.invalid:9455"])
 def test_others_may_ask_only_when_told(text: str) -> None:
-    with pytest.raises(UsageError, match=r"nobody would be asked who they are; .*--insecure"):
+    with pytest.raises(UsageError, match=r"without TLS and login; .*--insecure"):
         address_of(text)
     assert address_of(text, insecure=True).port == 9455
 
 
 @pytest.mark.parametrize("text", ["", "9455", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "::1:9455"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no HOST:PORT"):
+    with pytest.raises(UsageError, match=r"is not HOST:PORT"):
         address_of(text)
 
 

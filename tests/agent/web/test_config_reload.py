@@ -1,4 +1,4 @@
-"""Does a web config keep out whom it should, and is it read anew? With real certificates and requests."""
+"""Web config: clients are kept out and the file is reloaded, with real certificates and requests."""
 
 from __future__ import annotations
 
@@ -193,7 +193,10 @@ def test_certificate_and_users_change_while_it_runs(
         trusted = agent.context(ca=certificates / "server.crt")
         agent.replace("server.crt", (certificates / "other.crt").read_bytes())  # its key comes a moment later
         assert agent.get("/metrics", _basic("alice", "new"), trusted)[0] == 200
-        assert "no certificate with its key (KEY_VALUES_MISMATCH); what was read before still counts" in caplog.text
+        assert (
+            "is not a certificate with its key (KEY_VALUES_MISMATCH); the configuration read before stays in use"
+            in caplog.text
+        )
         agent.replace("server.key", (certificates / "other.key").read_bytes())
         assert agent.get("/metrics", _basic("alice", "new"))[0] == 200
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -201,9 +204,9 @@ def test_certificate_and_users_change_while_it_runs(
 
         caplog.clear()
         for text, line in (
-            ("basic_auth_users: {alice: plain}", "alice: is no bcrypt hash"),
-            ("", "TLS comes and goes with a restart alone"),
-            (_TLS, "lets everybody in, which takes a restart"),
+            ("basic_auth_users: {alice: plain}", "alice: is not a bcrypt hash"),
+            ("", "TLS can be turned on or off only by a restart"),
+            (_TLS, "would let everybody in, which needs a restart"),
         ):
             agent.replace("web.yml", text.encode())
             for _ in range(3):
@@ -221,8 +224,8 @@ def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path,
     for text, line in (
         ("{cert_file: none.crt, key_file: none.key}", "none.crt: cannot be read (No such file or directory)"),
         ("{cert_file: server.crt, key_file: none.key}", "none.key: cannot be read (No such file or directory)"),
-        ("{cert_file: server.crt, key_file: other.key}", "no certificate with its key (KEY_VALUES_MISMATCH)"),
-        ("{cert_file: noise.pem, key_file: other.key}", "no certificate with its key ("),
+        ("{cert_file: server.crt, key_file: other.key}", "is not a certificate with its key (KEY_VALUES_MISMATCH)"),
+        ("{cert_file: noise.pem, key_file: other.key}", "is not a certificate with its key ("),
     ):
         file.write_text(f"tls_server_config: {text}")
         with pytest.raises(UsageError) as raised:

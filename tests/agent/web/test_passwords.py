@@ -1,4 +1,4 @@
-"""Are passwords checked right, and can nobody make the agent compute for ever?"""
+"""Passwords are checked correctly, within a CPU budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from stepscope.agent.web import access as passwords_module
-from stepscope.agent.web.access import Answer, Passwords
+from stepscope.agent.web.access import PasswordCheck, Passwords
 
 _USERS = {name: bcrypt.hashpw(name.encode() * 2, bcrypt.gensalt(4)) for name in ("alice", "bob")}
 
@@ -40,36 +40,38 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> tuple[_Clock, list[bytes]]:
 
 def test_right_and_wrong() -> None:
     passwords = Passwords()
-    assert passwords.check(_USERS, "alice", b"alicealice", "c") is Answer.RIGHT
-    assert passwords.check(_USERS, "alice", b"bobbob", "c") is Answer.WRONG
-    assert passwords.check(_USERS, "bob", b"alicealice", "c") is Answer.WRONG
-    assert passwords.check(_USERS, "carol", b"alicealice", "c") is Answer.WRONG  # a known user's password
-    assert passwords.check(_USERS, "", b"", "c") is Answer.WRONG
-    assert passwords.check(_USERS, "alice", b"alicealice" * 8, "c") is Answer.WRONG  # longer than bcrypt looks
-    assert passwords.check(_USERS, "alice", b"alice\0alice", "c") is Answer.WRONG
+    assert passwords.check(_USERS, "alice", b"alicealice", "c") is PasswordCheck.RIGHT
+    assert passwords.check(_USERS, "alice", b"bobbob", "c") is PasswordCheck.WRONG
+    assert passwords.check(_USERS, "bob", b"alicealice", "c") is PasswordCheck.WRONG
+    assert passwords.check(_USERS, "carol", b"alicealice", "c") is PasswordCheck.WRONG  # a known user's password
+    assert passwords.check(_USERS, "", b"", "c") is PasswordCheck.WRONG
+    assert passwords.check(_USERS, "alice", b"alicealice" * 8, "c") is PasswordCheck.WRONG  # longer than bcrypt looks
+    assert passwords.check(_USERS, "alice", b"alice\0alice", "c") is PasswordCheck.WRONG
 
 
 def test_each_is_computed_once_also_of_users_that_there_are_not(checked: tuple[_Clock, list[bytes]]) -> None:
     clock, asked = checked
     passwords = Passwords(clock)
     for _ in range(3):
-        assert passwords.check(_USERS, "alice", b"alicealice", "a") is Answer.RIGHT
-        assert passwords.check(_USERS, "carol", b"x", "b") is Answer.WRONG
+        assert passwords.check(_USERS, "alice", b"alicealice", "a") is PasswordCheck.RIGHT
+        assert passwords.check(_USERS, "carol", b"x", "b") is PasswordCheck.WRONG
     assert asked == [b"alicealice", b"x"]
     changed = {"alice": bcrypt.hashpw(b"new", bcrypt.gensalt(4))}
     clock.now += 100
-    assert passwords.check(changed, "alice", b"alicealice", "a") is Answer.WRONG  # remembered of the old hash alone
+    assert (
+        passwords.check(changed, "alice", b"alicealice", "a") is PasswordCheck.WRONG
+    )  # remembered of the old hash alone
 
 
 def test_who_guesses_waits_and_others_do_not(checked: tuple[_Clock, list[bytes]]) -> None:
     clock, asked = checked
     passwords = Passwords(clock)
-    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is Answer.RIGHT
+    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is PasswordCheck.RIGHT
     answers = [passwords.check(_USERS, "alice", b"%d" % number, "guesser") for number in range(1000)]
-    assert answers.count(Answer.WRONG) == 3  # a second's burst, and what comes back meanwhile
-    assert set(answers[3:]) == {Answer.BUSY}
-    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is Answer.RIGHT
-    assert passwords.check(_USERS, "alice", b"alicealice", "new") is Answer.RIGHT
+    assert answers.count(PasswordCheck.WRONG) == 3  # a second's burst, and what comes back meanwhile
+    assert set(answers[3:]) == {PasswordCheck.BUSY}
+    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is PasswordCheck.RIGHT
+    assert passwords.check(_USERS, "alice", b"alicealice", "new") is PasswordCheck.RIGHT
     assert len(asked) == 5
 
 
@@ -86,10 +88,10 @@ def test_many_guessers_together_take_a_share_of_a_core(checked: tuple[_Clock, li
 def test_right_passwords_are_not_pushed_out_by_wrong_ones(checked: tuple[_Clock, list[bytes]]) -> None:
     clock, asked = checked
     passwords = Passwords(clock)
-    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is Answer.RIGHT
+    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is PasswordCheck.RIGHT
     for number in range(600):
         clock.now += 100
         passwords.check(_USERS, "alice", b"%d" % number, "guesser")
     assert len(asked) == 601
-    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is Answer.RIGHT
+    assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is PasswordCheck.RIGHT
     assert len(asked) == 601

@@ -1,4 +1,4 @@
-"""Does the agent answer over HTTP, also while a source hangs and clients misbehave?"""
+"""HTTP server of the agent, also while a source hangs and clients misbehave."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def test_it_answers_while_a_source_hangs(agent: _Agent) -> None:
 def test_a_page_that_fails_is_one_line_and_costs_no_other(agent: _Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.states = (None,)  # type: ignore[assignment]
     status, _, body = agent.get("/metrics")
-    assert (status, body) == (500, "this page failed; the agent's log says why\n")
+    assert (status, body) == (500, "this request failed; see the agent's log\n")
     assert "/metrics failed" in caplog.text
     agent.states = (_UP,)
     assert agent.get("/metrics")[0] == 200
 
 
 def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_ASKING_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "_REQUEST_SECONDS", 1.0)
     idle = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(20)]
     try:
         assert agent.get("/healthz")[0] == 200
@@ -141,7 +141,7 @@ def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytes
 
 
 def test_where_nobody_can_be_cut_they_are_told_so(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(connections, "_MAX_CONNECTIONS", 0)
     with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.0 503 ")
 
@@ -169,14 +169,14 @@ def test_who_asks_takes_the_place_of_who_says_nothing(agent: _Agent, begin: byte
 
 
 def test_who_says_nothing_for_long_is_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_ASKING_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "_REQUEST_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as silent:
         silent.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert silent.recv(1) == b""
 
 
 def test_one_client_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST_OF_ONE_CLIENT", 3)
+    monkeypatch.setattr(connections, "_MAX_OF_ONE_CLIENT", 3)
     go_on = threading.Event()
 
     def slow(_: Request) -> Reply:
@@ -191,7 +191,7 @@ def test_one_client_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> N
             for connection in held:
                 connection.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
             end = time.monotonic() + 20
-            while sum(one.has_asked for one in server._server._connections.values()) < 3:
+            while sum(one.has_request for one in server._server._connections.values()) < 3:
                 assert time.monotonic() < end
                 time.sleep(0.01)
             with socket.create_connection(place, timeout=20) as fourth:

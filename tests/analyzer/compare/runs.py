@@ -1,4 +1,4 @@
-"""How is a small analysed run made for a comparison? From its step times, a ledger, and what else it is to have."""
+"""Small analysed runs for comparisons, made from step times, a time breakdown and optional parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a comparison name what changed, stay silent about what did not, and say how little it knows?"""
+"""A comparison names what changed, stays silent about the rest, and says how little it knows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_became_slower_is_named_with_its_ranks() -> None:
     assert between(slow, fast).step_time.state is Change.FASTER
 
 
-def test_causes_and_headings_add_up_to_the_step_whatever_the_window_says() -> None:
+def test_causes_and_categories_add_up_to_the_step_whatever_the_window_says() -> None:
     fast = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0})
     slow = make_run(150.0, 150.2, causes={Cause.COMPUTE_BOUND: 0.667, Cause.DATA_LOADING: 0.333})
     rows = [replace(row, fraction=0.1) for row in slow.analysis.root_causes]

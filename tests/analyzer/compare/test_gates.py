@@ -1,4 +1,4 @@
-"""Does `--fail-on` read as documented, and does a gate fail only when the interval says so?"""
+"""`--fail-on` is parsed as documented, and a gate fails only if the confidence interval says so."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_percentage_of_what_was_not_there_is_of_the_step() -> None:
     assert judged.threshold == pytest.approx(3.0)
 
 
-def test_a_bare_name_is_the_cause_where_a_heading_has_the_same() -> None:
+def test_a_bare_name_is_the_cause_where_a_category_has_the_same() -> None:
     shares = {TimeCategory.COMPUTE_BOUND: 0.5, TimeCategory.COMMUNICATION: 0.5}
     run = make_run(100.0, 100.0, ledger=shares, causes={Cause.COMPUTE_BOUND: 0.8, Cause.COMMUNICATION: 0.2})
     assert gate("communication:+3%", run, run).difference.a == pytest.approx(20.0)

@@ -1,4 +1,4 @@
-"""Are quantiles of Student's t those of the printed tables?"""
+"""Quantiles of Student's t match the printed tables; intervals match Welch's."""
 
 from __future__ import annotations
 

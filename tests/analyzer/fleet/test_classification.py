@@ -52,13 +52,13 @@ def _without_profiling(*samples: Sample) -> list[Sample]:
     ],
 )
 def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
-    told = _minute(*samples)
-    assert told.cause is cause
-    assert told.cause in FLEET_CAUSES
-    assert told.evidence
-    assert 0 < told.confidence <= 1
-    assert told.counters is Counters.SM
-    assert told.summary.startswith(cause_phrase(cause))
+    found = _minute(*samples)
+    assert found.cause is cause
+    assert found.cause in FLEET_CAUSES
+    assert found.evidence
+    assert 0 < found.confidence <= 1
+    assert found.counters is Counters.SM
+    assert found.summary.startswith(cause_phrase(cause))
 
 
 @pytest.mark.parametrize(
@@ -75,25 +75,25 @@ def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
 )
 def test_classes_without_profiling_counters(sample: Sample, cause: Cause) -> None:
     """A100 and older under NVML: utilisation, memory, power, NVLink. Bug log 18."""
-    told = _minute(*_without_profiling(sample))
-    assert told.cause is cause
-    assert told.counters is Counters.POWER
-    assert told.confidence <= _minute(sample).confidence
+    found = _minute(*_without_profiling(sample))
+    assert found.cause is cause
+    assert found.counters is Counters.POWER
+    assert found.confidence <= _minute(sample).confidence
 
 
 def test_a_default_page_has_no_sm_activity() -> None:
     for sample in (COMPUTING, STREAMING, WAITING, STARVED, LAUNCHING, HELD, SPINNING):
-        told = _minute(replace(sample, sm=None, vector=None, throttle_reasons=None))
-        assert told.cause is _minute(sample).cause
-        assert told.counters is Counters.PIPES
+        found = _minute(replace(sample, sm=None, vector=None, throttle_reasons=None))
+        assert found.cause is _minute(sample).cause
+        assert found.counters is Counters.PIPES
 
 
 def test_a_communication_kernel_that_spins_is_no_computation() -> None:
     """SMs busy, links moving, no arithmetic."""
-    told = _minute(replace(SPINNING, link_bytes=40e9, sm=0.18, power_watts=230.0))
-    assert told.cause is Cause.COMMUNICATION
-    assert told.shares is not None
-    assert (told.shares.waiting or 0) > 0.9
+    found = _minute(replace(SPINNING, link_bytes=40e9, sm=0.18, power_watts=230.0))
+    assert found.cause is Cause.COMMUNICATION
+    assert found.shares is not None
+    assert (found.shares.waiting or 0) > 0.9
 
 
 def test_a_wait_is_a_hang_only_after_a_while_and_surer_the_longer() -> None:
@@ -114,9 +114,9 @@ def test_a_hang_is_seen_also_where_some_counters_are_missing() -> None:
 @pytest.mark.parametrize(("uncounted", "confidence"), [(0, 0.49), (6, 0.49), (7, 0.33), (60, 0.33)])
 def test_a_hang_is_as_sure_as_most_of_its_samples(uncounted: int, confidence: float) -> None:
     samples = [replace(SPINNING, **PROFILING)] * uncounted + [SPINNING] * (60 - uncounted)
-    told = _minute(*samples)
-    assert told.cause is Cause.HANG
-    assert told.confidence == pytest.approx(confidence, abs=0.005)
+    found = _minute(*samples)
+    assert found.cause is Cause.HANG
+    assert found.confidence == pytest.approx(confidence, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_peers_beyond_pcie_are_peers() -> None:
 def test_counters_that_are_silent_are_not_believed() -> None:
     """Bug log 17: all profiling counters 0 while the GPU works (NVIDIA/DCGM#303)."""
     silent = replace(COMPUTING, engine=0.0, sm=0.0, tensor=0.0, dram=0.0)
-    told = _minute(silent)
-    assert told.cause is Cause.COMPUTE_BOUND
-    assert told.counters is Counters.POWER
-    assert "profiling_silent" in {evidence.metric for evidence in told.evidence}
+    found = _minute(silent)
+    assert found.cause is Cause.COMPUTE_BOUND
+    assert found.counters is Counters.POWER
+    assert "profiling_silent" in {evidence.metric for evidence in found.evidence}
     unknown = _minute(replace(silent, power_watts=None))
     assert unknown.cause is Cause.INSUFFICIENT_EVIDENCE
 
@@ -172,9 +172,9 @@ def test_counters_that_are_silent_are_not_believed() -> None:
     ],
 )
 def test_a_class_that_is_not_known_is_not_sure(sample: Sample) -> None:
-    told = _minute(sample)
-    assert (told.cause, told.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
-    job = class_of_job([told, told])
+    found = _minute(sample)
+    assert (found.cause, found.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
+    job = class_of_job([found, found])
     assert (job.cause, job.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
 
 
@@ -199,8 +199,8 @@ def test_a_utilisation_that_sticks_is_not_believed() -> None:
 )
 def test_a_slowed_gpu_is_throttled(reasons: set[str], clock: float, reason: Reason) -> None:
     slowed = replace(COMPUTING, throttle_reasons=frozenset(reasons), clock_hertz=clock)
-    told = _minute(slowed)
-    assert (told.cause, told.reasons) == (Cause.THROTTLED, (reason,))
+    found = _minute(slowed)
+    assert (found.cause, found.reasons) == (Cause.THROTTLED, (reason,))
 
 
 def test_a_power_cap_under_load_is_normal_and_so_is_a_low_clock_at_rest() -> None:
@@ -235,9 +235,9 @@ def test_a_gpu_that_never_rests_is_not_idle_however_little_it_does() -> None:
     ],
 )
 def test_the_processes_tell_host_from_loader(host: HostUse, cause: Cause, reason: Reason | None) -> None:
-    told = _minute(STARVED, host=host)
-    assert told.cause is cause
-    assert reason is None or reason in told.reasons
+    found = _minute(STARVED, host=host)
+    assert found.cause is cause
+    assert reason is None or reason in found.reasons
 
 
 def test_copies_both_ways_are_no_checkpoint() -> None:
@@ -257,7 +257,7 @@ def test_no_pipe_is_active_longer_than_the_engine() -> None:
 
 
 def test_nothing_known_is_unknown() -> None:
-    told = _minute(Sample(0))
-    assert (told.cause, told.shares) == (Cause.INSUFFICIENT_EVIDENCE, None)
+    found = _minute(Sample(0))
+    assert (found.cause, found.shares) == (Cause.INSUFFICIENT_EVIDENCE, None)
     with pytest.raises(ValueError, match="needs a sample"):
         classify([])

@@ -1,4 +1,4 @@
-"""Is a job's cause that of the GPU that the others wait for?"""
+"""A job's cause is that of the GPU that the others wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what ranks did in captures turned into the class that counters should name between them?"""
+"""What ranks did in captures becomes the class that counters should name between them."""
 
 from __future__ import annotations
 

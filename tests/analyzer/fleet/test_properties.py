@@ -1,4 +1,4 @@
-"""What must hold of any GPU: more work never makes it idle, and what is missing is never taken for nothing."""
+"""Properties of every GPU: more work never makes it idle, and a missing figure is never 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what H100s and H200s did under real training told right, also by poorer sources?"""
+"""Recorded H100s and H200s in real training get their classes, also with fewer counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fleet_class.windows import MODES, as_minute, projected, read_windows, right_of, write_windows
 from stepscope.analyzer.fleet import HostUse, classify
-from stepscope.analyzer.fleet.evidence import spins
+from stepscope.analyzer.fleet.evidence import is_polling
 from stepscope.analyzer.fleet.thresholds import LIMITS
 from stepscope.core.documents.jobs import Counters
 from stepscope.core.vocabulary.causes import Cause
@@ -123,7 +123,7 @@ def test_an_all_reduce_that_takes_minutes_over_a_slow_network_is_no_hang(seconds
         for window in _HALF_MINUTES
         if window.run == "ddp-healthy-tcp"
         for sample in window.samples
-        if spins(sample, LIMITS) and (sample.power_watts or 0) < 140
+        if is_polling(sample, LIMITS) and (sample.power_watts or 0) < 140
     ]
     assert len(spinning) > 20
     drawn_out = series(*spinning, count=seconds)

@@ -1,4 +1,4 @@
-"""Is a rhythm found where there is one?"""
+"""Bursts are found where there are some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the guilty found, and nobody else, in jobs whose fault is known?"""
+"""The culprit, and nobody else, is found in jobs whose fault is known."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def test_recorders_that_start_at_different_points_are_no_hang() -> None:
 @given(st.integers(2, 4), st.integers(2, 4), st.data())
 def test_a_rank_that_never_calls_is_stuck_on_its_host(num_tensor: int, num_data: int, data: st.DataObject) -> None:
     job = _trained(data.draw(st.integers(0, 3)), num_tensor, num_data)
-    guilty = data.draw(st.sampled_from(job.groups[WORLD]))
+    culprit = data.draw(st.sampled_from(job.groups[WORLD]))
     only_open = data.draw(st.booleans())
     groups = list(job.groups)[1:]
-    of_guilty = [group for group in groups if guilty in job.groups[group]]
-    first = data.draw(st.sampled_from(of_guilty))
+    of_culprit = [group for group in groups if culprit in job.groups[group]]
+    first = data.draw(st.sampled_from(of_culprit))
     # the first group that misses it waits; others come as far as they can, and wait in turn
-    job.call(first, _others(job, first, guilty), done=False)
-    stuck = {*_others(job, first, guilty), guilty}
+    job.call(first, _others(job, first, culprit), done=False)
+    stuck = {*_others(job, first, culprit), culprit}
     for group in groups:
         if group != first and stuck & set(job.groups[group]) and stuck != set(job.groups[group]):
             free = [rank for rank in job.groups[group] if rank not in stuck]
             job.call(group, free, done=False)
             stuck |= set(free)
-    assert _verdict(job.dumps(only_open=only_open)) == (Cause.HANG, HangKind.HOST, [guilty])
+    assert _verdict(job.dumps(only_open=only_open)) == (Cause.HANG, HangKind.HOST, [culprit])
 
 
 @given(st.integers(2, 4), st.integers(2, 4), st.data())
@@ -70,12 +70,12 @@ def test_a_rank_that_has_called_what_only_its_peers_finish_is_stuck_on_its_gpu(
     num_tensor: int, num_data: int, data: st.DataObject
 ) -> None:
     job = _trained(data.draw(st.integers(0, 3)), num_tensor, num_data)
-    guilty = data.draw(st.sampled_from(job.groups[WORLD]))
-    group = next(name for name in list(job.groups)[1:] if guilty in job.groups[name])
-    job.call(group, [guilty], done=False).call(group, _others(job, group, guilty))
+    culprit = data.draw(st.sampled_from(job.groups[WORLD]))
+    group = next(name for name in list(job.groups)[1:] if culprit in job.groups[name])
+    job.call(group, [culprit], done=False).call(group, _others(job, group, culprit))
     for _ in range(data.draw(st.integers(1, 3))):
         job.call(group, done=False)
-    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DEVICE, [guilty])
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DEVICE, [culprit])
 
 
 def test_two_guilty_ranks_are_both_named() -> None:
@@ -380,7 +380,7 @@ def test_a_thousand_ranks_are_answered_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "guilty"),
+    ("message", "culprit"),
     [
         (None, (HangKind.DEVICE, [0])),  # something that no recorder knows keeps its GPU
         ("begun", (HangKind.HOST, [2])),
@@ -388,14 +388,14 @@ def test_a_thousand_ranks_are_answered_at_once() -> None:
     ],
 )
 def test_a_collective_that_has_not_begun_behind_a_message_that_may_run_is_no_guilt(
-    message: str | None, guilty: tuple[HangKind, list[int]]
+    message: str | None, culprit: tuple[HangKind, list[int]]
 ) -> None:
     job = Job({"1": (0, 1), "2": (0, 2)}).call("1")
     if message is not None:
         job.message("2", 0, "recv 0<-1", done=False)
     dumps = job.call("1", done=False).dumps()
     begun = [(0, "1", 1), (1, "1", 1), (1, "1", 2), *([(0, "2", 0)] if message == "begun" else [])]
-    told = [
+    dumps = [
         replace(
             dump,
             operations=tuple(
@@ -405,4 +405,4 @@ def test_a_collective_that_has_not_begun_behind_a_message_that_may_run_is_no_gui
         )
         for dump in dumps
     ]
-    assert _verdict(told)[1:] == guilty
+    assert _verdict(dumps)[1:] == culprit

@@ -1,4 +1,4 @@
-"""Is a hang told from ranks that wait for one at work, and are the guilty named while it lasts?"""
+"""A live hang is distinguished from a wait for a busy rank, and its culprits are named while it lasts."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def _apart(rank: int, **fields: object) -> RankState:
     return _state(rank, **({"where": "fetch (data.py:3)", "is_in_collective": False} | fields))
 
 
-def _report(guilty: Sequence[int] = (2,), without: Sequence[int] = ()) -> HangReport:
+def _report(culprit: Sequence[int] = (2,), without: Sequence[int] = ()) -> HangReport:
     job = Job({WORLD: tuple(_RANKS)}).call(WORLD)
-    job.call(WORLD, [rank for rank in _RANKS if rank not in guilty], done=False)
+    job.call(WORLD, [rank for rank in _RANKS if rank not in culprit], done=False)
     return explain_hang(job.dumps(without=without), world_size=4)
 
 
 def _told(
     states: Iterable[RankState], report: HangReport | None = None, expected: Iterable[int] = _RANKS
 ) -> tuple[LiveHangState, HangKind | None, list[int]]:
-    told: LiveHang = live_hang(list(states), report, expected=set(expected))
-    return told.state, told.kind, told.ranks
+    found: LiveHang = live_hang(list(states), report, expected=set(expected))
+    return found.state, found.kind, found.ranks
 
 
 _HANG, _BUSY, _UNDECIDED = LiveHangState.HANG, LiveHangState.BUSY, LiveHangState.UNDECIDED
@@ -123,10 +123,10 @@ def test_a_rank_that_spoke_long_ago_does_not_any_more() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 100)), min_size=1, max_size=4))
-def test_no_rank_that_gets_on_is_ever_called_guilty(told: list[tuple[bool, bool, float]]) -> None:
+def test_no_rank_that_gets_on_is_ever_called_guilty(reported: list[tuple[bool, bool, float]]) -> None:
     states = [
         _state(rank, is_still=is_still, is_in_collective=is_in, age_seconds=age)
-        for rank, (is_still, is_in, age) in enumerate(told)
+        for rank, (is_still, is_in, age) in enumerate(reported)
     ]
     state, _, ranks = _told(states)
     if state is _HANG:

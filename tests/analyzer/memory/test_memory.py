@@ -1,4 +1,4 @@
-"""Are peaks, holders and causes those of jobs whose books are known?"""
+"""Peaks, holders and causes match jobs whose allocations are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.memory import explain_memory
 from stepscope.analyzer.memory.categories import category_of
-from stepscope.analyzer.memory.history import Held, history_of
+from stepscope.analyzer.memory.history import HeldBlock, history_of
 from stepscope.collectors.memory_snapshot import read_snapshot
 from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import MemoryCategory, MemoryReport, OomCause, OutOfMemoryNote
@@ -300,7 +300,7 @@ _USER = StackFrame("train", "train.py", 9)
     ],
 )
 def test_the_innermost_call_that_tells_decides(frames: tuple[StackFrame, ...], category: str) -> None:
-    assert category_of(Held(0, 1, 1, 0), [(), frames], {}) == category
+    assert category_of(HeldBlock(0, 1, 1, 0), [(), frames], {}) == category
 
 
 def test_what_does_not_outlive_the_step_is_temporary(tmp_path: Path) -> None:

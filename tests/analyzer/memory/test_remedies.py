@@ -1,4 +1,4 @@
-"""What is said to change when memory ran out in pieces?"""
+"""Remedies after memory ran out in pieces."""
 
 from __future__ import annotations
 

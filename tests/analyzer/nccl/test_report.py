@@ -1,4 +1,4 @@
-"""Is each wrong way, error and mismatch found in what NCCL says, with the reason that its origin had?"""
+"""Each wrong transport, error and mismatch in NCCL's output is found, with the reason of its origin."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _timed_out(*ranks: tuple[int, int, str]) -> list[LogEvent]:
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "ranks"),
+    ("events", "code", "ranks"),
     [
         # pytorch#141069: rank 0's data ended, and it is silent
         (_timed_out((1, 19, "ALLREDUCE"), (2, 19, "ALLREDUCE"), (3, 19, "ALLREDUCE")), "silent_rank", [0]),
@@ -180,8 +180,8 @@ def _timed_out(*ranks: tuple[int, int, str]) -> list[LogEvent]:
         (_timed_out((0, 808, "ALLREDUCE"), (1, 808, "ALLREDUCE"), (2, 808, "ALLREDUCE")), "timeout", [0, 1, 2]),
     ],
 )
-def test_what_timeouts_tell(told: list[LogEvent], code: str, ranks: list[int]) -> None:
-    (finding,) = explain_nccl(told).findings
+def test_what_timeouts_tell(events: list[LogEvent], code: str, ranks: list[int]) -> None:
+    (finding,) = explain_nccl(events).findings
     assert (finding.code, finding.ranks) == (code, ranks)
 
 
@@ -274,7 +274,7 @@ def test_timeouts_of_different_groups_are_no_desync() -> None:
     """Tensor-parallel groups count for themselves; the group's name is said the second time only."""
     events = []
     for rank, number, group in ((0, 50, "7(tp)"), (1, 50, "7(tp)"), (2, 48, "8(tp)"), (3, 48, "8(tp)")):
-        events += [TimedOut(LogPlace("log", 1), rank, number, "ALLREDUCE", 600, told) for told in (None, group)]
+        events += [TimedOut(LogPlace("log", 1), rank, number, "ALLREDUCE", 600, named) for named in (None, group)]
     findings = explain_nccl(events).findings
     assert [(one.code, one.ranks) for one in findings] == [("timeout", [0, 1]), ("timeout", [2, 3])]
 
@@ -314,5 +314,5 @@ def test_a_plugin_s_infiniband_is_judged_as_nccl_s_own() -> None:
 
 
 def test_a_port_that_flaps_is_said_once_and_what_is_harmless_is_not() -> None:
-    events = [CardEvent(_at(), told) for told in ("port error", "port error", "client reregistration", "port active")]
+    events = [CardEvent(_at(), event) for event in ("port error", "port error", "client reregistration", "port active")]
     assert _codes(explain_nccl(events)) == ["port_event"]

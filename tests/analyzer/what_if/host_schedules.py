@@ -1,4 +1,4 @@
-"""What does a data-parallel job on CPUs do? An independent simulation, written down as each rank's main thread."""
+"""Independent simulation of a data-parallel job on CPUs, written as the main thread of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would a small training job do on an ideal machine? An independent simulation, written down as traces.
+"""Independent simulation of a small training job on an ideal machine, written as traces.
 
 Each step of a rank loads data, launches kernels with host work between them, reduces gradients with all other ranks,
 and launches an optimizer kernel that waits for them; the host may wait for the device at the end.

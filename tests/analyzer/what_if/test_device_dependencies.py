@@ -1,4 +1,4 @@
-"""Do synchronisation records decide what waits for what, and is the rest inferred as before?"""
+"""Synchronisation records decide what waits for what; the rest is inferred."""
 
 from __future__ import annotations
 

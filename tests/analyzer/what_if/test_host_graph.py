@@ -1,4 +1,4 @@
-"""Does a replay of CPU ranks give what an independent simulation gives, as they are and with a cause removed?"""
+"""Replays of CPU ranks match an independent simulation, as measured and with a cause removed."""
 
 from __future__ import annotations
 

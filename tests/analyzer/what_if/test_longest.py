@@ -1,4 +1,4 @@
-"""Do the accelerator and Python agree on the longest ways through a graph?"""
+"""The accelerator and Python agree on the longest paths through a graph."""
 
 from __future__ import annotations
 

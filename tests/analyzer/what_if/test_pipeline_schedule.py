@@ -1,4 +1,4 @@
-"""Does a replayed schedule give the closed form where that is exact, and leave alone what it cannot know?"""
+"""A replayed schedule matches the closed form where that is exact, and predicts nothing it cannot know."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def even(num_devices: int, num_micro_batches: int, forward_ms: float = 8.0) -> P
 
 
 @given(st.integers(2, 4), st.integers(1, 3), st.sampled_from([2, 4]))
-def test_on_even_stages_a_finer_cut_gives_the_closed_form(devices: int, rounds: int, times: int) -> None:
+def test_on_even_stages_more_micro_batches_give_the_closed_form(devices: int, rounds: int, times: int) -> None:
     micro_batches = devices * rounds
     finer = even(devices, micro_batches).with_more_micro_batches(times)
     assert finer is not None
@@ -72,7 +72,7 @@ def test_the_report_says_what_it_replayed_and_gives_every_fix_beside_its_replay(
     assert [fix.fix for fix in replay_schedules([even(2, 2)], [Cause.PIPELINE_BUBBLE]).fixes] == ["pipeline_bubble"] * 2
 
 
-def test_a_schedule_that_is_not_known_gets_no_finer_cut_and_says_so() -> None:
+def test_a_schedule_that_is_not_known_gets_no_more_micro_batches_and_says_so() -> None:
     unusual = [
         [Task(Pass.FORWARD, 0, 1), Task(Pass.FORWARD, 0, 0), Task(Pass.BACKWARD, 0, 0), Task(Pass.BACKWARD, 0, 1)]
     ]

@@ -1,4 +1,4 @@
-"""Which of a cause's changes is quoted?"""
+"""The verdict quotes the change of a cause that answers its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what lies between the passes of a pipeline told apart: hand-overs that are waited for, and the rest?"""
+"""Hand-overs that are waited for are measured apart from what else lies between the passes of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a replay give the schedule that an independent simulation gives, as it is and with a cause removed?"""
+"""A replay matches the schedule of an independent simulation, as measured and with a cause removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a page come whole and in time, or else its reason, whatever the server does?"""
+"""A page is fetched completely and in time, or the reason is given, whatever the server does."""
 
 from __future__ import annotations
 

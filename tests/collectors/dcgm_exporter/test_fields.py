@@ -1,4 +1,4 @@
-"""Is a field the same metric whatever the version calls it, and whose it is?"""
+"""A field gives the same metric in all versions' spellings, of the right entity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each thing told once, with its own value, whatever a page repeats and whatever its spelling?"""
+"""Each value is reported once, whatever a page repeats and however it spells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every sample of a page read, and does a bad line cost only itself?"""
+"""Every sample of a page is read; a bad line costs only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake libnvidia-ml.so.1: how is it built, and how is it told what its GPUs are like?"""
+"""The fake libnvidia-ml.so.1: its build, and the description of its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do GPUs answer? Values as real ones of these kinds give them."""
+"""Answers of GPUs, with values as from real ones of these kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are limits found at each level and in both versions, and is no limit told apart from none known?"""
+"""Cgroup limits of both versions are found at each level; no limit differs from an unknown one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the machine's figures read in base units, and is what is not there missing instead of zero?"""
+"""Machine-wide figures are read in base units; what is not there is missing instead of zero."""
 
 from __future__ import annotations
 

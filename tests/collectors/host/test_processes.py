@@ -1,4 +1,4 @@
-"""Is it told of training processes what they are, what they wait for, and whether they run next to their GPUs?"""
+"""Training processes: their metrics, and whether they run next to their GPUs."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def run(
             process.live(now)
             if now < process.ends_at and process.polls(now):
                 accepts = process.accepts(now)
-                seen = registry.saw(key, Peer(1, 0, 0), Poll(accepts, 0, (1,)), now)
+                seen = registry.record(key, Peer(1, 0, 0), Poll(accepts, 0, (1,)), now)
                 is_due = key in laid_out and capture.attempt not in process.written
                 if seen is not None and accepts and is_due:
                     process.take(laid_out.pop(key), num_steps, now)

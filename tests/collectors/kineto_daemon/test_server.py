@@ -73,7 +73,7 @@ def test_files_that_are_sent_along_are_not_taken(socket_folder: Path) -> None:
 
 
 def test_a_flood_is_read_slowly(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_MOST_A_SECOND", 20)
+    monkeypatch.setattr(server_module, "_MAX_PER_SECOND", 20)
     with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
         begin = time.monotonic()
         for _ in range(50):
@@ -109,7 +109,7 @@ def test_a_process_that_names_the_folder_otherwise_is_not_answered_as_that_would
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 client.ask()
-        assert server.odd_places() == (str(other),)
+        assert server.foreign_folders() == (str(other),)
         assert server.processes() == ()
     (line,) = (record.getMessage() for record in caplog.records)
     assert f"KINETO_IPC_SOCKET_DIR={other}" in line

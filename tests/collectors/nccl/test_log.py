@@ -1,4 +1,4 @@
-"""Is each kind of line understood, whatever a launcher puts before it, and are all others passed over?"""
+"""Each kind of line is read, whatever a launcher puts before it; all others are skipped."""
 
 from __future__ import annotations
 

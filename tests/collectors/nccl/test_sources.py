@@ -1,4 +1,4 @@
-"""Are the inspector's files, RAS's answers, topologies and xpu_timer's pages read, damaged ones too?"""
+"""Inspector files, RAS answers, topologies and xpu_timer pages are read, damaged ones too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a collection say of one metric?"""
+"""Lookup of one metric in a collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what went wrong in other collectors right here? A test for each real report that concerns reading NVML."""
+"""Bugs of other collectors that read NVML: one test for each real report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all GPUs tell what they can when one is lost, the driver is away, or the GPU is split?"""
+"""All GPUs are read, also when one is lost, the driver is away, or a GPU is split."""
 
 from __future__ import annotations
 

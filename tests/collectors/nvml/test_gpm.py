@@ -1,4 +1,4 @@
-"""Are GPM's percentages ratios here, its MiB/s bytes/s, and is nothing sent taken for received?"""
+"""GPM: percentages become ratios, MiB/s bytes/s; sent and received are not confused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do NVLinks end: at a switch, at another GPU, nowhere?"""
+"""NVLinks end at a switch, at another GPU, or nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a collector that reads for long keep what it needs alone? (dcgm-exporter#702, #292, #536, #609: it did not.)"""
+"""A long-running collector keeps only what it needs (others did not: dcgm-exporter#702, #292, #536, #609)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every value of a GPU right and in its base unit, on each kind of GPU?"""
+"""Every value of a GPU is right and in its base unit, on each kind of GPU."""
 
 from __future__ import annotations
 

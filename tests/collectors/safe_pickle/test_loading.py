@@ -1,4 +1,4 @@
-"""Is plain data loaded as it is, and everything else refused in one line without a side effect?"""
+"""Plain data is loaded as it is; everything else is refused in one line without a side effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a pickle read piece by piece say what Python's own unpickler says, and is as little run of it?"""
+"""A streamed pickle gives the same value as Python's own unpickler, and is as safe."""
 
 from __future__ import annotations
 

@@ -19,23 +19,21 @@ _PLURAL = re.compile(
     r" (?!(?:is|has|was|does|this|its|less|across|bytes)\b)(?:[a-z-]+ )?(?!bytes)[A-Za-z-]*[A-RT-Za-rt-z]s\b"
 )
 _NEVER_ONE = {
-    "len(told) jobs",
-    "len(sides[1]) runs",
+    "finer.num_micro_batches micro-batches",
     "growth.num_steps steps",
     "job.world_size ranks",
-    "num_gpus GPUs",
+    "len(...) jobs",
+    "len(...) processes",
+    "len(...) ranks",
+    "len(...) runs",
+    "len(...) values",
     "model.graph.num_slots events",
-    "finer.num_micro_batches micro-batches",
-    "len(side.runs) runs",
-    "report.growth.num_steps steps keeps",
+    "num_gpus GPUs",
     "num_parameters parameters",
-    "len(values) values",
-    "len(by_memory) processes",
-    "world_size ranks",
-    "plan.world_size ranks",
     "num_ranks ranks",
-    "len(traces) ranks",
-    "len(processes) processes",
+    "plan.world_size ranks",
+    "report.growth.num_steps steps keeps",
+    "world_size ranks",
 }
 """Said only where there are several."""
 
@@ -73,7 +71,11 @@ def _plurals(module: ast.Module) -> Iterator[str]:
             if not isinstance(number, ast.FormattedValue) or not isinstance(behind, ast.Constant):
                 continue
             if _is_count(number.value) and (noun := _PLURAL.match(str(behind.value))):
-                yield f"{ast.unparse(number.value)}{noun[0]}"
+                yield f"{_count_name(number.value)}{noun[0]}"
+
+
+def _count_name(value: ast.expr) -> str:
+    return "len(...)" if isinstance(value, ast.Call) else ast.unparse(value)
 
 
 def _is_count(value: ast.expr) -> bool:

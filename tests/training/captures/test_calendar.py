@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.training.captures.plan import CaptureCalendar, CaptureSlot
-from stepscope.training.captures.schedule import Schedule, every, once
+from stepscope.training.captures.schedule import Schedule, State, every, once
 
 _requests = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 12)), max_size=10)
 
@@ -39,14 +39,14 @@ def test_no_step_is_captured_twice_and_what_is_joined_is_held(
         assert place.start <= start
         assert start + steps <= place.start + place.steps
         if place.of_schedule:
-            assert schedule.capture_at(place.start) == place.start
+            assert schedule.capture_from(place.start) == place.start
             assert place.steps == schedule.active
         elif place.joined:
             assert (place.start, place.steps) in {(other.start, other.steps) for other in own.values()}
         else:
             assert not any(_occupied(place) & _occupied(other) for other in own.values())
             steps_taken = range(max(place.start - 1, 0), place.start + place.steps)
-            assert all(schedule.capture_at(step) is None for step in steps_taken)
+            assert all(schedule.state(step) is not State.ACTIVE for step in steps_taken)
             own[number] = place
 
 

@@ -35,7 +35,8 @@ def test_without_requests_it_is_the_schedule() -> None:
     for schedule in (once(), every(10, warmup=2, active=3, repeat=2), every(3, warmup=0, active=3)):
         plan, answers = _plan(schedule)
         captured = _captured(plan, range(50))
-        assert captured == {step: start for step in range(50) if (start := schedule.capture_at(step)) is not None}
+        starts = {step: schedule.capture_from(step) for step in range(50)}
+        assert captured == {step: start for step, start in starts.items() if start is not None and start <= step}
         plan, _ = _plan(schedule)
         for step in range(50):
             plan.advance(step)

@@ -39,7 +39,7 @@ def test_one_trace_at_a_time() -> None:
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_export, "_GIVES_UP_SECONDS", 0.6)
+    monkeypatch.setattr(trace_export, "_STALLED_SECONDS", 0.6)
     writer, answers = TraceWriter(), threading.Event()
     writer.write(lambda: void(answers.wait(30)))
     assert not writer.wait(0.01)
@@ -51,7 +51,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: 
 
 
 def test_a_writer_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_export, "_GIVES_UP_SECONDS", 0.6)
+    monkeypatch.setattr(trace_export, "_STALLED_SECONDS", 0.6)
     writer = TraceWriter()
 
     def in_small_parts() -> None:

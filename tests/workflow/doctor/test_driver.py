@@ -38,7 +38,7 @@ def test_a_node_with_a_hidden_gpu_and_a_file_too_few(nvml: FakeNvml, tmp_path: P
     assert counters.startswith("none on 1 of 2 GPUs: this GPU has no GPM")
     assert found == {
         "driver": ("ok", "580.159.03, up to CUDA 13.0; 2 GPUs answer"),
-        "GPUs": ("warn", "3 are on the PCI bus, the driver tells of 2"),
+        "GPUs": ("warn", "3 are on the PCI bus, the driver knows 2"),
         "/dev/nvidia*": ("warn", "/dev has the files of 1 of 2 GPUs"),
     }
     assert count_gpus_on_bus(machine(tmp_path).files) == 3

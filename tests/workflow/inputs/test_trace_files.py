@@ -123,6 +123,6 @@ def test_a_url_that_leads_nowhere_is_a_data_error(store: str) -> None:
 
 
 def test_a_store_that_nobody_knows_is_a_wrong_url() -> None:
-    with pytest.raises(DataError, match="no store is known by nosuchprotocol://") as caught:
+    with pytest.raises(DataError, match="nosuchprotocol:// is not a known kind of store") as caught:
         find_trace_files(["nosuchprotocol://bucket/run"])
     assert caught.value.exit_code == 3

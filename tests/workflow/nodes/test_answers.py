@@ -71,7 +71,7 @@ def test_what_it_said_last_stays_when_it_is_gone() -> None:
 @pytest.mark.parametrize(
     ("document", "line"),
     [
-        ({"schema": "stepscope.node/1"}, "its answer is no stepscope.node/1"),
+        ({"schema": "stepscope.node/1"}, "its answer is not a stepscope.node/1 document"),
         ({}, "answers None"),
         ([], r": \[\]$"),
     ],

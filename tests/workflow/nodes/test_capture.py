@@ -198,7 +198,7 @@ def test_an_agent_that_does_not_answer_leaves_nothing_captured(nodes: list[_Node
 
 def test_a_wrong_token_and_too_many_steps(agents: list[AgentClient]) -> None:
     stranger = agent_client(str(agents[0]), token="x" * 20)
-    with pytest.raises(UsageError, match="the token is not this agent's; name the file"):
+    with pytest.raises(UsageError, match="this is not the agent's token; name the file"):
         capture_job([stranger], _ORDER)
     with pytest.raises(DataError, match="at most 100 steps are captured at once"):
         capture_job(agents, replace(_ORDER, request=CaptureRequest("new", 500)))

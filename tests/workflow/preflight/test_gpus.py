@@ -60,7 +60,7 @@ def test_numbers_on_a_machine_with_mig_mean_no_gpu_and_all_are_asked() -> None:
         assert selection.request.gpus is None
         assert not selection.request.runs
         (notice,) = selection.warnings
-        assert "tells no GPU on a machine with MIG" in notice.message
+        assert "identifies no GPU on a machine with MIG" in notice.message
 
 
 def test_an_instance_means_its_gpu_on_which_nothing_is_run() -> None:
@@ -142,7 +142,7 @@ def test_where_no_gpu_tells_a_minor_number_it_is_taken_for_the_index() -> None:
     selection = by_slurm("3,0", without_minors(0, 1, 2, 3))
     assert (selection.request.gpus, selection.results) == (("3", "0"), ())
     (notice,) = selection.warnings
-    assert notice.message == "the driver tells no minor number: Slurm's 3, 0 are taken for indices"
+    assert notice.message == "the driver reports no minor number: Slurm's 3, 0 are taken for indices"
     assert [one.outcome for one in by_slurm("3,7", without_minors(0, 1, 2, 3)).results] == [Outcome.FAIL]
     assert by_slurm(uuid_of(2), without_minors(0, 1, 2, 3)).warnings == ()
 
@@ -205,7 +205,7 @@ def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
         assert selection.request.gpus == gpus
         (gone,) = selection.results
         assert gone.outcome is Outcome.FAIL
-        assert gone.detail.startswith("Slurm's 9 is no GPU here: 5 GPUs are on the PCI bus, the driver tells of 4")
+        assert gone.detail.startswith("Slurm's 9 is no GPU here: 5 GPUs are on the PCI bus, the driver knows 4")
 
 
 def test_slurms_names_take_a_driver_that_answers() -> None:

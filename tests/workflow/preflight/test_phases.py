@@ -68,7 +68,7 @@ def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(ru
     failed = found(preflight, "results_bfloat16", 3)
     assert failed.outcome is Outcome.FAIL
     assert failed.detail.startswith("RuntimeError: CUDA error: uncorrectable ECC error encountered; ")
-    assert found(preflight, "all_reduce", 0).detail == "it takes two GPUs that work"
+    assert found(preflight, "all_reduce", 0).detail == "needs two working GPUs"
     assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL] * 4
 
 
@@ -208,7 +208,7 @@ def test_a_gpu_that_does_not_tell_its_minor_number_is_measured_with_those_that_s
 def test_a_gpu_that_is_gone_fails_whatever_can_be_said_of_the_others(run_node: RunNode, machine: FakeNvml) -> None:
     memory = frozenset({CheckGroup.MEMORY})
     preflight = run_node(groups=memory, slurm_gpus=("7", "3"))
-    assert found(preflight, "driver").detail.startswith("Slurm names GPU 3, which the driver does not tell of")
+    assert found(preflight, "driver").detail.startswith("Slurm names GPU 3, which the driver does not know")
     assert found(preflight, "memory_bandwidth", 0).outcome is Outcome.PASS
     untold = run_node(groups=memory, expected_gpus=5, CUDA_VISIBLE_DEVICES="")
     assert untold.outcome is Outcome.FAIL

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.links import _UP
 from stepscope.agent.health.observed import Observed, ObservedGpu
-from stepscope.agent.health.samples import CheckSample, MinuteWindow, SignEvidence, above, bad, good
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, MinuteWindow, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.text.numbers import counted
@@ -20,7 +20,7 @@ _SILENT: dict[str, tuple[str, Action, str]] = {
     MissingReason.TIMED_OUT: ("gpu_hung", Action.REBOOT, "the GPU hangs: a call of its driver does not return"),
     MissingReason.FAILED: ("gpu_unreadable", Action.RUN_DIAGNOSTICS, "the GPU cannot be read"),
 }
-"""What it means when a GPU does not answer. For other reasons nothing is known of it: they are the driver's."""
+"""Meaning of the reasons why a GPU does not answer. Other reasons are the driver's."""
 _RECOVERY = {
     "gpu_reset": (Severity.CRITICAL, Action.RESET_GPU, "a reset of the GPU"),
     "node_reboot": (Severity.CRITICAL, Action.REBOOT, "a reboot"),
@@ -35,28 +35,23 @@ _CONTRADICTIONS = {
     "busy_without_process": ("busy_without_process", Action.RESET_GPU),
     "utilization_stuck": ("busy_without_process", Action.RESET_GPU),
 }
-"""Findings of collectors: the code here, and what helps."""
+"""Findings of collectors: code of the event, and action."""
 _DCGM_WARNING, _DCGM_FAILURE = 10, 20
 _STALL_MINUTES = 10
 
 
 class AnswerChecks:
-    """One GPU's."""
+    """Checks whether one GPU answers, and of what its driver and DCGM say of it."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._limit = thresholds.stalls_per_minute
         self._stalls = MinuteWindow(_STALL_MINUTES)
         self._is_silent = False
 
-    def signs(self, gpu: ObservedGpu, *, is_drivers: bool = False) -> Iterator[CheckSample]:
-        """What the newest samples say.
-
-        Args:
-            gpu: how it is seen now.
-            is_drivers: the driver hangs as a whole: that is one event of the machine's, and no GPU's.
-        """
+    def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Results for the newest values. A driver that hangs is one event of the machine, not of its GPUs."""
         if gpu.up is not None:
-            if not is_drivers or gpu.reason != MissingReason.TIMED_OUT:
+            if not gpu.has_driver_hang or gpu.reason != MissingReason.TIMED_OUT:
                 yield from _answers(gpu, gpu.up.time_ns)
             if gpu.up.value:
                 yield self._stalling(gpu.up.time_ns, is_back=self._is_silent)
@@ -67,21 +62,23 @@ class AnswerChecks:
             yield from _contradictions(gpu, gpu.looked_ns)
 
     def _stalling(self, time_ns: int, *, is_back: bool) -> CheckSample:
-        """It answers again before it counts as hung, but stalls time after time (NVIDIA/NVSentinel#1748)."""
+        """Answers again before it counts as hung, but stalls repeatedly (NVIDIA/NVSentinel#1748)."""
         self._stalls.add(time_ns, {"stall"} if is_back else set())
-        said = f"it did not answer in time, and then did again, in {self._stalls.count} of {_STALL_MINUTES} minutes"
+        message = f"it did not answer in time, and then did again, in {self._stalls.count} of {_STALL_MINUTES} minutes"
         share, limit = self._stalls.share, self._limit
-        evidence = SignEvidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, said, share, limit, "stalls per minute")
+        evidence = CheckEvidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, message, share, limit, "stalls per minute")
         return above("gpu_stalls", time_ns, evidence, leave=limit / 2, is_new=True)
 
 
 def _recovery(gpu: ObservedGpu) -> Iterator[CheckSample]:
     for (action, *_), sample in gpu.parts.get("recovery_action", {}).items():
-        severity, what, said = _RECOVERY.get(action, (Severity.CRITICAL, Action.CONTACT_SUPPORT, action))
+        severity, what, message = _RECOVERY.get(action, (Severity.CRITICAL, Action.CONTACT_SUPPORT, action))
         if action == "none":
             yield good("recovery_action", sample.time_ns)
         elif sample.value:
-            yield bad("recovery_action", sample.time_ns, SignEvidence(severity, what, f"the driver asks for {said}"))
+            yield bad(
+                "recovery_action", sample.time_ns, CheckEvidence(severity, what, f"the driver asks for {message}")
+            )
 
 
 def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
@@ -93,17 +90,17 @@ def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
     known = _SILENT.get(gpu.reason)
     if known is None:
         return
-    code, action, said = known
+    code, action, message = known
     detail = gpu.detail.partition("; it answered last")[0]
     if detail:
-        said = detail if detail.startswith("the GPU") else f"{said}: {detail}"
+        message = detail if detail.startswith("the GPU") else f"{message}: {detail}"
     if "needs a reset" in detail:
         action = Action.RESET_GPU
-    yield bad(code, time_ns, SignEvidence(Severity.CRITICAL, action, said))
+    yield bad(code, time_ns, CheckEvidence(Severity.CRITICAL, action, message))
 
 
 def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
-    """DCGM's own judgement, where its exporter tells it."""
+    """DCGM's own health checks, if its exporter reports them."""
     watches = gpu.parts.get("dcgm_health_status", {})
     if not watches:
         return
@@ -112,10 +109,10 @@ def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
         yield good("dcgm_health", worst.time_ns)
         return
     severity = Severity.CRITICAL if worst.value >= _DCGM_FAILURE else Severity.WARNING
-    said = (
+    message = (
         f"DCGM's health check {'fails' if severity is Severity.CRITICAL else 'warns'}: {' '.join(filter(None, labels))}"
     )
-    yield bad("dcgm_health", worst.time_ns, SignEvidence(severity, Action.RUN_DIAGNOSTICS, said))
+    yield bad("dcgm_health", worst.time_ns, CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message))
 
 
 def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
@@ -125,7 +122,7 @@ def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
         if message is None:
             yield good(code, time_ns)
         else:
-            yield bad(code, time_ns, SignEvidence(Severity.WARNING, action, message))
+            yield bad(code, time_ns, CheckEvidence(Severity.WARNING, action, message))
 
 
 _DRIVER = {
@@ -139,14 +136,14 @@ _COUNT = "gpu_count"
 
 
 class DriverChecks:
-    """The machine's driver and the number of its GPUs."""
+    """Checks of the machine's driver and the number of its GPUs."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._expected = thresholds.expected_gpus
         self._had_gpus = False
 
-    def signs(self, observed: Observed) -> Iterator[CheckSample]:
-        """What the newest look says."""
+    def samples(self, observed: Observed) -> Iterator[CheckSample]:
+        """Results for the newest collection."""
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return
@@ -160,8 +157,8 @@ class DriverChecks:
             return
         code, action = _DRIVER.get(why.reason, ("", Action.NONE))
         if code and (code != "driver_gone" or self._had_gpus):
-            said = f"no GPU can be asked: {why.detail}" if why.detail else "no GPU can be asked"
-            yield bad(code, time_ns, SignEvidence(Severity.CRITICAL, action, said))
+            message = f"no GPU can be asked: {why.detail}" if why.detail else "no GPU can be asked"
+            yield bad(code, time_ns, CheckEvidence(Severity.CRITICAL, action, message))
         else:  # a driver that never was there may have failed to load
             yield from self._count(observed, time_ns, why)
 
@@ -173,13 +170,13 @@ class DriverChecks:
                 yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
                 return
         if message:
-            yield bad(_COUNT, time_ns, SignEvidence(Severity.CRITICAL, Action.REBOOT, message))
+            yield bad(_COUNT, time_ns, CheckEvidence(Severity.CRITICAL, Action.REBOOT, message))
         else:
             yield good(_COUNT, time_ns)
 
-    def _too_few(self, there: int, why_no_driver: Missing | None) -> SignEvidence:
-        action, said = Action.REBOOT, f"the driver knows {there} of {counted(self._expected, 'GPU')}"
+    def _too_few(self, there: int, why_no_driver: Missing | None) -> CheckEvidence:
+        action, message = Action.REBOOT, f"the driver knows {there} of {counted(self._expected, 'GPU')}"
         if why_no_driver is not None:
             action, detail = Action.RELOAD_DRIVER, why_no_driver.detail or why_no_driver.reason.value
-            said = f"{there} of {counted(self._expected, 'GPU')} are known, and no driver can be asked: {detail}"
-        return SignEvidence(Severity.CRITICAL, action, said, float(there), float(self._expected), "GPUs")
+            message = f"{there} of {counted(self._expected, 'GPU')} are known, and no driver can be asked: {detail}"
+        return CheckEvidence(Severity.CRITICAL, action, message, float(there), float(self._expected), "GPUs")

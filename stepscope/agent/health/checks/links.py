@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, CounterWindow, Sample, SignEvidence, above, bad, good
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, CounterWindow, Sample, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import HOST
@@ -46,22 +46,22 @@ _ASPECTS = {
 
 
 class NvlinkChecks:
-    """One GPU's."""
+    """Checks of one GPU's NVLinks and fabric."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._windows: dict[str, CounterWindow] = {}
         self._was_up: set[str] = set()
 
-    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """What the newest samples say."""
+    def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Results for the newest values."""
         yield from self._checksums(gpu)
         for code, severity, what, names in _BY_MINUTE:
             growth, time_ns = self._growth(gpu, names)
             if time_ns is not None:
                 limit = self._thresholds.nvlink_errors_per_minute
-                said = f"NVLink: {growth:.0f} {what} in a minute"
-                evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, growth, limit, "errors per minute")
+                message = f"NVLink: {growth:.0f} {what} in a minute"
+                evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, growth, limit, "errors per minute")
                 yield above(code, time_ns, evidence, leave=0.0, is_new=True)
         yield from self._bit_errors(gpu)
         yield from self._links(gpu)
@@ -86,16 +86,16 @@ class NvlinkChecks:
             return
         rate, limits = growth / _MINUTE, self._thresholds
         limit, severity = limits.nvlink_crc_per_second, Severity.WARNING
-        said = f"NVLink: {rate:,.1f} wrong checksums a second; it still does its work"
+        message = f"NVLink: {rate:,.1f} wrong checksums a second; it still does its work"
         if rate >= limits.nvlink_crc_critical_per_second:
             limit, severity = limits.nvlink_crc_critical_per_second, Severity.CRITICAL
-            said = f"NVLink: {rate:,.1f} wrong checksums a second: it loses time with sending again"
-        evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
+            message = f"NVLink: {rate:,.1f} wrong checksums a second: it loses time with sending again"
+        evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, rate, limit, "errors per second")
         leave = limits.nvlink_crc_per_second / 2
         yield above("nvlink_crc_errors", time_ns, evidence, leave=leave, is_new=True)
 
     def _bit_errors(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Wrong bits after correction, and wrong symbols. 15e-255 is NVIDIA's zero, 15e-238 that of Blackwell's sum."""
+        """Bit errors after correction, and symbol errors. NVIDIA's zero is 15e-255, of Blackwell's sum 15e-238."""
         effective = gpu.values.get("nvlink_effective_bit_error_ratio")
         symbol = gpu.values.get("nvlink_symbol_error_ratio")
         found = [
@@ -108,9 +108,9 @@ class NvlinkChecks:
         ]
         for ratio, limit, what in found:
             if ratio.value > limit * (1 + 1e-9):
-                said = f"NVLink: {ratio.value:.1e} of all {what} are wrong"
-                evidence = SignEvidence(
-                    Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, ratio.value, limit, "of all received"
+                message = f"NVLink: {ratio.value:.1e} of all {what} are wrong"
+                evidence = CheckEvidence(
+                    Severity.CRITICAL, Action.RUN_DIAGNOSTICS, message, ratio.value, limit, "of all received"
                 )
                 yield bad("nvlink_bit_errors", ratio.time_ns, evidence)
                 return
@@ -118,7 +118,7 @@ class NvlinkChecks:
             yield good("nvlink_bit_errors", max(ratio.time_ns for ratio, _, _ in found))
 
     def _links(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """A link that was up and is down. Those that never were up may have nothing at their end."""
+        """Links that were up and are down; those that were never up may be unconnected."""
         links = {link: sample for (link, *_), sample in gpu.parts.get("nvlink_up", {}).items()}
         if not links:
             return
@@ -126,8 +126,8 @@ class NvlinkChecks:
         down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=_by_number)
         time_ns = max(sample.time_ns for sample in links.values())
         if down:
-            said = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
-            evidence = SignEvidence(Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, float(len(down)), 1.0, "links")
+            message = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
+            evidence = CheckEvidence(Severity.CRITICAL, Action.RUN_DIAGNOSTICS, message, float(len(down)), 1.0, "links")
             yield bad("nvlink_down", time_ns, evidence)
         elif self._was_up:
             yield good("nvlink_down", time_ns)
@@ -136,8 +136,8 @@ class NvlinkChecks:
         now = {state: sample for (state, *_), sample in gpu.parts.get("fabric_state", {}).items() if sample.value}
         for state, sample in now.items():
             if state in _FABRIC:
-                severity, said = _FABRIC[state]
-                evidence = SignEvidence(severity, Action.RESTART_FABRIC_MANAGER, said)
+                severity, message = _FABRIC[state]
+                evidence = CheckEvidence(severity, Action.RESTART_FABRIC_MANAGER, message)
                 yield bad("fabric_state", sample.time_ns, evidence)
             elif state == "completed":
                 yield good("fabric_state", sample.time_ns)
@@ -148,8 +148,8 @@ class NvlinkChecks:
         time_ns = max(sample.time_ns for sample in aspects.values())
         if unhealthy:
             severity = max((severity for severity, _ in unhealthy), key=lambda one: one.rank)
-            said = f"the NVLink fabric: {', '.join(said for _, said in unhealthy)}"
-            yield bad("fabric_unhealthy", time_ns, SignEvidence(severity, Action.RESTART_FABRIC_MANAGER, said))
+            message = f"the NVLink fabric: {', '.join(message for _, message in unhealthy)}"
+            yield bad("fabric_unhealthy", time_ns, CheckEvidence(severity, Action.RESTART_FABRIC_MANAGER, message))
         else:
             yield good("fabric_unhealthy", time_ns)
 
@@ -161,28 +161,28 @@ def _by_number(link: str) -> tuple[int, str]:
 _REPLAYS_PER_LANE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 """In a minute, by generation (DcgmHealthWatch.cpp)."""
 _FASTEST, _WIDEST = 6, 16
-_MOST_DOUBLINGS = 8
-"""Generations apart: each is twice as fast as the one before. More is no generation, but a wrong value."""
+_MAX_DOUBLINGS = 8
+"""Between two generations, each twice as fast as the one before; more is a wrong value."""
 _SETTLED_NS = 5 * 10**9
-"""How long a GPU must have been busy for its link to be at speed."""
+"""A GPU must have been busy for so long for its link to run at full speed."""
 
 
 def replay_limit(generation: int, lanes: int) -> int:
-    """Replays that a link may have in a minute: 16 for generation 4 x16, 31 for 5 x16."""
+    """Usual number of replays of a link in a minute: 16 for generation 4 x16, 31 for 5 x16."""
     per_lane = _REPLAYS_PER_LANE.get(generation, _REPLAYS_PER_LANE[_FASTEST])
     return math.ceil(per_lane * lanes)
 
 
 class PcieChecks:
-    """One GPU's."""
+    """Checks of one GPU's PCIe link."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._replays = CounterWindow(_MINUTE)
         self._busy_since_ns: int | None = None
 
-    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """What the newest samples say."""
+    def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Results for the newest values."""
         values = gpu.values
         generation, width = values.get("pcie_link_generation"), values.get("pcie_link_width")
         best_generation = values.get("pcie_link_generation_max")
@@ -196,29 +196,31 @@ class PcieChecks:
             if is_best:
                 yield good("pcie_downgrade", generation.time_ns)
             elif is_settled:
-                doublings = min(max(generation.value - best_generation.value, -_MOST_DOUBLINGS), _MOST_DOUBLINGS)
+                doublings = min(max(generation.value - best_generation.value, -_MAX_DOUBLINGS), _MAX_DOUBLINGS)
                 share = 2.0**doublings * width.value / best_width.value
-                said = (
+                message = (
                     f"PCIe runs at generation {generation.value:.0f} x{width.value:.0f} under load; GPU and slot can "
                     f"both do {best_generation.value:.0f} x{best_width.value:.0f}"
                 )
-                evidence = SignEvidence(
-                    Severity.WARNING, Action.CHECK_MECHANICALS, said, share, 1.0, "of the link's bandwidth"
+                evidence = CheckEvidence(
+                    Severity.WARNING, Action.CHECK_MECHANICALS, message, share, 1.0, "of the link's bandwidth"
                 )
                 yield bad("pcie_downgrade", generation.time_ns, evidence)
 
     def _losing(self, time_ns: int, generation: Sample | None, width: Sample | None) -> CheckSample:
-        """By the best generation: the link's own drops while it rests. Where none is known, by the highest limit."""
+        """The limit is that of the best generation, as an idle link lowers its own; of the fastest if none is known."""
         of_link = replay_limit(
             int(generation.value) if generation else _FASTEST, int(width.value) if width else _WIDEST
         )
         limit = of_link * self._thresholds.pcie_replays_factor
         growth = self._replays.growth
-        said = (
+        message = (
             f"{counted(growth, 'packet')} had to be sent again over PCIe in a minute; "
             f"up to {limit:.0f} a minute is usual"
         )
-        evidence = SignEvidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
+        evidence = CheckEvidence(
+            Severity.WARNING, Action.CHECK_MECHANICALS, message, growth, limit, "replays per minute"
+        )
         return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
 
     def _is_settled(self, utilization: Sample | None, link: Sample | None) -> bool:
@@ -236,14 +238,14 @@ _UP = GPU + "up"
 
 
 class PortChecks:
-    """The InfiniBand ports. A port that never was up may have no cable: it is not missed."""
+    """Checks of the InfiniBand ports. A port that was never up may have no cable and is not reported."""
 
     def __init__(self) -> None:
         self._was_up: set[Labels] = set()
         self._downs: dict[Labels, Sample] = {}
 
-    def signs(self, readings: Iterable[tuple[Reading, str]]) -> Iterator[tuple[Labels, CheckSample]]:
-        """What the newest samples say, with the labels of the port."""
+    def samples(self, readings: Iterable[tuple[Reading, str]]) -> Iterator[tuple[Labels, CheckSample]]:
+        """Results for the newest values, with the labels of the port."""
         ups: dict[Labels, Reading] = {}
         downs: dict[Labels, Sample] = {}
         for reading, source in readings:
@@ -253,7 +255,7 @@ class PortChecks:
                 port = tuple(pair for pair in reading.labels if pair[0] != "kind")
                 downs[port] = Sample(reading.value, reading.time_ns, source)
         for port, up in ups.items():
-            yield from ((port, sign) for sign in self._port(port, up, downs.get(port)))
+            yield from ((port, sample) for sample in self._port(port, up, downs.get(port)))
 
     def _port(self, port: Labels, up: Reading, downs: Sample | None) -> Iterator[CheckSample]:
         name = " port ".join(value for _, value in port)
@@ -263,8 +265,8 @@ class PortChecks:
             self._downs[port] = downs
         if not up.value:
             if was_up:
-                said = f"InfiniBand {name} is down and was up before"
-                evidence = SignEvidence(Severity.CRITICAL, Action.CHECK_NETWORK, said)
+                message = f"InfiniBand {name} is down and was up before"
+                evidence = CheckEvidence(Severity.CRITICAL, Action.CHECK_NETWORK, message)
                 yield bad("infiniband_port_down", up.time_ns, evidence)
             return
         self._was_up.add(port)
@@ -273,8 +275,8 @@ class PortChecks:
             return
         times = downs.value - before.value
         if times > 0:
-            said = f"InfiniBand {name} went down and came up again"
-            evidence = SignEvidence(Severity.WARNING, Action.CHECK_NETWORK, said)
+            message = f"InfiniBand {name} went down and came up again"
+            evidence = CheckEvidence(Severity.WARNING, Action.CHECK_NETWORK, message)
             yield bad("infiniband_port_flaps", up.time_ns, evidence, count=int(times), is_new=True)
         else:
             yield good("infiniband_port_flaps", up.time_ns)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, CounterWindow, Sample, SignEvidence, above, bad, good
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, CounterWindow, Sample, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.text.numbers import counted
 
@@ -14,33 +14,28 @@ _MINUTE, _WEEK = 60.0, 7 * 86_400.0
 
 
 class MemoryChecks:
-    """One GPU's."""
+    """Checks of one GPU's memory."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._corrected = CounterWindow(_MINUTE)
         self._retired = CounterWindow(_WEEK)
 
-    def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[CheckSample]:
-        """What the newest samples say.
-
-        Args:
-            gpu: the samples.
-            is_contained: its XIDs say that every uncorrected error cost one application only (94).
-        """
-        yield from self._errors(gpu.values, is_contained)
+    def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Results for the newest values."""
+        yield from self._errors(gpu.values, gpu.is_contained)
         yield from self._rows(gpu.values)
         yield from self._pages(gpu.values)
 
     def _errors(self, values: dict[str, Sample], is_contained: bool) -> Iterator[CheckSample]:
         uncorrected = values.get("ecc_uncorrected_errors_total")
         if uncorrected is not None:
-            said = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
+            message = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
             severity, action = Severity.CRITICAL, Action.RESET_GPU
             if is_contained:
                 severity, action = Severity.WARNING, Action.RESTART_APP
-                said += "; each was contained (XID 94): reset the GPU when it is free"
-            evidence = SignEvidence(severity, action, said, uncorrected.value, 1.0, "errors")
+                message += "; each was contained (XID 94): reset the GPU when it is free"
+            evidence = CheckEvidence(severity, action, message, uncorrected.value, 1.0, "errors")
             yield above("ecc_uncorrected", uncorrected.time_ns, evidence, leave=0.0)
         corrected = values.get("ecc_corrected_errors_total")
         if self._corrected.add(corrected) and corrected is not None:
@@ -49,53 +44,55 @@ class MemoryChecks:
             limit, severity = limits.corrected_errors_per_second, Severity.WARNING
             if rate >= limits.corrected_errors_critical_per_second:
                 limit, severity = limits.corrected_errors_critical_per_second, Severity.CRITICAL
-            said = f"{rate:,.1f} memory errors a second are corrected: the memory is wearing out, and calls may stall"
-            evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
+            message = (
+                f"{rate:,.1f} memory errors a second are corrected: the memory is wearing out, and calls may stall"
+            )
+            evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, rate, limit, "errors per second")
             leave = limits.corrected_errors_per_second / 2
             yield above("ecc_corrected_rate", corrected.time_ns, evidence, leave=leave, is_new=True)
 
     def _rows(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
         failed, pending = values.get("row_remap_failed"), values.get("row_remap_pending")
         if failed is not None:
-            said = "a damaged row of memory could not be replaced"
-            yield _flag("row_remap_failed", failed, Severity.CRITICAL, Action.REPLACE, said)
+            message = "a damaged row of memory could not be replaced"
+            yield _flag("row_remap_failed", failed, Severity.CRITICAL, Action.REPLACE, message)
         if pending is not None:
-            said = "a damaged row of memory is replaced at the next reset"
-            yield _flag("row_remap_pending", pending, Severity.WARNING, Action.RESET_GPU, said)
+            message = "a damaged row of memory is replaced at the next reset"
+            yield _flag("row_remap_pending", pending, Severity.WARNING, Action.RESET_GPU, message)
         rows = values.get("remapped_rows_uncorrected_total")
         if rows is not None:
-            said = (
+            message = (
                 f"{counted(rows.value, 'row of memory was', 'rows of memory were')} "
                 "replaced after errors that could not be corrected"
             )
             limit = self._thresholds.remapped_rows
-            evidence = SignEvidence(Severity.WARNING, Action.REPLACE, said, rows.value, limit, "rows")
+            evidence = CheckEvidence(Severity.WARNING, Action.REPLACE, message, rows.value, limit, "rows")
             yield above("remapped_rows", rows.time_ns, evidence, leave=limit - 1)
 
     def _pages(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
-        """Before Ampere. What came this week is known from the agent's start on only."""
+        """Retired pages, before Ampere. Growth of a week is known only since the agent's start."""
         limits = self._thresholds
         single, double = values.get("retired_pages_corrected_total"), values.get("retired_pages_uncorrected_total")
         self._retired.add(double)
         if single is not None and double is not None:
             total, new = single.value + double.value, self._retired.growth
-            said = f"{counted(total, 'page of memory is', 'pages of memory are')} retired"
+            message = f"{counted(total, 'page of memory is', 'pages of memory are')} retired"
             value, limit, strictly = total, limits.retired_pages, False
             if total < limit and double.value > limits.retired_pages_uncorrected and new > 1:
-                said = (
+                message = (
                     f"{counted(double.value, 'page is', 'pages are')} retired after "
                     f"double bit errors, {new:.0f} of them this week"
                 )
                 value, limit, strictly = double.value, limits.retired_pages_uncorrected, True
-            evidence = SignEvidence(Severity.CRITICAL, Action.REPLACE, said, value, limit, "pages")
+            evidence = CheckEvidence(Severity.CRITICAL, Action.REPLACE, message, value, limit, "pages")
             yield above("retired_pages", double.time_ns, evidence, leave=limit, strictly=strictly)
         pending = values.get("retired_pages_pending")
         if pending is not None:
-            said = "pages of memory are retired at the next reset"
-            yield _flag("retired_pages_pending", pending, Severity.WARNING, Action.RESET_GPU, said)
+            message = "pages of memory are retired at the next reset"
+            yield _flag("retired_pages_pending", pending, Severity.WARNING, Action.RESET_GPU, message)
 
 
 def _flag(code: str, sample: Sample, severity: Severity, action: Action, message: str) -> CheckSample:
     if sample.value:
-        return bad(code, sample.time_ns, SignEvidence(severity, action, message))
+        return bad(code, sample.time_ns, CheckEvidence(severity, action, message))
     return good(code, sample.time_ns)

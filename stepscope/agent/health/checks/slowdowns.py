@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.samples import (
+    CheckEvidence,
     CheckSample,
     CounterWindow,
     MinuteWindow,
     Sample,
-    SignEvidence,
     above,
     bad,
     good,
@@ -26,24 +26,26 @@ _REASONS = {
     "hardware_thermal": (Action.CHECK_THERMALS, "heat"),
     "hardware_slowdown": (Action.RUN_DIAGNOSTICS, "the hardware's slowdown"),
 }
-"""From the most particular to the least: the last is set with each of the others."""
+"""The most specific first: the last is set with each of the others."""
 
 
 class SlowdownChecks:
-    """One GPU's."""
+    """Checks of one GPU's clocks and temperature."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._thermal = CounterWindow(_MINUTE)
         self._minutes = MinuteWindow(thresholds.slowdown_minutes)
 
-    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """What the newest samples say."""
+    def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Results for the newest values."""
         thermal = gpu.values.get("thermal_violation_seconds_total")
         if self._thermal.add(thermal) and thermal is not None:
             growth, limit = self._thermal.growth, self._thresholds.thermal_seconds_per_minute
-            said = f"it was slowed by heat for {growth:.1f} s of a minute"
-            evidence = SignEvidence(Severity.WARNING, Action.CHECK_THERMALS, said, growth, limit, "seconds per minute")
+            message = f"it was slowed by heat for {growth:.1f} s of a minute"
+            evidence = CheckEvidence(
+                Severity.WARNING, Action.CHECK_THERMALS, message, growth, limit, "seconds per minute"
+            )
             yield above("thermal_violation", thermal.time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
         margin = gpu.values.get("temperature_margin_celsius")
         if margin is not None:
@@ -53,18 +55,18 @@ class SlowdownChecks:
     def _margin(self, margin: Sample) -> Iterator[CheckSample]:
         limit = self._thresholds.temperature_margin_celsius
         if margin.value <= limit:
-            said = (
+            message = (
                 f"{counted(margin.value, 'degree is', 'degrees are')} left up to the temperature at which it slows down"
             )
-            evidence = SignEvidence(
-                Severity.WARNING, Action.CHECK_THERMALS, said, margin.value, limit, "degrees Celsius"
+            evidence = CheckEvidence(
+                Severity.WARNING, Action.CHECK_THERMALS, message, margin.value, limit, "degrees Celsius"
             )
             yield bad("temperature_margin", margin.time_ns, evidence)
         elif margin.value >= limit + _MARGIN_LEAVE_CELSIUS:
             yield good("temperature_margin", margin.time_ns)
 
     def _hardware(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """In how many of the last minutes the hardware slowed the clocks: once is a passing thing."""
+        """Number of the last minutes in which the hardware lowered the clocks: a single one passes."""
         reasons = {name: sample for (name, *_), sample in gpu.parts.get("throttle_reason", {}).items()}
         known = [sample for name, sample in reasons.items() if name in _REASONS]
         if not known:
@@ -74,9 +76,9 @@ class SlowdownChecks:
         share, limit = self._minutes.share, self._thresholds.slowdown_per_minute
         seen = self._minutes.names
         action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))
-        said = (
+        message = (
             f"in {self._minutes.count} of {counted(self._thresholds.slowdown_minutes, 'minute')} "
             f"the clocks were lowered by {why}"
         )
-        evidence = SignEvidence(Severity.WARNING, action, said, share, limit, "events per minute")
+        evidence = CheckEvidence(Severity.WARNING, action, message, share, limit, "events per minute")
         yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, Sample, SampleState, SignEvidence, bad, good
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, Sample, SampleState, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
 from stepscope.core.metrics.gpu import SWITCH
@@ -20,24 +20,24 @@ from stepscope.core.text.numbers import counted
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
 _MATTERS_LATER = frozenset({XidClass.MEMORY, XidClass.LINK, XidClass.RESET, XidClass.HARDWARE})
-"""What does not pass by itself."""
+"""Errors that persist until something is done."""
 _BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
-"""How long before and after a follower the error may come that it follows."""
+"""Time before and after a follower in which the error may come that it follows."""
 _ROW_XIDS = frozenset({63, 64})
 _PROCESSES_NS = 15 * 10**9
-"""A little more than the time between two looks for processes."""
-_MOST_REMEMBERED = 4096
-_MOST_FAULTS = 64
+"""A little more than the time between two reads of the processes."""
+_MAX_REMEMBERED = 4096
+_MAX_FAULTS = 64
 _MAY_BE_AFTER_NS = 15 * 10**9
-"""Energy is read every ten seconds: what came so shortly before a reading that tells of a reset may have come after."""
+"""Energy is read every ten seconds: an XID so shortly before the reading that shows a reset may have come after it."""
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """What is remembered of one GPU."""
+    """XIDs of one GPU since the agent started, and the events that they opened."""
 
     counts: dict[int, float] = field(default_factory=dict)
-    told_ns: dict[int, int] = field(default_factory=dict)
+    reported_ns: dict[int, int] = field(default_factory=dict)
     energy: Sample | None = None
     memory_xids: set[int] = field(default_factory=set)
     open_until_quiet: set[str] = field(default_factory=set)
@@ -47,10 +47,10 @@ class _Gpu:
     pids: frozenset[str] = frozenset()
     pids_before: frozenset[str] = frozenset()
     pids_changed_ns: int = 0
-    faults: deque[tuple[int, int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+    faults: deque[tuple[int, int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=_MAX_FAULTS))
 
     def num_victims(self, number: int) -> int:
-        """How many processes, of which no two can be the same, were there when this XID came."""
+        """Number of processes, no two of them the same, that were there when this XID came."""
         seen: set[str] = set()
         victims = 0
         for _, one, pids in self.faults:
@@ -61,25 +61,25 @@ class _Gpu:
 
 
 class XidChecks:
-    """All GPUs'.
+    """Checks of the XIDs of all GPUs.
 
     Attributes:
-        was_reset: whether the last look found that a GPU was reset.
+        was_reset: a GPU was reset before the last call of `samples`.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.was_reset = False
         self._thresholds = thresholds
         self._gpus: dict[str, _Gpu] = {}
-        self._recent: deque[tuple[int, str, int]] = deque(maxlen=_MOST_REMEMBERED)
-        self._followers: deque[tuple[int, str, int, int]] = deque(maxlen=_MOST_REMEMBERED)
+        self._recent: deque[tuple[int, str, int]] = deque(maxlen=_MAX_REMEMBERED)
+        self._followers: deque[tuple[int, str, int, int]] = deque(maxlen=_MAX_REMEMBERED)
 
-    def signs(self, gpus: dict[str, ObservedGpu], now_ns: int) -> Iterator[tuple[str, CheckSample]]:
-        """What came since the last look, with the key of its GPU.
+    def samples(self, gpus: dict[str, ObservedGpu], now_ns: int) -> Iterator[tuple[str, CheckSample]]:
+        """Results for the XIDs since the last call, with the key of their GPU.
 
         Args:
-            gpus: the samples.
-            now_ns: ns since the epoch; XIDs count as coming at the look that finds them.
+            gpus: by `Device.key`.
+            now_ns: ns since the epoch; also the time of the new XIDs.
         """
         self.was_reset = False
         for key, observed in gpus.items():
@@ -90,15 +90,15 @@ class XidChecks:
                 gpu.mended |= {number for number, seen_ns in gpu.earlier_ns.items() if seen_ns <= before_ns}
                 if gpu.mended >= gpu.earlier_ns.keys():
                     yield key, CheckSample("xid_earlier", now_ns, SampleState.OVER)
-                told = gpu.open_until_reset.items()
-                over = sorted(code for code, told_ns in told if abs(anew_ns - told_ns) > _MAY_BE_AFTER_NS)
+                times = gpu.open_until_reset.items()
+                over = sorted(code for code, time_ns in times if abs(anew_ns - time_ns) > _MAY_BE_AFTER_NS)
                 for code in over:
                     del gpu.open_until_reset[code]
                     yield key, CheckSample(code, now_ns, SampleState.OVER)
                 gpu.memory_xids.clear()
             _note_processes(gpu, observed, now_ns)
             for number, count in _new_xids(gpu, observed):
-                yield from ((key, sign) for sign in self._comes(key, gpu, number, count, now_ns))
+                yield from ((key, sample) for sample in self._comes(key, gpu, number, count, now_ns))
             if observed.page_ns is not None:
                 yield key, _earlier(gpu, observed.earlier_xids, observed.page_ns)
         yield from self._left_alone(now_ns)
@@ -108,7 +108,7 @@ class XidChecks:
                     yield key, good(code, now_ns)
 
     def is_contained(self, key: str) -> bool:
-        """Whether all uncorrected memory errors of a GPU since its reset cost one application each (94)."""
+        """Whether all uncorrected memory errors of a GPU since its reset cost one application each (XID 94)."""
         gpu = self._gpus.get(key)
         return gpu is not None and gpu.memory_xids == {94}
 
@@ -123,22 +123,24 @@ class XidChecks:
             has_just_changed = now_ns - gpu.pids_changed_ns < _PROCESSES_NS
             gpu.faults.append((now_ns, number, gpu.pids | gpu.pids_before if has_just_changed else gpu.pids))
             yield from self._repeats(key, gpu, number, now_ns)
-        yield self._sign(gpu, number, now_ns, count)
+        yield self._sample_of(gpu, number, now_ns, count)
         if number == 48 or (number in _ROW_XIDS and "xid_48" in gpu.open_until_reset):
             near = {one for at, whose, one in self._recent if whose == key and abs(now_ns - at) <= _BEFORE_NS}
             if 48 in near and near & _ROW_XIDS:
-                said = f"XID 48 with {min(near & _ROW_XIDS)}: {xid_of(48).sentence} The row is replaced at the reset."
-                evidence = SignEvidence(Severity.CRITICAL, Action.DRAIN, said)
+                message = (
+                    f"XID 48 with {min(near & _ROW_XIDS)}: {xid_of(48).sentence} The row is replaced at the reset."
+                )
+                evidence = CheckEvidence(Severity.CRITICAL, Action.DRAIN, message)
                 yield bad("xid_48", now_ns + 1, evidence, count=0, is_new=True)
 
     def _left_alone(self, now_ns: int) -> Iterator[tuple[str, CheckSample]]:
-        """Followers that follow nothing. They wait until what they might follow would have come."""
+        """Followers without an error to follow, once the time is over in which it might have come."""
         while self._followers and not 0 <= now_ns - self._followers[0][0] < _AFTER_NS:  # clocks are set back, too
             time_ns, key, number, count = self._followers.popleft()
             if not any(-_BEFORE_NS <= at - time_ns <= _AFTER_NS for at, _, _ in self._recent):
-                yield key, self._sign(self._gpus[key], number, now_ns, count)
+                yield key, self._sample_of(self._gpus[key], number, now_ns, count)
 
-    def _sign(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> CheckSample:
+    def _sample_of(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> CheckSample:
         xid = xid_of(number)
         code = "gpu_lost" if number == LOST_XID else f"xid_{number}"
         if number != LOST_XID:  # whether it is back, its answers tell
@@ -146,8 +148,8 @@ class XidChecks:
                 gpu.open_until_reset[code] = time_ns
             else:
                 gpu.open_until_quiet.add(code)
-        said = f"XID {number}: {xid.sentence}"
-        return bad(code, time_ns, SignEvidence(xid.severity, xid.action, said), count=count, is_new=True)
+        message = f"XID {number}: {xid.sentence}"
+        return bad(code, time_ns, CheckEvidence(xid.severity, xid.action, message), count=count, is_new=True)
 
     def _repeats(self, key: str, gpu: _Gpu, number: int, now_ns: int) -> Iterator[CheckSample]:
         oldest_ns = now_ns - int(self._thresholds.repeats_seconds * 1e9)
@@ -158,33 +160,33 @@ class XidChecks:
         elsewhere = max((one.num_victims(number) for other, one in self._gpus.items() if other != key), default=0)
         if victims >= needed and 2 * elsewhere < victims:
             gpu.open_until_quiet.add("xid_repeats")
-            said = (
+            message = (
                 f"XID {number} with {counted(victims, 'process')} one after the other, and on no other GPU of this "
                 "machine half as often: it may be the GPU"
             )
-            evidence = SignEvidence(
-                Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
+            evidence = CheckEvidence(
+                Severity.WARNING, Action.RUN_DIAGNOSTICS, message, float(victims), float(needed), "processes"
             )
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
 
 
 def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> CheckSample:
-    """What a page showed from its first look on, but for what came since then, too."""
-    known = gpu.counts.keys() | gpu.told_ns.keys() | gpu.mended
+    """XIDs on a page since its first collection, without those that have come again since."""
+    known = gpu.counts.keys() | gpu.reported_ns.keys() | gpu.mended
     xids = [xid_of(number) for number in numbers if number not in known]
     for xid in xids:
         gpu.earlier_ns[xid.number] = min(gpu.earlier_ns.get(xid.number, page_ns), page_ns)  # clocks are set back, too
         if xid.kind in _MATTERS_LATER:
-            said = (
+            message = (
                 f"XID {xid.number} stood on DCGM's page at the first look, when it came is not known: {xid.sentence} "
                 "If that was mended since, restart nv-hostengine: until then it shows the last XID"
             )
-            return bad("xid_earlier", page_ns, SignEvidence(Severity.INFO, xid.action, said))
+            return bad("xid_earlier", page_ns, CheckEvidence(Severity.INFO, xid.action, message))
     return good("xid_earlier", page_ns)
 
 
 def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
-    """When it was read that the driver counts energy anew; None where it does not."""
+    """Time of the reading that shows that the driver's energy counter restarted; None if it did not."""
     before, energy = gpu.energy, observed.values.get("energy_joules_total")
     if energy is None:
         return None
@@ -194,14 +196,14 @@ def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
 
 
 def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
-    """Who holds the GPU, and held it before: a process that met an XID may be gone by the next look."""
+    """Note the processes on the GPU and those before: a process that an XID hit may have ended by the next sample."""
     pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
     if pids != gpu.pids:
         gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
 
 
 def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
-    """Numbers, and how many of each. Counts begin with the agent; where a source only tells, each has a time."""
+    """New XIDs and the number of each. Counts start with the agent; XIDs of a source without counts have times."""
     new = []
     for (number, *_), sample in observed.parts.get("xid_errors_total", {}).items():
         xid = int(number)
@@ -209,15 +211,15 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
         gpu.counts[xid] = sample.value
         if count > 0:
             new.append((xid, count))
-    for xid, time_ns in observed.told_xids:
-        if time_ns != gpu.told_ns.get(xid):  # earlier, too: clocks are set back
-            gpu.told_ns[xid] = time_ns
+    for xid, time_ns in observed.reported_xids:
+        if time_ns != gpu.reported_ns.get(xid):  # earlier, too: clocks are set back
+            gpu.reported_ns[xid] = time_ns
             new.append((xid, 1))
     return new
 
 
 class SwitchChecks:
-    """All NVSwitches'."""
+    """Checks of the SXids of all NVSwitches."""
 
     def __init__(self) -> None:
         self._counts: dict[Labels, float] = {}
@@ -225,15 +227,15 @@ class SwitchChecks:
         self._until_quiet: set[tuple[Labels, str]] = set()
         self._until_reset: set[tuple[Labels, str]] = set()
 
-    def signs(
+    def samples(
         self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
     ) -> Iterator[tuple[Labels, CheckSample]]:
-        """What came since the last look, with the labels of the switch.
+        """Results for the SXids since the last call, with the labels of the switch.
 
         Args:
-            readings: the samples.
+            readings: of the switches, with the names of their sources.
             now_ns: ns since the epoch.
-            was_reset: a GPU was reset since the last look.
+            was_reset: a GPU was reset since the last call.
         """
         if was_reset:
             yield from (
@@ -261,5 +263,5 @@ class SwitchChecks:
         sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
         is_critical = sxid.severity is Severity.CRITICAL
         (self._until_reset if is_critical else self._until_quiet).add((switch, code))
-        evidence = SignEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
+        evidence = CheckEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
         return bad(code, now_ns, evidence, count=count, is_new=True)

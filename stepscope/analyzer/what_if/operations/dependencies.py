@@ -58,9 +58,7 @@ class Transfers:
 def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> Transfers:
     """Match sends with receives.
 
-    Args:
-        grid: for the chunks.
-        reference: start and end of every operation of one replica in one step, the order that all others share.
+    `reference` has the start and end of every operation of one replica in one step, the order that all others share.
     """
     chunk = dict(zip(grid.operations, grid.global_chunk, strict=True))
     num_chunks = 1 + max((chunk[o] for o in grid.operations), default=0)
@@ -173,7 +171,7 @@ def _order_stage(
     found.chain(stage.computations)
     for kind in POINT_TO_POINT:
         found.chain(stage.of(kind))
-    _feed(found, stage, transfers)
+    _order_transfers(found, stage, transfers)
     if data_parallel:
         found.chain(stage.of(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
         for gather in _last_of_each_chunk(stage, sorted(stage.of(PARAMS_ALL_GATHER), key=lambda o: o.number)):
@@ -185,10 +183,10 @@ def _order_stage(
             work = [o for o in stage.of(BACKWARD + COMPUTE) if stage.chunk[o] == stage.chunk[reduce]]
             if work:
                 found.needs[reduce].append(max(work, key=lambda o: stage.reference[o][1]))
-    _finish(found, stage, data_parallel, overlapped)
+    _order_tail(found, stage, data_parallel, overlapped)
 
 
-def _feed(found: Dependencies, stage: _Stage, transfers: Transfers) -> None:
+def _order_transfers(found: Dependencies, stage: _Stage, transfers: Transfers) -> None:
     """Sends follow their computation; receives lie between the previous computation of their kind and their own."""
     by_number = {(o.kind, o.number): o for o in stage.computations}
     for call in stage.of(*POINT_TO_POINT):
@@ -216,7 +214,7 @@ def _last_of_each_chunk(stage: _Stage, operations: list[Operation]) -> list[Oper
     return list({stage.chunk[o]: o for o in operations}.values())
 
 
-def _finish(found: Dependencies, stage: _Stage, data_parallel: bool, overlapped: bool) -> None:
+def _order_tail(found: Dependencies, stage: _Stage, data_parallel: bool, overlapped: bool) -> None:
     """Order of what follows the last computation."""
     reduces = sorted(stage.of(GRADS_REDUCE_SCATTER), key=lambda o: o.number)
     last = max(stage.computations, key=lambda o: stage.reference[o][1], default=None)

@@ -118,11 +118,9 @@ WORST_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Gain from evening out some operations alone.
+    """Gain from evening out some operations alone: the mean step then, and the share of the ideal's gain.
 
-    Attributes:
-        step_seconds: mean step after that.
-        share: of the ideal's gain; below 0 if the step gets longer, above 1 if others gain as well.
+    The share is below 0 if the step gets longer, above 1 if others gain as well.
     """
 
     step_seconds: float
@@ -161,7 +159,7 @@ class Slowdown:
 def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     """Replay the job as measured, evened out, and with the real costs of each suspect alone."""
     actual = replay.costs(grid)
-    ideal = evened(grid, actual)
+    ideal = even_costs(grid, actual)
     suspects = _Suspects(grid)
 
     def mean_step(cost: Seconds) -> float:
@@ -201,7 +199,7 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     )
 
 
-def evened(grid: Grid, cost: Seconds) -> Seconds:
+def even_costs(grid: Grid, cost: Seconds) -> Seconds:
     """Costs with every operation at its kind's mean (computation) or median (communication)."""
     even = np.empty_like(cost)
     kinds = np.array([o.kind for o in grid.operations])

@@ -20,14 +20,14 @@ from stepscope.core.metrics.readings import MissingReason
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ACCEPT = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1,application/json"
 _PAGE_SIZE = 100
-_MOST_PAGES = 20
+_MAX_PAGES = 20
 _LARGEST_PAGE_BYTES = 8 << 20
 """Bytes of a page."""
 _READ_BYTES = 1 << 16
 
 
 class ApiError(Exception):
-    """The API cannot be asked, or refuses.
+    """The API server cannot be reached, or refuses.
 
     Attributes:
         reason: in the words of readings.
@@ -40,7 +40,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Where the API is, and who asks.
+    """Address of the API server, and the credentials of this process.
 
     Attributes:
         host, port: of the API.
@@ -54,14 +54,14 @@ class ApiServer:
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> ApiServer | None:
-        """The one that this process's pod is told; None where it is in no pod, or has no token."""
+        """The API server of this process's pod; None outside of a pod, or without a token."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not port.isdecimal() or not (account / "token").exists():
             return None
         return cls(host, int(port), account)
 
     def items(self, node: str, *, seconds: float) -> list[dict[str, Any]]:
-        """All pods of a node, each as the API tells it.
+        """All pods of a node, each as the API returns it.
 
         Args:
             node: its name.
@@ -78,7 +78,7 @@ class ApiServer:
             trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=trusted)
             try:
-                for _ in range(_MOST_PAGES):
+                for _ in range(_MAX_PAGES):
                     query = {"fieldSelector": f"spec.nodeName={node}", "limit": str(_PAGE_SIZE), "resourceVersion": "0"}
                     if following:
                         query = {

@@ -1,4 +1,4 @@
-"""Kubelet collector: asks the pod-resources API over gRPC on a Unix socket.
+"""Kubelet collector: reads the pod-resources API over gRPC on a Unix socket.
 
 HTTP/2 is h2's: grpcio takes four times the memory. This module is imported only where there is a kubelet.
 """
@@ -37,7 +37,7 @@ _UNIMPLEMENTED, _PERMISSION_DENIED = 12, 7
 
 @dataclass(slots=True)
 class KubeletCollector:
-    """Asks the kubelet of this node, each time it is collected; to be asked in a thread of its own.
+    """Collector of the devices that the kubelet of this node gave to pods; `collect` blocks.
 
     Attributes:
         socket: its path.
@@ -91,7 +91,7 @@ _OK, _UNKNOWN = 0, 2
 
 
 class GrpcError(Exception):
-    """The server refused, or did not speak gRPC.
+    """The server refused, or does not speak gRPC.
 
     Attributes:
         status: gRPC's number; None where there is none.
@@ -163,7 +163,7 @@ class _GrpcExchange:
         return self._connection.data_to_send()
 
     def receive(self, received: bytes) -> None:
-        """Take what came.
+        """Process received bytes.
 
         Raises:
             GrpcError: there is no use in waiting for more.

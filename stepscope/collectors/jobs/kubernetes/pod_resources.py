@@ -94,7 +94,7 @@ def _devices_of_claim(claim: memoryview) -> list[str]:
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST_VARINT = 10
+_MAX_VARINT = 10
 
 
 class ProtobufError(ValueError):
@@ -137,7 +137,7 @@ def field_text(value: memoryview) -> str:
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
     value = 0
-    for shift in range(_LONGEST_VARINT):
+    for shift in range(_MAX_VARINT):
         if position >= len(view):
             raise ProtobufError("a number that ends after the message")
         byte = view[position]

@@ -1,8 +1,8 @@
-"""Pods that use GPUs here: their workload, queue, team and project, and which pod a process is in.
+"""Pods that use GPUs on this node: their workload, queue, team and project, and the pod of a process.
 
-The API server is asked when a pod appears of which nothing is known, never for a pod that it does not have (misses are
-remembered), less and less often while it refuses, and never by whoever wants to know (NVIDIA/dcgm-exporter#599). A
-process is matched by its cgroup, which has the pod's uid; the pods' log folders give the name of a uid.
+The API server is asked when an unknown pod appears, not again for a pod that it does not have, with back-off while it
+refuses, and only in the source's own thread (NVIDIA/dcgm-exporter#599). A process is matched by its cgroup, which has
+the pod's uid; the pods' log folders give the name of a uid.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
 _ANSWER_SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
-"""Between two questions, however many pods come."""
+"""Between two requests, however many pods appear."""
 _MISS_SECONDS = 300.0
 _REFRESH_SECONDS = 600.0
-"""The kubelet tells no uid: a pod that came again under its name cannot be told from the one before."""
-_LONGEST_PAUSE_SECONDS = 900.0
+"""The kubelet reports no uid: a pod that was created again under its name looks like the one before."""
+_MAX_PAUSE_SECONDS = 900.0
 
 
 class PodDirectory:
-    """Pods of this node. `collect` asks, in a thread of its own; all else answers at once from what is known."""
+    """Pods of this node. Only `collect` blocks; the rest returns what is known.
+
+    Args:
+        server: the API server.
+        node: name of this node there.
+        naming: of teams and projects.
+        seconds: time limit of a request.
+        clock: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -42,14 +50,6 @@ class PodDirectory:
         seconds: float = _ANSWER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            server: whom to ask.
-            node: the name that this node has there.
-            naming: of teams and projects.
-            seconds: how long an answer may take.
-            clock: seconds.
-        """
         self._server = server
         self._node = node
         self._naming = naming
@@ -66,19 +66,19 @@ class PodDirectory:
         self._failure: Missing | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """What is known of a pod."""
+        """A pod by name; None if not known."""
         return self._by_name.get((namespace, name))
 
     def pod_of_uid(self, uid: str) -> Pod | None:
-        """The same by its uid."""
+        """A pod by uid; None if not known."""
         return self._by_uid.get(uid)
 
     def want(self, names: Iterable[tuple[str, str]], uids: Iterable[str]) -> None:
-        """Which pods use GPUs now; all others are forgotten with the next answer."""
+        """Request the pods that use GPUs now; all others are forgotten with the next answer."""
         self._wanted, self._wanted_uids = frozenset(names), frozenset(uids)
 
     def collect(self) -> Collection:
-        """Ask if there is anything to ask; nothing is raised."""
+        """Ask the API server if pods are not known; raises nothing."""
         now = self._clock()
         if self._is_to_ask(now):
             self._ask(now)
@@ -100,13 +100,13 @@ class PodDirectory:
             detail = f"the Kubernetes API: {error}"
             self._failure = Missing(JOB + "info", (), error.reason, detail)
             is_final = error.reason is MissingReason.NO_PERMISSION
-            self._pause = _LONGEST_PAUSE_SECONDS if is_final else min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
+            self._pause = _MAX_PAUSE_SECONDS if is_final else min(self._pause * 2, _MAX_PAUSE_SECONDS)
             self._due = now + self._pause
             return
         self._failure, self._pause, self._due = None, _PAUSE_SECONDS, now + _PAUSE_SECONDS
         self._answered = now
-        told = (pod_of(item, self._naming.team, self._naming.project) for item in items)
-        pods: Sequence[Pod] = [pod for pod in told if pod is not None]
+        parsed = (pod_of(item, self._naming.team, self._naming.project) for item in items)
+        pods: Sequence[Pod] = [pod for pod in parsed if pod is not None]
         self._by_name = {(pod.namespace, pod.name): pod for pod in pods}
         self._by_uid = {pod.uid: pod for pod in pods if pod.uid}
         self._missed.update(dict.fromkeys(wanted - self._by_name.keys(), now + _MISS_SECONDS))
@@ -121,7 +121,7 @@ _WORKLOAD_LABELS = (
     ("batch.kubernetes.io/job-name", "Job"),
     ("job-name", "Job"),
 )
-"""Labels that name what a pod is part of, the outermost first."""
+"""Labels with the name of the workload of a pod, the outermost first."""
 _KUBEFLOW_LABELS = ("training.kubeflow.org/job-name", "job-name", "pytorch-job-name", "tf-job-name", "mpi-job-name")
 _KUBEFLOW_KINDS = {"pytorchjob": "PyTorchJob", "tfjob": "TFJob", "mpijob": "MPIJob", "jaxjob": "JAXJob"} | {
     "xgboostjob": "XGBoostJob",
@@ -134,7 +134,7 @@ _TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod, as far as jobs need it. Texts are empty where they are not told.
+    """Facts of one pod that jobs need; empty if not known.
 
     Attributes:
         namespace, name, uid: which.
@@ -153,7 +153,7 @@ class Pod:
 
 
 def pod_of(item: Mapping[str, Any], team_names: Iterable[str], project_names: Iterable[str]) -> Pod | None:
-    """The pod of an item of a list of pods; None where it has no name. What is of the wrong type is not told."""
+    """The pod of an item of a list of pods; None if it has no name. Values of a wrong type are left out."""
     metadata = _mapping(item.get("metadata"))
     namespace, name, uid = (_text(metadata.get(key)) for key in ("namespace", "name", "uid"))
     if not namespace or not name:

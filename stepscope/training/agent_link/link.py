@@ -1,4 +1,4 @@
-"""Client of the agent: hello, heartbeats with the step state, and capture requests passed to the coordinator."""
+"""Link to the agent: hello, heartbeats with the step state, and capture requests passed to the coordinator."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MAX_REASON = 500
 _STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without one
 
 
-class AgentClient:
-    """Client of the agent. Starts a thread only once there is an agent's socket, or a rule that ranks must agree on.
+class AgentLink:
+    """Link to the agent. Starts a thread only once there is an agent's socket, or a rule that ranks must agree on.
 
     Args:
         schedule: the run's own captures.
@@ -48,7 +48,7 @@ class AgentClient:
         self.step_time = RecentStepTime()
         self._identity = context.identity
         self._slow_steps = None if rule is None else SlowSteps(rule)
-        self._link = AgentConnection(socket_path(), self)
+        self._connection = AgentConnection(socket_path(), self)
         self._captures = CaptureCoordinator(
             context.run_directory.name,
             context.identity,
@@ -80,8 +80,8 @@ class AgentClient:
         self.step_time.add(record)
         if self._slow_steps is not None and self._slow_steps.is_due(record, is_writing=is_writing):
             self._captures.request_by_rule()
-            if self._link.is_running:
-                self._link.wake()
+            if self._connection.is_running:
+                self._connection.wake()
             else:
                 self._captures.tick()
         if record.index <= self._last_step_to_find_gpu and self._heartbeat.gpu_uuid is None:
@@ -96,7 +96,7 @@ class AgentClient:
     def close(self, patience_seconds: float = 2.0) -> None:
         """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""
         self._captures.close()
-        self._link.close(patience_seconds)
+        self._connection.close(patience_seconds)
 
     def hello(self) -> bytes:
         """The first line on a connection; called by the link."""
@@ -126,19 +126,19 @@ class AgentClient:
         progress = answer.progress
         if progress.reason is not None:
             progress = replace(progress, reason=progress.reason[:_MAX_REASON])
-        self._link.send(encode(Answer(answer.id, progress)))
+        self._connection.send(encode(Answer(answer.id, progress)))
 
     def _find_gpu(self) -> None:
         self._heartbeat.gpu_uuid = gpu_uuid(self._identity)
         if self._heartbeat.gpu_uuid is not None:
-            self._link.send(self._heartbeat.hello())
+            self._connection.send(self._heartbeat.hello())
 
     def _start_if_needed(self, now_ns: int) -> None:
         self._looked_ns = now_ns
         must_agree = self._slow_steps is not None and self._identity.world_size > 1
-        if not self._link.is_running and (must_agree or self._link.has_agent):
+        if not self._connection.is_running and (must_agree or self._connection.has_agent):
             try:
-                self._link.start()
+                self._connection.start()
             except (OSError, RuntimeError):  # no thread or descriptor available: training goes on without
                 logger.debug("the connection to the agent cannot be started", exc_info=True)
 
