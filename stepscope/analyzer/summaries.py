@@ -152,9 +152,9 @@ def trace_quality(
     if unprofiled_ms and job.step_ms:
         distortion = job.step_ms / unprofiled_ms - 1.0
     return TraceQuality(
-        repaired=sum(f.repaired for f in facts),
-        dropped=sum(f.dropped for f in facts),
-        clipped=sum(f.clipped for f in facts),
+        repaired=sum(f.reading.repaired for f in facts),
+        dropped=sum(f.reading.dropped for f in facts),
+        clipped=sum(f.reading.clipped for f in facts),
         truncated_files=context.truncated_files,
         lost_launches=max((f.lost_launches for f in facts), default=0.0),
         unlinked=sum(f.num_unlinked for f in facts) / activities if activities else 0.0,
@@ -165,7 +165,7 @@ def trace_quality(
         merged_boundaries=sum(view.window.num_merged for view in views.values()),
         clock_residual_us=clocks.residual_us,
         profiler_distortion=distortion,
-        clipped_us=sum(f.clipped_ns for f in facts) / 1e3,
+        clipped_us=sum(f.reading.clipped_ns for f in facts) / 1e3,
         early=sum(f.num_early for f in facts) / linked if linked else 0.0,
         lost_at_start=sum(f.lost_at_start for f in facts),
         steps_marked=sorted({index for f in facts for index in f.step_indices}),

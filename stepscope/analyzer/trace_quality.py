@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.rows import are_among, distinct, graph_launches
-from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.columns import NONE, Category, ReadQuality, TraceColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class TraceFacts:
     """Counts of what was read, linked and lost in a rank's trace; other units are in the names.
 
     Attributes:
-        repaired, dropped, clipped, clipped_ns: as ReadQuality.
+        reading: what the reader repaired and lost.
         num_activities, num_unlinked, num_early: device activities in the window, those without their launch, and those
             that start before it.
         num_kernels, num_graph_kernels: kernels of the file, and those launched by a graph.
@@ -30,10 +30,7 @@ class TraceFacts:
         untraced_iterations: a graph kept running without kernels in the trace.
     """
 
-    repaired: int
-    dropped: int
-    clipped: int
-    clipped_ns: int
+    reading: ReadQuality
     num_activities: int = 0
     num_unlinked: int = 0
     num_early: int = 0
@@ -50,7 +47,7 @@ class TraceFacts:
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
     """The facts of a rank without device activities."""
-    return replace(_read_quality(trace), step_indices=tuple(steps.index.tolist()))
+    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()))
 
 
 def device_facts(trace: TraceColumns, activities: Activities, window: Window, steps: HostSteps) -> TraceFacts:
@@ -67,8 +64,8 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
     largest, name = _largest(trace, activities, window)
     graphs = graph_launches(trace)
     in_graph = np.isin(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
-    return replace(
-        _read_quality(trace),
+    return TraceFacts(
+        trace.quality,
         num_activities=int(np.count_nonzero(inside)),
         num_unlinked=int(np.count_nonzero(inside & ~linked)),
         num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
@@ -82,11 +79,6 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
         largest_name=name,
         untraced_iterations=has_untraced_iterations(trace, activities, graphs),
     )
-
-
-def _read_quality(trace: TraceColumns) -> TraceFacts:
-    quality = trace.quality
-    return TraceFacts(quality.repaired, quality.dropped, quality.clipped, quality.clipped_ns)
 
 
 def _empty_steps(activities: Activities, steps: HostSteps) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ FORMATS = (
     TraceFormat(re.compile(r"^trace-.*\.parquet$"), b"PAR1", read_operations=read_operation_table),
     TraceFormat(re.compile(r"\.json(\.gz)?$", re.IGNORECASE), b"", read_ranks=read_kineto),
 )
-"""The first that recognises a file reads it. Kineto is last: its reader also names files that are no traces."""
+"""The first that recognises a file reads it. Kineto is last: its reader also names files that are not traces."""
 
 
 def has_rank_name(file_name: str) -> bool:

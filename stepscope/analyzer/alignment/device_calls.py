@@ -55,8 +55,8 @@ def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: 
 
 
 def _with_dimension_of_stream(calls: list[Call]) -> list[Call]:
-    """A call that nothing tells the dimension of (launched before the trace) serves the one that all others of its
-    group on its stream serve."""
+    """The calls, those without a dimension (launched before the trace) getting the one that all others of their group
+    on their stream have."""
     seen: dict[tuple[int | None, tuple[int, ...] | None], set[str]] = {}
     for call in calls:
         if call.dimension is not None:
@@ -71,8 +71,8 @@ def _with_dimension_of_stream(calls: list[Call]) -> list[Call]:
 def calls_in_order(activities: Activities) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """Positions of the communication kernels in launch order, and when each was launched.
 
-    A launch that the trace lost lies between its neighbours' on the stream, so such a call takes its predecessor's;
-    NONE before a stream's first known launch.
+    A lost launch was between its neighbours' on the stream, so such a call takes its predecessor's; NONE before a
+    stream's first known launch.
     """
     chosen = activities.of(Work.COMMUNICATION)
     chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]

@@ -56,11 +56,11 @@ def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -
     left = single(window.start_ns, window.end_ns)
     parts = []
     for cover, category, cause in (
-        (annotations.checkpoint, TimeCategory.CHECKPOINT, None),
-        (annotations.data_loading, TimeCategory.DATA_LOADING, None),
+        (annotations[TimeCategory.CHECKPOINT], TimeCategory.CHECKPOINT, None),
+        (annotations[TimeCategory.DATA_LOADING], TimeCategory.DATA_LOADING, None),
         (operators, TimeCategory.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
         (communicating, TimeCategory.COMMUNICATION_UNSPLIT, None),
-        (annotations.profiler, TimeCategory.PROFILER, None),
+        (annotations[TimeCategory.PROFILER], TimeCategory.PROFILER, None),
     ):
         parts.append(CategorySpans(intersect(left, cover), category, cause))
         left = subtract(left, cover)

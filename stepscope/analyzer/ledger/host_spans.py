@@ -13,6 +13,7 @@ from stepscope.analyzer.intervals import Intervals, Nanoseconds, join, time_of, 
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import on_lanes
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000
@@ -28,6 +29,11 @@ _DATA_LOADING = re.compile(
     r"^enumerate\(DataLoader\)#|^prof\.data$|^(prof\.phase: )?data[_ ]?load(er|ing)$|^(next|get)[_ ]batch$",
     re.IGNORECASE,
 )
+_ANNOTATION_NAMES = {
+    TimeCategory.PROFILER: _PROFILER,
+    TimeCategory.CHECKPOINT: _CHECKPOINT,
+    TimeCategory.DATA_LOADING: _DATA_LOADING,
+}
 ANNOTATES = (Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
 BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
 _NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
@@ -37,49 +43,35 @@ _NOT_WAITED_FOR = re.compile(r"^Memset|DtoD|DeviceToDevice|PtoP|Pinned")
 """Fills and copies that an asynchronous call does not wait for, even if it happens to return after they end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Annotated:
-    """Annotated spans by purpose."""
-
-    profiler: Intervals
-    checkpoint: Intervals
-    data_loading: Intervals
+Annotations = dict[TimeCategory, Intervals]
+"""Profiler, checkpoint and data loading spans, in order of priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpans:
     """Spans of one launching thread; `blocked` are calls that lasted until device work ended."""
 
-    annotated: Annotated
+    annotated: Annotations
     blocked: Intervals
 
     def joined(self, other: HostSpans) -> HostSpans:
         """Spans open on either thread."""
-        own, others = self.annotated, other.annotated
-        annotated = Annotated(
-            profiler=join(own.profiler, others.profiler),
-            checkpoint=join(own.checkpoint, others.checkpoint),
-            data_loading=join(own.data_loading, others.data_loading),
-        )
+        annotated = {category: join(spans, other.annotated[category]) for category, spans in self.annotated.items()}
         return HostSpans(annotated, join(self.blocked, other.blocked))
 
 
 @dataclass(frozen=True, slots=True)
 class _AnnotationRows:
-    """Annotation rows of all threads by purpose."""
+    """Annotation rows of all threads by category, and rows of profiler overhead."""
 
-    profiler: npt.NDArray[np.intp]
-    checkpoint: npt.NDArray[np.intp]
-    data_loading: npt.NDArray[np.intp]
+    of_category: dict[TimeCategory, npt.NDArray[np.intp]]
     overhead: npt.NDArray[np.intp]
 
-    def on(self, trace: TraceColumns, lanes: list[int]) -> Annotated:
+    def on(self, trace: TraceColumns, lanes: list[int]) -> Annotations:
         """The spans on some threads; profiler overhead counts on any thread."""
-        return Annotated(
-            profiler=time_of(trace, np.concatenate((on_lanes(trace, self.profiler, lanes), self.overhead))),
-            checkpoint=time_of(trace, on_lanes(trace, self.checkpoint, lanes)),
-            data_loading=time_of(trace, on_lanes(trace, self.data_loading, lanes)),
-        )
+        rows = {category: on_lanes(trace, rows, lanes) for category, rows in self.of_category.items()}
+        rows[TimeCategory.PROFILER] = np.concatenate((rows[TimeCategory.PROFILER], self.overhead))
+        return {category: time_of(trace, own) for category, own in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +105,17 @@ def host_spans(
     return {lane: loop if lane == steps.main_lane else alone(lane).joined(loop) for lane in lanes}
 
 
-def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
+def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotations:
     """Profiler, checkpoint and loader spans on these threads; profiler overhead on any thread."""
     return _annotation_rows(trace).on(trace, lanes)
 
 
 def _annotation_rows(trace: TraceColumns) -> _AnnotationRows:
-    profiler, checkpoint, loading = (
-        trace.rows_named(pattern.search, *ANNOTATES) for pattern in (_PROFILER, _CHECKPOINT, _DATA_LOADING)
-    )
+    of_category = {
+        category: trace.rows_named(names.search, *ANNOTATES) for category, names in _ANNOTATION_NAMES.items()
+    }
     overhead = trace.rows_named(lambda name: not _NOT_THE_PROFILER.search(name), Category.OVERHEAD)
-    return _AnnotationRows(profiler, checkpoint, loading, overhead)
+    return _AnnotationRows(of_category, overhead)
 
 
 def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:

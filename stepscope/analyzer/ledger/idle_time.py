@@ -49,8 +49,12 @@ class Host:
         causes = np.full(len(activities), CAUSE_CODE[Cause.COPY], np.int8)
         for lane, spans in self.spans_of_lane.items():
             here = activities.launch_lane == lane
-            causes[here & contains(spans.annotated.data_loading, activities.launch_ns)] = CAUSE_CODE[Cause.DATA_LOADING]
-            causes[here & contains(spans.annotated.checkpoint, activities.launch_ns)] = CAUSE_CODE[Cause.CHECKPOINT]
+            causes[here & contains(spans.annotated[TimeCategory.DATA_LOADING], activities.launch_ns)] = CAUSE_CODE[
+                Cause.DATA_LOADING
+            ]
+            causes[here & contains(spans.annotated[TimeCategory.CHECKPOINT], activities.launch_ns)] = CAUSE_CODE[
+                Cause.CHECKPOINT
+            ]
         return causes
 
 
@@ -122,11 +126,7 @@ def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.b
 def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[CategorySpans]:
     """First match: profiler, checkpoint, data loading, the rest."""
     parts = []
-    for cover, category in (
-        (spans.annotated.profiler, TimeCategory.PROFILER),
-        (spans.annotated.checkpoint, TimeCategory.CHECKPOINT),
-        (spans.annotated.data_loading, TimeCategory.DATA_LOADING),
-    ):
+    for category, cover in spans.annotated.items():
         parts.append(CategorySpans(intersect(time, cover), category))
         time = subtract(time, cover)
     return [*parts, CategorySpans(time, rest)]

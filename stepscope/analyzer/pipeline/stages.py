@@ -107,12 +107,12 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
 
 def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
     if place == 0:
-        tells = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
+        pass_of_way = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
     elif place == num_devices - 1:
-        tells = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+        pass_of_way = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
     else:
-        tells = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    return [tells[way] for way in ways if way in tells]
+        pass_of_way = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+    return [pass_of_way[way] for way in ways if way in pass_of_way]
 
 
 def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:

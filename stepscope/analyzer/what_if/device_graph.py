@@ -29,6 +29,7 @@ from stepscope.analyzer.what_if.launches import (
     work_between_calls,
 )
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph, hash_names
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
@@ -126,8 +127,8 @@ def _spans_of(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> In
     for lane, spans in spans_of_lane.items():
         here = np.flatnonzero(activities.launch_lane == lane)
         covers: list[tuple[Cause, Intervals]] = [
-            (Cause.DATA_LOADING, spans.annotated.data_loading),
-            (Cause.CHECKPOINT, spans.annotated.checkpoint),
+            (Cause.DATA_LOADING, spans.annotated[TimeCategory.DATA_LOADING]),
+            (Cause.CHECKPOINT, spans.annotated[TimeCategory.CHECKPOINT]),
         ]
         for cause, cover in covers:
             span[here[contains(cover, activities.launch_ns[here])]] = HOST_COLUMN[cause]

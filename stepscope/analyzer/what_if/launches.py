@@ -18,6 +18,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
 from stepscope.analyzer.rows import are_among, distinct, on_lanes, order_of
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Counts, Edges, Mask
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
@@ -127,7 +128,11 @@ def work_between_calls(
 
 def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
     """Spans of each kind, disjoint: the profiler first, then checkpoints, then data loading."""
-    profiler, checkpoint, loader = spans.annotated.profiler, spans.annotated.checkpoint, spans.annotated.data_loading
+    profiler, checkpoint, loader = (
+        spans.annotated[TimeCategory.PROFILER],
+        spans.annotated[TimeCategory.CHECKPOINT],
+        spans.annotated[TimeCategory.DATA_LOADING],
+    )
     checkpoint = subtract(checkpoint, profiler)
     loader = subtract(subtract(loader, profiler), checkpoint)
     return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]

@@ -1,1 +1,1 @@
-"""Foreign trace formats: one file or folder each, and what tells them apart."""
+"""Readers of foreign trace formats, one module or package each; `stepscope.trace.reading` lists them."""

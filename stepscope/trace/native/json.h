@@ -99,7 +99,7 @@ static inline Place skip_plain(Place p, Place end) {
     return p;
 }
 
-/* A string from its opening quote; `plain` tells whether it holds no escapes. */
+/* A string from its opening quote; `plain` is whether it has no escapes. */
 static inline Place skip_string(Place p, Place end, bool *plain) {
     *plain = true;
     if (p >= end || *p++ != '"')

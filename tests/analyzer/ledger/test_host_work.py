@@ -6,15 +6,8 @@ import pytest
 
 from stepscope.core.vocabulary.causes import Reason
 from tests.analyzer.build import MAIN, TraceBuilder
+from tests.analyzer.ledger.gaps import gap_trace
 from tests.analyzer.readings import view_of
-
-
-def gap_trace(*, launch: int = 290) -> TraceBuilder:
-    trace = TraceBuilder()
-    trace.step(5, 0, 1000)
-    trace.kernel(50, 100, launch=10)
-    trace.kernel(300, 400, launch=launch)
-    return trace
 
 
 def late_us(trace: TraceBuilder) -> dict[str, float]:

@@ -17,16 +17,9 @@ from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
-from tests.analyzer.build import AUTOGRAD, MAIN, TraceBuilder
+from tests.analyzer.build import AUTOGRAD, TraceBuilder
+from tests.analyzer.ledger.gaps import gap_trace
 from tests.analyzer.readings import attributed_us, ledger_us, view_of
-
-
-def gap_trace(*, launch: int | None = 290, thread: int = MAIN) -> TraceBuilder:
-    trace = TraceBuilder()
-    trace.step(5, 0, 1000)
-    trace.kernel(50, 100, launch=10)
-    trace.kernel(300, 400, launch=launch, thread=thread)
-    return trace
 
 
 def idle_us(trace: TraceBuilder) -> dict[str, float]:
@@ -246,4 +239,7 @@ def test_annotations_are_looked_up_once_however_many_threads_launch(
     assert num_lookups == 5  # profiler, its overhead, checkpoint, loader, blocking calls
     assert len(spans) == threads + 1
     for lane, own in spans.items():
-        np.testing.assert_equal(asdict(own.annotated), asdict(host_annotations(columns, [lane, steps.main_lane])))
+        expected = host_annotations(columns, [lane, steps.main_lane])
+        assert own.annotated.keys() == expected.keys()
+        for category, spans_of_both in expected.items():
+            np.testing.assert_equal(asdict(own.annotated[category]), asdict(spans_of_both))
