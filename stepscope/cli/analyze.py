@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import FILE, enters_only_run, fan_out_options, json_option, print_document, print_warnings
+from stepscope.cli.options import (
+    FILE,
+    POSITIVE,
+    enters_only_run,
+    fan_out_options,
+    json_option,
+    print_document,
+    print_warnings,
+)
 
 if TYPE_CHECKING:
     from stepscope.workflow.analyze import AnalysisResult
@@ -21,14 +29,9 @@ if TYPE_CHECKING:
     "--window",
     type=click.Choice(["steps", "file"]),
     default="steps",
-    help="Analyze the profiled steps, or each file from its first to its last device activity.",
+    help="Analyze the profiled steps, or whole files.",
 )
-@click.option(
-    "--network-gbits",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    help="Expect collectives between hosts to reach the N Gbit/s of each GPU's network card.",
-)
+@click.option("--network-gbits", type=POSITIVE, metavar="N", help="Assume N Gbit/s of each GPU's network card.")
 @click.option("--html", type=FILE, metavar="FILE", help="Also write the report as one HTML file.")
 @click.option("--keep/--no-keep", default=True, help="Keep the result in the run directory, if one is given.")
 @fan_out_options

@@ -27,12 +27,10 @@ MAX_SHOWN_RANKS = 16
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
 @click.option("--ranks", default="all", metavar="0,3|all", help="Profile these ranks.")
 @click.option(
-    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest for all ranks]"
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest possible]"
 )
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
-@click.option(
-    "--max-overhead", type=click.FloatRange(min=0), help="Stop when steps become longer by this share, such as 0.5."
-)
+@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps slow down by this share, as 0.5.")
 @click.option(
     "--timeout",
     "timeout_seconds",

@@ -9,13 +9,7 @@ import click
 
 
 @click.command("dashboard")
-@click.option(
-    "--runs",
-    "root",
-    type=click.Path(path_type=Path),
-    default=Path("."),
-    help="Show this directory of runs, or one run.",
-)
+@click.option("--runs", "root", type=click.Path(path_type=Path), default=Path("."), help="Show these runs, or one run.")
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8050, help="Listen on this port; 0 for a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
@@ -25,7 +19,7 @@ import click
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="Accept requests under this host name, as of a proxy; repeatable.",
+    help="Accept this host name in requests; repeatable.",
 )
 def command(
     root: Path, host: str, port: int, open_browser: bool, insecure: bool, allowed_hosts: tuple[str, ...]

@@ -43,7 +43,7 @@ class _Case:
     "--port",
     type=click.IntRange(0, 65535),
     default=8050,
-    help="Serve the dashboard of --open on this port; 0 for a free one.",
+    help="Port of the dashboard of --open; 0 for a free one.",
 )
 @json_option
 def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:

@@ -23,7 +23,7 @@ _COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAI
     "file",
     type=FILE,
     envvar="STEPSCOPE_AGENT_CONFIG",
-    help="Take the agent's address and socket from this settings file.",
+    help="Read the agent's settings from here.",
 )
 @json_option
 def command(file: Path | None, as_json: bool) -> None:

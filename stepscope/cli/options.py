@@ -20,6 +20,7 @@ _Function = Callable[..., None]
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(file_okay=False)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -74,7 +75,7 @@ def asks_agents(function: _Function) -> _Function:
         "--agents",
         "file",
         type=click.Path(path_type=Path, allow_dash=True),
-        help="Ask the agents in this file, one URL per line; - for stdin.",
+        help="Ask the agents in this file; - for stdin.",
     )
     @click.option("--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
     @click.option(
@@ -159,7 +160,7 @@ _OPTIONS = (
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Read the files with N processes.  [default: by their number and size]",
+        help="Read the files with N processes.  [default: by their size]",
     ),
     click.option(
         "--engine",

@@ -24,19 +24,9 @@ _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
 
 @click.command("preflight")
 @click.option("--quick", is_flag=True, help="Measure for a shorter time: a rough answer in about 20 s.")
-@click.option(
-    "--checks", metavar="A,B", help="Run only these of: state, memory, matmul, results, host, peers, all_reduce."
-)
-@click.option(
-    "--gpus",
-    metavar="0,2-3",
-    help="Check only these GPUs or MIG instances, by index of nvidia-smi or UUID.  [default: all]",
-)
-@click.option(
-    "--slurm-gpus",
-    metavar="NAMES",
-    help="Check only these GPUs, in Slurm's notation, such as $SLURM_JOB_GPUS of a prolog.",
-)
+@click.option("--checks", metavar="A,B", help="Only run: state, memory, matmul, results, host, peers, all_reduce.")
+@click.option("--gpus", metavar="0,2-3", help="Check these GPUs only, by index or UUID, also of MIG.  [default: all]")
+@click.option("--slurm-gpus", metavar="NAMES", help="Check these GPUs only, as Slurm names them ($SLURM_JOB_GPUS).")
 @click.option(
     "--expected-gpus",
     type=click.IntRange(min=0),
@@ -49,7 +39,7 @@ _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
     default=60.0,
-    help="Count a GPU as hung when one check takes more seconds on it.",
+    help="Seconds after which a check on a GPU counts as hung.",
 )
 @json_option
 @click.option("--junit", type=FILE, help="Also write a JUnit file with one test case per check.")

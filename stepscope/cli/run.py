@@ -32,12 +32,10 @@ class _Wrapper(click.Command):
 )
 @click.option("--run", metavar="NAME", help="Name the run.  [default: from the scheduler, torchrun or the time]")
 @click.option(
-    "--first", type=click.IntRange(min=0), help="Profile first at this step, counted from 0.  [default: 4, or --every]"
+    "--first", type=click.IntRange(min=0), help="Profile first at this step, from 0.  [default: 4, or --every]"
 )
 @click.option("--active", type=click.IntRange(min=1), default=3, help="Profile this many steps per capture.")
-@click.option(
-    "--warmup", type=click.IntRange(min=0), default=1, help="Warm the profiler up for this many steps before."
-)
+@click.option("--warmup", type=click.IntRange(min=0), default=1, help="Warm up the profiler for so many steps.")
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Capture again every N steps.  [default: once]")
 @click.option("--ranks", default="auto", help="Write traces on these ranks: auto, all, or 0,1,2.")
 @click.option("--with-stack", is_flag=True, help="Record Python stacks, which costs far more than the rest.")

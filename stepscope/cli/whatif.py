@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, fan_out_options, json_option, print_document, print_warnings
+from stepscope.cli.options import (
+    POSITIVE,
+    enters_only_run,
+    fan_out_options,
+    json_option,
+    print_document,
+    print_warnings,
+)
 
 if TYPE_CHECKING:
     from stepscope.workflow.fan_out.engine import FanOut
@@ -19,13 +26,9 @@ if TYPE_CHECKING:
     "causes",
     multiple=True,
     metavar="CAUSE",
-    help="Predict only this fix; repeatable.  [default: all that apply]",
+    help="Predict only this fix; repeatable.  [default: all]",
 )
-@click.option(
-    "--unprofiled-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Calibrate to this step time without the profiler.",
-)
+@click.option("--unprofiled-ms", type=POSITIVE, help="Calibrate to this unprofiled step time.")
 @json_option
 @enters_only_run
 @fan_out_options

@@ -58,7 +58,8 @@ class ReadingsBuilder:
         Args:
             further: labels beside those of all.
         """
-        self.add_labelled(self._prefix + name if name else "", value, self.with_labels(further))
+        labels = self.with_labels(further) if further else self.labels
+        self.add_labelled(self._prefix + name if name else "", value, labels)
 
     def add_labelled(self, metric: str, value: float | NoValue, labels: Labels, time_ns: int | None = None) -> None:
         """Add a value of a metric by its full name, with exactly these labels."""
@@ -76,15 +77,15 @@ class ReadingsBuilder:
         """Add a finding."""
         self.findings.append(Finding(code, message, self.with_labels(further), self.time_ns))
 
-    def checked(self, metric: str, value: float, labels: Labels, *, answer: str) -> float | NoValue:
+    def checked(self, metric: str, value: float, labels: Labels, *, source: str, raw: float) -> float | NoValue:
         """The value if its unit allows it; a ratio slightly over 1 becomes 1, with a finding.
 
         Args:
-            answer: what the source said, for people: "NVML reports 250".
+            source: "NVML reports", "the page says"; followed by the raw number where that is not possible.
         """
         unit = _UNITS.get(metric)
         if (value < 0.0 and unit is not Unit.CELSIUS) or (value > _MAX_CLAMPED and unit is Unit.RATIO):
-            return NoValue(MissingReason.UNREADABLE, f"{answer}, which is not possible")
+            return NoValue(MissingReason.UNREADABLE, f"{source} {raw:g}, which is not possible")
         if value <= 1.0 or unit is not Unit.RATIO:
             return value
         message = f"{metric} is {value:.3f}, over 1, and is clamped to 1"
@@ -97,8 +98,6 @@ class ReadingsBuilder:
 
     def with_labels(self, further: dict[str, str | int]) -> Labels:
         """The labels of all and further ones."""
-        if not further:
-            return self.labels
         return tuple(sorted((*self.labels, *[(name, str(value)) for name, value in further.items()])))
 
 

@@ -22,7 +22,7 @@ _STOPS_WITHIN_SECONDS = 2.0
 class PeriodicTask(Protocol):
     """Something that wants a moment about once a second, on a thread that is not the training thread."""
 
-    def tend(self) -> None:
+    def run_task(self) -> None:
         """Look after what there is; over in milliseconds."""
 
 
@@ -31,19 +31,19 @@ class BackgroundLoop:
 
     Python runs signal handlers on the main thread only, and not while that waits in C, as for a collective. But C's own
     part of the handler writes the signal's number to a file descriptor at once; that is what is read here, on a thread
-    of its own: who is tended may wait for a disk that does not answer.
+    of its own: a task may wait for a disk that does not respond.
 
     Args:
-        tended: one that fails is left out from then on, with a warning.
+        tasks: one that fails is left out from then on, with a warning.
     """
 
-    def __init__(self, tended: Iterable[PeriodicTask]) -> None:
-        self._tended = list(tended)
+    def __init__(self, tasks: Iterable[PeriodicTask]) -> None:
+        self._tasks = list(tasks)
         self._is_stopping = threading.Event()
         self._last: Callable[[], None] | None = None
         self._on_signal: Callable[[int], None] | None = None
         self._wake_up = self._read_end = self._write_end = -1
-        self._threads = [threading.Thread(target=self._tend_all, name="stepscope-attendant", daemon=True)]
+        self._threads = [threading.Thread(target=self._run_tasks, name="stepscope-background", daemon=True)]
 
     def start(self) -> None:
         """Begin.
@@ -76,7 +76,7 @@ class BackgroundLoop:
         """End the threads, after the signals that have come; they are waited for a while, unless this is one.
 
         Args:
-            last: done when nothing is tended any more; nothing that raises.
+            last: called after the last task; must not raise.
         """
         was_stopping = self._is_stopping.is_set()
         self._last = last if last is not None else self._last
@@ -96,7 +96,7 @@ class BackgroundLoop:
             self._read_end = self._write_end = -1
 
     def _stop_listening(self) -> bool:
-        """Whether nobody will write to the descriptor any more; where someone may, it has to stay open."""
+        """Whether no thread can still write to the descriptor; it stays open while one may."""
         if self._wake_up == -1:
             return True
         try:
@@ -116,7 +116,7 @@ class BackgroundLoop:
             poll.poll()
             self._pass_on_signals()
 
-    def _tend_all(self) -> None:
+    def _run_tasks(self) -> None:
         is_over = False
         while not is_over:
             is_over = self._is_stopping.wait(_EVERY_SECONDS)
@@ -129,11 +129,11 @@ class BackgroundLoop:
             last()
 
     def _tend(self) -> None:
-        for each in tuple(self._tended):
+        for each in tuple(self._tasks):
             try:
-                each.tend()
+                each.run_task()
             except Exception as error:  # training must never be hurt
-                self._tended.remove(each)
+                self._tasks.remove(each)
                 name = type(each).__name__
                 logger.warning("stepscope no longer tends its %s: %s: %s", name, type(error).__name__, error)
 

@@ -51,9 +51,9 @@ def profile(
         capture_when: also capture when a rule says so: `stepscope.slow_step()`; by default from
             STEPSCOPE_CAPTURE_WHEN.
         labels: free words to find the run by.
-        simulated_compute: the run's layers sleep instead of computing; said in every report.
+        simulated_compute: the run's layers sleep instead of computing; every report says so.
         stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
-            and by the patience of torch's process groups, "off" never looks; by default from STEPSCOPE_STUCK_AFTER,
+            and by the timeout of torch's process groups, "off" never looks; by default from STEPSCOPE_STUCK_AFTER,
             else "auto".
         memory: when to write a snapshot of the GPU's memory: "oom" when it runs out, a number of steps also at each so
             many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each; by

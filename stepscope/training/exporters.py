@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 1.0
 _LOOK_EVERY_NS = 1_000_000_000
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 _CLOSES_WITHIN_SECONDS = 5.0
 
 
@@ -53,7 +53,7 @@ class StepExport:
             self._look()
         if not self._found:
             return
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self._num_dropped += 1
             return
         self._waiting.append(record)
@@ -243,7 +243,7 @@ class WandbExporter:
         self._run.log({"stepscope/step": records[-1].index, **row}, commit=False)
 
 
-_MOST_METRICS = 1000  # of one request, by MLflow's REST interface
+_MAX_METRICS = 1000  # of one request, by MLflow's REST interface
 
 
 class MlflowExporter:
@@ -268,10 +268,10 @@ class MlflowExporter:
         if self._client is None:
             self._client = mlflow.MlflowClient()
         metrics: list[Any] = []
-        each = -(-sum(len(numbers_of(record)) for record in records) // _MOST_METRICS)
+        each = -(-sum(len(numbers_of(record)) for record in records) // _MAX_METRICS)
         for record in records[::each]:
             metrics += [
                 mlflow.entities.Metric(f"stepscope/{name}", value, record.end_ns // 1_000_000, record.index)
                 for name, value in numbers_of(record).items()
             ]
-        self._client.log_batch(self._run_id, metrics=metrics[:_MOST_METRICS])
+        self._client.log_batch(self._run_id, metrics=metrics[:_MAX_METRICS])

@@ -14,7 +14,7 @@ class Patch:
         wrapper: makes the function to call instead of the original, which it is given.
 
     Raises:
-        AttributeError: there is no such attribute, as in another version of torch.
+        AttributeError: the attribute does not exist, as in another version of torch.
     """
 
     def __init__(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

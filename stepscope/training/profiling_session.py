@@ -56,11 +56,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _measuring: weakref.ref[Profile] | None = None
-"""The profile that measures this process; weak, so that one never left does not block the next for ever."""
+"""The profile that measures this process; weak, so that a with block never left does not block the next one."""
 
 
 def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Runs the method only while profiling is on, in the process that began it; an error turns profiling off."""
+    """Make a method run only while profiling is on, in the process that began it; an error turns profiling off."""
 
     @functools.wraps(method)
     def guarded(self: Profile, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -73,14 +73,14 @@ def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatena
             self._give_up(error)
         finally:
             self._depth -= 1
-            if self._endings is not None:
-                self._endings.proceed()
+            if self._shutdown is not None:
+                self._shutdown.proceed()
 
     return guarded
 
 
 class Profile:
-    """Measures every step of a training loop and captures some. Made by `stepscope.profile`.
+    """Profiling session that measures every step of a training loop and captures some; made by `stepscope.profile`.
 
     Attributes:
         run_directory: where this run's files are; None while nothing is written, and once measuring has stopped.
@@ -93,7 +93,7 @@ class Profile:
         self._settings = settings
         self._on = enabled
         self._num_entered = 0  # with blocks that are open
-        self._has_begun, self._is_reentry_said = False, not enabled
+        self._has_begun, self._has_warned_of_reentry = False, not enabled
         self._pid = os.getpid()
         self._context: RunContext | None = None
         self._result: Analysis | str | None = None
@@ -101,10 +101,10 @@ class Profile:
         self._manifest: ManifestWriter | None = None
         self._writer: StepWriter | None = None
         self._settling: PendingSteps | None = None
-        self._attendant: BackgroundLoop | None = None
-        self._endings: ShutdownHandler[Profile] | None = None
+        self._background_loop: BackgroundLoop | None = None
+        self._shutdown: ShutdownHandler[Profile] | None = None
         self._depth = 0  # how many of the guarded methods run
-        self._is_told_to_end = False
+        self._is_ending = False
         self._times = StepTimes()
         self._agent_link: AgentLink | None = None
         self._captures: CaptureRunner | None = None
@@ -113,9 +113,9 @@ class Profile:
         self._step: StepRecord | None = None
         self._step_began_ns = 0  # by the monotonic clock
         self._mark = StepMark(is_quiet=not enabled)
-        self._late_reader = DeviceScalarReader()
-        self._figures = StepScalarReader(self._late_reader)
-        self._gradients = LocalGradientNorm(self._late_reader, _weakly(self._is_undisturbed))
+        self._scalar_reader = DeviceScalarReader()
+        self._figures = StepScalarReader(self._scalar_reader)
+        self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
         self._open_spans = OpenSpans(lambda: self._on, self._give_up)
         self._spans = SpanRecorder(
@@ -127,8 +127,8 @@ class Profile:
         if self._num_entered == 1 and not self._has_begun:
             self._has_begun = True
             self._begin()
-        elif not self._is_reentry_said:
-            self._is_reentry_said = True
+        elif not self._has_warned_of_reentry:
+            self._has_warned_of_reentry = True
             logger.warning(
                 "a profile measures one with block, %s; make a new one by stepscope.profile(...) for each training",
                 "and goes on with the outer one here" if self._num_entered > 1 else "so this one measures nothing",
@@ -142,7 +142,7 @@ class Profile:
         if self._num_entered:  # entered again inside, the outer block goes on
             return
         if error is not None:
-            self._left_by(error)
+            self._pass_exception(error)
         self._end(kind)
 
     def step(self, /, **figures: object) -> StepMark:
@@ -190,7 +190,7 @@ class Profile:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether it is neither disabled nor at its end, nor has given up or given way."""
+        """Whether the session measures: it is not disabled, ended, or stopped by an error or another profile."""
         return self._on
 
     @property
@@ -201,7 +201,7 @@ class Profile:
         return self._result if isinstance(self._result, Analysis) else None
 
     def summary(self) -> str:
-        """The verdict as text, on rank 0 after the with block; elsewhere one line that says why there is none."""
+        """The verdict as text, on rank 0 after the with block; elsewhere one line with the reason why there is none."""
         if self.result is not None and self.run_directory is not None:
             return summary_text(self.result, self.run_directory)
         if self._on:
@@ -224,7 +224,7 @@ class Profile:
     def watch(self, model: Any, *, every: int = 100) -> None:
         """Measure the norm of this rank's own gradients at each `every`th step, as `local_grad_norm`.
 
-        Memory snapshots also tell the model's parameters and buffers from the rest.
+        Memory snapshots then also label the model's parameters and buffers.
 
         Args:
             model: a module, also one under DistributedDataParallel or fully_shard; call it after wrapping.
@@ -255,8 +255,8 @@ class Profile:
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         if identity.rank == 0:
-            for doubt in implausible_arguments(settings, mesh, identity.world_size):
-                logger.warning(doubt)
+            for warning in implausible_arguments(settings, mesh, identity.world_size):
+                logger.warning(warning)
         self._context = context = RunContext(
             self.run_directory,
             identity,
@@ -269,7 +269,9 @@ class Profile:
         )
         schedule = self._schedule.counted_from(first_step)
         self._agent_link = AgentLink(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
-        weakref.finalize(self, self._agent_link.close, 0.0).atexit = False  # never left: at exit `Endings` does more
+        weakref.finalize(
+            self, self._agent_link.close, 0.0
+        ).atexit = False  # never left: at exit `ShutdownHandler` does more
         self._settling = PendingSteps([*make_settled_listeners(context), self._agent_link], self._writer.add)
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
@@ -283,33 +285,33 @@ class Profile:
             before_stepping_aside=self._open_spans.close_all,
             step_time=self._agent_link.step_time,
         )
-        listeners = [*make_step_listeners(context, self._late_reader), self._gradients]
+        listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients]
         self._listeners = StepListeners(listeners)
-        tended = [self._writer, self._manifest, *listeners]
-        self._attendant = BackgroundLoop(each for each in tended if isinstance(each, PeriodicTask))
-        self._attendant.start()
-        self._endings = ShutdownHandler(
+        tasks = [self._writer, self._manifest, *listeners]
+        self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
+        self._background_loop.start()
+        self._shutdown = ShutdownHandler(
             self,
-            self._attendant,
+            self._background_loop,
             note=Profile._note_signal,
             end=Profile._close_as,
             is_busy=lambda self: self._depth > 0,
             step=lambda self: -1 if self._step is None else self._step.index,
         )
-        weakref.finalize(self, self._attendant.stop, self._listeners.close).atexit = False  # never left
-        self._endings.start()
+        weakref.finalize(self, self._background_loop.stop, self._listeners.close).atexit = False  # never left
+        self._shutdown.start()
         _measuring = weakref.ref(self)
         self._captures.move_to(first_step, None)
         self._open_step(first_step)
 
     @_harmless
-    def _left_by(self, error: BaseException) -> None:
+    def _pass_exception(self, error: BaseException) -> None:
         self._listeners.left_by(error)
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
         self._stop_watching()
-        self._close("signal" if self._is_told_to_end else attempt_ending(kind))
+        self._close("signal" if self._is_ending else attempt_ending(kind))
 
     @_harmless
     def _close_as(self, ended: str) -> None:
@@ -335,8 +337,8 @@ class Profile:
         self._on = False
 
     def _note_signal(self, is_deadly: bool) -> None:
-        """On another thread, as the training thread may never come back."""
-        self._is_told_to_end = True
+        """Keep what is measured so far, on another thread, as the training thread may never return."""
+        self._is_ending = True
         if self._settling is not None and is_deadly:
             self._settling.hurry()
         if self._writer is not None:
@@ -345,11 +347,11 @@ class Profile:
             self._manifest.end("signal", None)
 
     def _stop_watching(self) -> None:
-        """Before anything is closed: from now on nobody else looks, and signals do what they did."""
-        if self._attendant is not None:
-            self._attendant.stop()
-        if self._endings is not None:
-            self._endings.stop()
+        """Stop the background loop and the signal handlers; called before anything is closed."""
+        if self._background_loop is not None:
+            self._background_loop.stop()
+        if self._shutdown is not None:
+            self._shutdown.stop()
 
     def _keep_unprofiled_time(self) -> None:
         if self._manifest is not None:
@@ -369,7 +371,7 @@ class Profile:
         self._listeners.step_began(index)
 
     def _is_undisturbed(self, step: int) -> bool:
-        """Whether nobody captures in this step, the running one."""
+        """Whether the running step is not captured."""
         return self._agent_link is None or self._agent_link.plan.state(step) is State.WAIT
 
     def _close_annotation(self) -> None:
@@ -378,23 +380,23 @@ class Profile:
 
     @_harmless
     def count_data_wait(self, duration_ns: int) -> None:
-        """Count a wait for data that no `prof.data` saw to the current step."""
+        """Add to the current step a wait for data outside `prof.data`."""
         if self._step is not None:
             self._step.data_wait_ns += duration_ns
 
     @_harmless
     def count_phase(self, name: str, duration_ns: int) -> None:
-        """Count time that no `prof.phase` saw to the current step."""
+        """Add to the current step time of a phase outside `prof.phase`."""
         if self._step is not None:
             self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
 
     @_harmless
     def stop_for(self, error: Exception) -> None:
-        """Stop measuring, as what measures through this profile has failed."""
+        """Stop measuring after an error of the code that measures through this profile."""
         raise error
 
     def _give_up(self, error: Exception) -> None:
-        """Say once why, stop what runs, and be a no-op from now on."""
+        """Log the error once, stop everything, and do nothing from now on."""
         if not self._on:
             return
         self._on = False
@@ -410,7 +412,7 @@ class Profile:
         for cleanup in cleanups:
             try:
                 cleanup()
-            except Exception:  # said once already
+            except Exception:  # logged once already
                 with suppress(Exception):
                     logger.debug("clean-up failed", exc_info=True)
 
@@ -431,7 +433,7 @@ def _profile_at_work() -> Profile | None:
 
 
 def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
-    """The bound method as long as its object lives, which this does not prolong."""
+    """Call of a bound method that does not keep its object alive."""
     method = weakref.WeakMethod(is_so)
     return lambda step: (alive := method()) is not None and alive(step)
 
@@ -447,22 +449,22 @@ def _new_recording(context: RunContext, first_step: int) -> Recording:
     )
 
 
-_PATIENCE_SECONDS = 60.0
+_TRACES_TIMEOUT_SECONDS = 60.0
 """Ranks end their loops within a step of each other; the slowest disk takes some seconds for a trace."""
-_LOOK_AGAIN_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
-    """The analysis of the latest capture, kept beside the run; what went wrong in one line where there is none.
+    """The analysis of the latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:
         first_step: of the latest capture.
-        ranks: whose traces to wait for; those that do not come are named in the analysis.
+        ranks: ranks whose traces are waited for; missing ones are named in the analysis.
     """
     expected = [run_directory / trace_path(first_step, rank, attempt) for rank in ranks]
-    give_up = time.monotonic() + _PATIENCE_SECONDS
+    give_up = time.monotonic() + _TRACES_TIMEOUT_SECONDS
     while time.monotonic() < give_up and not all(path.exists() for path in expected):
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
     try:
         from stepscope.workflow.analyze import analyze
 

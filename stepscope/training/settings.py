@@ -18,7 +18,7 @@ from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_dime
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of `profile`, which says what each means; not checked yet, as making a profile never raises."""
+    """Arguments of `profile`, documented there; not checked yet, as making a profile never raises."""
 
     run: str | None
     out: str | os.PathLike[str]
@@ -60,10 +60,10 @@ class RunContext:
     first_step: int = 0
 
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 _DISJOINT = ("tp", "pp", "dp", "cp")
-"""Dimensions that a rank has one place each in; expert parallelism lies across others."""
+"""Dimensions in which each rank has one coordinate; expert parallelism lies across others."""
 
 
 def implausible_arguments(settings: Settings, mesh: Mapping[str, int], world_size: int) -> list[str]:
@@ -78,8 +78,8 @@ def implausible_arguments(settings: Settings, mesh: Mapping[str, int], world_siz
     if isinstance(settings.ranks, Collection) and not isinstance(settings.ranks, str):
         absent = sorted(rank for rank in settings.ranks if isinstance(rank, int) and not 0 <= rank < world_size)
         if absent:
-            more = f" and {len(absent) - _MOST_NAMED:,} more" if len(absent) > _MOST_NAMED else ""
-            named = ranks_words(absent[:_MOST_NAMED]) + more
+            more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
+            named = ranks_words(absent[:_MAX_NAMED]) + more
             found.append(f"ranks: the job has {world_size}, so that {named} will never be captured")
     if isinstance(settings.mesh, Mapping):
         unknown = [str(name) for name in settings.mesh if not is_dimension(str(name))]
@@ -87,6 +87,6 @@ def implausible_arguments(settings: Settings, mesh: Mapping[str, int], world_siz
     size = prod(mesh.get(name, 1) for name in _DISJOINT)
     is_said = settings.mesh is not None or bool(os.environ.get(MESH_VARIABLE))
     if is_said and size and world_size % size:
-        said = ", ".join(f"{name}={mesh[name]}" for name in _DISJOINT if name in mesh)
-        found.append(f"mesh: {said} is {size} ranks, of which a job of {world_size} is not made")
+        sizes = ", ".join(f"{name}={mesh[name]}" for name in _DISJOINT if name in mesh)
+        found.append(f"mesh: {sizes} is {size} ranks, which do not divide a job of {world_size}")
     return found

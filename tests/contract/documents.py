@@ -263,7 +263,7 @@ def _of_training() -> Iterator[list[Any]]:
         with _fake_torch():
             snapshots = _memory_snapshots(Path(folder))
             snapshots.step_ended(record)
-            snapshots.tend()
+            snapshots.run_task()
             yield [json.loads(Path(folder, memory_owners_path(1, 0)).read_bytes())]
             evidence.step_began(1)
             MemoryFigures().step_ended(record)

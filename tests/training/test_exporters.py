@@ -67,7 +67,7 @@ def test_all_steps_are_exported_in_order_on_another_thread(caplog: pytest.LogCap
 def test_a_slow_one_holds_up_nothing_and_what_is_lost_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exporters, "_MOST_WAITING", 50)
+    monkeypatch.setattr(exporters, "_MAX_WAITING", 50)
     monkeypatch.setattr(exporters, "_CLOSES_WITHIN_SECONDS", 0.1)
     recorder = _Recorder()
     recorder.goes_on.clear()

@@ -589,7 +589,7 @@ def test_profiles_that_are_never_left_leave_nothing_behind(tmp_path: Path) -> No
     before = left()
     for _ in range(3):
         stepscope.profile("r", tmp_path).__enter__().step()
-        time.sleep(1.2)  # the attendant has opened what it writes to
+        time.sleep(1.2)  # the background_loop has opened what it writes to
         gc.collect()
     deadline = time.monotonic() + 10
     while left() > before and time.monotonic() < deadline:

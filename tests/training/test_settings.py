@@ -40,7 +40,7 @@ def test_ranks_that_there_are_not() -> None:
 
 def test_a_mesh_that_is_not_this_jobs() -> None:
     assert _doubts(1, mesh={"zz": 3}) == ["mesh: 'zz' is none of tp, pp, dp, ep, cp and is left out"]
-    assert _doubts(8, mesh={"tp": 2, "dp": 3}) == ["mesh: tp=2, dp=3 is 6 ranks, of which a job of 8 is not made"]
+    assert _doubts(8, mesh={"tp": 2, "dp": 3}) == ["mesh: tp=2, dp=3 is 6 ranks, which do not divide a job of 8"]
 
 
 def test_many_absent_ranks_make_one_short_line() -> None:

@@ -177,7 +177,7 @@ def as_document(configuration: Configuration) -> dict[str, Any]:
 
 
 def reference() -> Iterator[str]:
-    """Rows of the table of all settings in docs/guides/agent.md."""
+    """Rows of the table of all settings in docs/reference/agent-configuration.md."""
     yield "| key | default | flag | what |"
     yield "| --- | --- | --- | --- |"
     for path, key in KEYS.items():

@@ -1,4 +1,4 @@
-"""Settings of the agent, one section a topic; docs/guides/agent.md has the table that is made from this file.
+"""Settings of the agent, one section a topic; docs/reference/agent-configuration.md has their table.
 
 `Thresholds` holds the limits of health checks; docs/guides/health.md names the source of each.
 """

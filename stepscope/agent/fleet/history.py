@@ -248,7 +248,7 @@ class GpuHistory:
 
 
 _HOST = "host"
-_MAX_LOOKS = 90
+_MAX_KEPT = 90
 _CPU, _PROCESS_INFO = PROCESS + "cpu_seconds_total", PROCESS + "info"
 _STOPPED = CGROUP + "cpu_throttled_seconds_total"
 _WAITS = (CGROUP + "pressure_seconds_total", HOST + "pressure_seconds_total")
@@ -259,7 +259,7 @@ _HOST_METRICS = frozenset({_RANK, _STEP, _DATA, _CPU, _PROCESS_INFO, _STOPPED, *
 
 
 @dataclass(slots=True)
-class _Look:
+class _HostCounters:
     """Counters of the host at one moment.
 
     Attributes:
@@ -295,7 +295,7 @@ class HostHistory:
     """The host's counters over the last minutes."""
 
     def __init__(self) -> None:
-        self._looks: deque[_Look] = deque(maxlen=_MAX_LOOKS)
+        self._history: deque[_HostCounters] = deque(maxlen=_MAX_KEPT)
 
     def observe(self, states: Sequence[SourceState], until_ns: float = inf) -> None:
         """Add the counters, unless the host's source has nothing new.
@@ -305,21 +305,21 @@ class HostHistory:
             until_ns: a later collection was made before the clock was set back, and is left out.
         """
         time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)
-        if time_ns is None or time_ns > until_ns or (self._looks and time_ns <= self._looks[-1].time_ns):
+        if time_ns is None or time_ns > until_ns or (self._history and time_ns <= self._history[-1].time_ns):
             return
-        look = _Look(time_ns)
+        counters = _HostCounters(time_ns)
         for state in states:
             for reading in state.collection.readings:
                 if reading.metric in _HOST_METRICS:
-                    _take_host_reading(look, reading)
-        self._looks.append(look)
+                    _take_host_reading(counters, reading)
+        self._history.append(counters)
 
     def use_of(self, uuid: str, seconds: float) -> HostUse:
         """Use of the host by the processes on a device in the last seconds; None for what is not known."""
-        if len(self._looks) < 2:
+        if len(self._history) < 2:
             return HostUse()
-        last = self._looks[-1]
-        first = next(look for look in self._looks if last.time_ns - look.time_ns <= seconds * 1e9)
+        last = self._history[-1]
+        first = next(counters for counters in self._history if last.time_ns - counters.time_ns <= seconds * 1e9)
         elapsed = (last.time_ns - first.time_ns) / 1e9
         if elapsed <= 0:
             return HostUse()
@@ -330,8 +330,8 @@ class HostHistory:
         waited = _grown(first.waited, last.waited, groups) or _grown(first.waited, last.waited, [""])
         waits = [
             wait
-            for look in self._looks
-            if look.time_ns >= first.time_ns and (wait := look.data_wait_of(uuid)) is not None
+            for counters in self._history
+            if counters.time_ns >= first.time_ns and (wait := counters.data_wait_of(uuid)) is not None
         ]
         ports = _grown(first.ports, last.ports, last.ports)
         return HostUse(
@@ -343,28 +343,28 @@ class HostHistory:
         )
 
 
-def _take_host_reading(look: _Look, reading: Reading) -> None:
+def _take_host_reading(counters: _HostCounters, reading: Reading) -> None:
     labels = dict(reading.labels)
     pid, group = labels.get("pid", ""), labels.get("cgroup", "")
     if reading.metric == _CPU:
-        look.cpu[pid] = look.cpu.get(pid, 0.0) + reading.value
+        counters.cpu[pid] = counters.cpu.get(pid, 0.0) + reading.value
     elif reading.metric == _PROCESS_INFO:
-        look.cgroups[pid] = group
+        counters.cgroups[pid] = group
     elif reading.metric == _STOPPED:
-        look.stopped[group] = reading.value
+        counters.stopped[group] = reading.value
     elif reading.metric in _WAITS and labels.get("resource") == "io" and labels.get("share") == "some":
-        look.waited[group] = reading.value
+        counters.waited[group] = reading.value
     elif reading.metric in _PORTS:
         direction = _PORTS[reading.metric]
-        look.ports[direction] = look.ports.get(direction, 0.0) + reading.value
+        counters.ports[direction] = counters.ports.get(direction, 0.0) + reading.value
     elif reading.metric == _RANK:
-        look.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
+        counters.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
     elif reading.metric == _STEP:
-        look.steps[reading.labels] = reading.value
+        counters.steps[reading.labels] = reading.value
     elif reading.metric == _DATA:
-        look.data_waits[reading.labels] = reading.value
+        counters.data_waits[reading.labels] = reading.value
     elif reading.metric == _HOLDS:
-        look.holders.setdefault(labels.get("uuid", ""), set()).add(pid)
+        counters.holders.setdefault(labels.get("uuid", ""), set()).add(pid)
 
 
 def _grown(first: dict[str, float], last: dict[str, float], keys: Iterable[str]) -> list[float]:

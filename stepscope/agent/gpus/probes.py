@@ -19,7 +19,7 @@ from stepscope.core.metrics.readings import Collection, Finding, Missing, Missin
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_SECONDS = 5.0
-"""Between two looks at processes that are to exit, when nothing else is due."""
+"""Between two steps when nothing is due: processes that are to exit are checked."""
 _RETRY_SECONDS = 1.0
 _GATHER_SECONDS = 0.03
 """For answers that are taken at once: a process sends one for each of its GPUs."""

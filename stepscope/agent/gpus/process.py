@@ -196,7 +196,7 @@ class ProbeSlot:
         return None if self.is_shared or not self.is_waiting else self.keys[0]
 
     def next_request(self, now: float, apart: list[int]) -> dict[str, Any] | None:
-        """Open the next request; None: nothing to ask until the next look.
+        """Open the next request; None: nothing to ask until the next search for GPUs.
 
         Args:
             now: monotonic time, seconds.

@@ -28,7 +28,7 @@ class Timing:
         slow_poll: seconds between two readings of what changes slowly.
         deadline: for one GPU's answer. A driver without persistence mode takes up to 3 s to wake a GPU.
         start_deadline: for a new process's first answer: it loads the driver's library.
-        look: between two looks which GPUs are there.
+        look: between two searches for the GPUs that are present.
         slow: longest answer of a GPU that others wait for; slower ones get a process of their own.
         first_retry, last_retry: the first wait after a failure, which doubles up to the last.
         healthy: how long a GPU must answer well before it is read with the others again.

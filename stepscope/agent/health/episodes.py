@@ -1,8 +1,8 @@
 """Episodes of a health event: when one begins and ends, with hysteresis in time, so that flapping is one episode.
 
 An episode begins when samples have been bad for long enough without a good one between, and ends when they have been
-good for long enough without a bad one. Samples too far apart say nothing of the time between them. Without samples an
-open episode stays open, with the time of the last one.
+good for long enough without a bad one. Of the time between samples that are too far apart nothing is known. Without
+samples an open episode stays open, with the time of the last one.
 """
 
 from __future__ import annotations

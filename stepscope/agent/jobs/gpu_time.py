@@ -208,7 +208,7 @@ class UseClassifier:
     """State of each device from its counters; uses the previous samples where one sample proves nothing."""
 
     def __init__(self) -> None:
-        self._strangers: frozenset[Device] = frozenset()
+        self._unattributed: frozenset[Device] = frozenset()
         self._held: frozenset[Device] = frozenset()
 
     def seen(self, devices: Sequence[DeviceUsage], assignments: Sequence[Assignment]) -> list[DeviceSample]:
@@ -216,11 +216,11 @@ class UseClassifier:
         by_device: dict[Device, list[Assignment]] = {}
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)
-        nobodys = [one for one in devices if one.device not in by_device]
-        strangers = frozenset(one.device for one in nobodys if is_used_by_strangers(one))
-        states = dict.fromkeys(strangers - self._held, UseState.UNKNOWN)  # they may be the last values of a job
-        states |= dict.fromkeys(strangers & self._strangers, UseState.UNATTRIBUTED)
-        self._strangers, self._held = strangers, frozenset(by_device)
+        without_job = [one for one in devices if one.device not in by_device]
+        unattributed = frozenset(one.device for one in without_job if is_used_without_job(one))
+        states = dict.fromkeys(unattributed - self._held, UseState.UNKNOWN)  # they may be the last values of a job
+        states |= dict.fromkeys(unattributed & self._unattributed, UseState.UNATTRIBUTED)
+        self._unattributed, self._held = unattributed, frozenset(by_device)
         return [_device_sample(one, by_device.get(one.device, ()), states.get(one.device)) for one in devices]
 
 
@@ -253,7 +253,7 @@ def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> 
     return False if has_ratios else None
 
 
-def is_used_by_strangers(device: DeviceUsage) -> bool:
+def is_used_without_job(device: DeviceUsage) -> bool:
     """Whether a device without any job is used: kernels run, or memory is held."""
     ran = device.activity is not None and device.activity >= _MIN_ACTIVITY
     return ran or bool(device.holders) or (device.memory_ratio or 0.0) > _IDLE_MEMORY_RATIO

@@ -18,30 +18,17 @@ from stepscope.core.errors import DataError, UsageError
 @click.argument("name", required=False)
 @layout_options
 @click.option("--scales", metavar="DP[,DP...]", help="Measure these data-parallel sizes.  [default: --dp]")
-@click.option(
-    "--strong/--weak", "is_strong", help="Keep one batch for all scales, or let it grow with them.  [default: weak]"
-)
-@click.option(
-    "--batch-size",
-    type=int,
-    help="Use this many sequences or images per step at the smallest scale.  [default: the preset's]",
-)
+@click.option("--strong/--weak", "is_strong", help="Keep the batch, or scale it with the ranks.  [default: weak]")
+@click.option("--batch-size", type=int, help="Batch per step at the smallest scale.  [default: the preset's]")
 @click.option("--repeat", "num_repeats", default=1, help="Run each scale this many times.")
 @click.option("--steps", "num_steps", default=30, help="Measure this many steps of each run.")
 @click.option("--warmup", "num_warmup_steps", default=10, help="Leave out this many steps before.")
-@click.option(
-    "--simulate-compute",
-    default=0.0,
-    metavar="MS",
-    help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
-)
+@click.option("--simulate-compute", default=0.0, metavar="MS", help="Let layers sleep MS forward and 2 MS backward.")
 @click.option("--seed", default=0, help="Seed of weights and data.")
 @click.option("--device", default="auto", help="Train on auto, cpu or cuda.")
 @click.option("--result", type=click.Path(path_type=Path), help="Run nothing; read this earlier bench instead.")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this earlier bench.")
-@click.option(
-    "--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower than that."
-)
+@click.option("--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower.")
 @click.option("-o", "--output", type=FILE, help="Write the JSON document to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
 def command(

@@ -28,30 +28,17 @@ _PLAN_OPTIONS = (
         default="1f1b",
         help="Pipeline schedule: gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
     ),
-    click.option(
-        "--micro-batches", type=int, help="Split each rank's batch into this many.  [default: as the schedule needs]"
-    ),
+    click.option("--micro-batches", type=int, help="Split each rank's batch into so many.  [default: by the schedule]"),
     click.option("--sequence-parallel", is_flag=True, help="Shard the sequence over tp between the matrix products."),
     click.option("--loss-parallel", is_flag=True, help="Shard the vocabulary over tp, up to the loss."),
     click.option("--replicate", is_flag=True, help="With --zero 0, use torch's replicate instead of DDP."),
-    click.option(
-        "--cpu-offload", is_flag=True, help="Keep parameters and optimizer state in host memory (--zero 2 or 3)."
-    ),
+    click.option("--cpu-offload", is_flag=True, help="Keep parameters and optimizer in host memory (--zero 2 or 3)."),
 )
 _RECIPE_OPTIONS = (
-    click.option(
-        "--activation-checkpointing",
-        default="none",
-        help="Recompute activations instead of keeping them: none, selective or full.",
-    ),
+    click.option("--activation-checkpointing", default="none", help="Recompute activations: none, selective or full."),
     click.option("--max-gradient-norm", type=float, help="Clip gradients to this norm.  [default: never]"),
     click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets in MiB.  [default: torch's own]"),
-    click.option(
-        "--checkpoint-every",
-        type=int,
-        metavar="STEPS",
-        help="Write a distributed checkpoint every so many steps.  [default: never]",
-    ),
+    click.option("--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint every so many steps."),
     click.option("--checkpoint-mode", default="sync", help="Write checkpoints sync or async."),
     click.option("--resume-from", metavar="DIR", help="Resume from a run's checkpoints/step{n} folder."),
     click.option(
@@ -82,11 +69,7 @@ _RECIPE_OPTIONS = (
         show_default=False,
         help="Keep batches for a GPU in pageable memory.",
     ),
-    click.option(
-        "--data-dir",
-        type=FOLDER,
-        help="Read JPEG images for resnet50 from here, one subfolder per class; filled if empty.  [default: synthetic]",
-    ),
+    click.option("--data-dir", type=FOLDER, help="JPEG images of resnet50, made if empty.  [default: synthetic]"),
 )
 _MODEL_OPTIONS = (
     click.option("--dtype", help="Dtype of matrix products: float32, bfloat16 or float16.  [default: the preset's]"),
@@ -94,7 +77,7 @@ _MODEL_OPTIONS = (
     click.option(
         "--layers",
         metavar="N[,N...]",
-        help="Layers of the model, or of each pipeline stage (1,1,1,2: a heavy last one).  [default: the preset's]",
+        help="Layers of the model, or of each stage, as 1,1,1,2.  [default: the preset's]",
     ),
 )
 

@@ -15,13 +15,9 @@ from stepscope.core.errors import UsageError
 @click.argument("name")
 @layout_options
 @click.option("--gpu", default="H100", help="Assume GPUs of this model, as its driver or data sheet names it.")
-@click.option(
-    "--mfu", "efficiency", type=float, help="Assume this share of the dense peak while a GPU computes.  [default: 0.5]"
-)
+@click.option("--mfu", "efficiency", type=float, help="Assume this share of the dense peak.  [default: 0.5]")
 @click.option("--gpus-per-node", default=8, help="Assume this many GPUs per node, joined by scale-up links.")
-@click.option(
-    "--network-gbs", default=50.0, help="Assume this bandwidth of each GPU to other nodes, in GB/s and one direction."
-)
+@click.option("--network-gbs", default=50.0, help="Assume GB/s of each GPU to other nodes, one direction.")
 @click.option("--tokens", metavar="N", help="Also estimate the cost of training on N tokens, such as 2T.")
 @click.option("--price-per-gpu-hour", type=float, help="Also estimate the cost in money; needs --tokens.")
 @click.option("--emit", type=click.Choice(["torchrun", "slurm"]), help="Print a script that runs the plan instead.")

@@ -31,24 +31,14 @@ SCHEMA = "stepscope.workload/1"
     help="Inject a fault of `stepscope workload faults`, such as slow_loader:milliseconds_per_item=5; repeatable.",
 )
 @click.option("--control", "as_control", is_flag=True, help="Train the same job without the faults.")
-@click.option(
-    "--simulate-compute",
-    default=0.0,
-    metavar="MS",
-    help="Let each layer sleep MS in its forward pass and twice that in its backward pass.",
-)
+@click.option("--simulate-compute", default=0.0, metavar="MS", help="Let layers sleep MS forward and 2 MS backward.")
 @click.option("--steps", default=9, help="Train for this many optimizer steps.")
 @click.option("--out", default="runs", type=FOLDER, help="Write the run into this folder of runs.")
 @click.option("--run-name", help="Name the run.  [default: preset, layout and time]")
 @click.option("--no-profile", is_flag=True, help="Train only; write nothing but checkpoints.")
 @click.option("--seed", default=0, help="Seed of weights and data.")
 @click.option("--device", default="auto", help="Train on auto, cpu or cuda.")
-@click.option(
-    "--against-plan",
-    "with_plan",
-    is_flag=True,
-    help="Compare the run with the estimate of `stepscope workload plan` (GPUs only).",
-)
+@click.option("--against-plan", "with_plan", is_flag=True, help="Compare with the estimate of `plan` (GPUs only).")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(name: str, as_json: bool, **options: Any) -> None:
     """Train workload NAME (gpt, llama or resnet50), profiled, on as many processes as tp x pp x dp.

@@ -9,19 +9,17 @@ from typing import Any
 
 import click
 
-from stepscope.cli.options import FOLDER
+from stepscope.cli.options import FOLDER, POSITIVE
 
 LIST_SCHEMA = "stepscope.suite-cases/1"
 
 
 @click.command("suite")
-@click.option(
-    "--preset", default="tiny", help="Train the cases of tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node."
-)
+@click.option("--preset", default="tiny", help="tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node.")
 @click.option("--cases", metavar="A[,B...]", help="Train only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
     "--budget-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     help="Start no run that would end later; the same command continues from there.",
 )
 @click.option(
@@ -32,19 +30,10 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
 )
 @click.option("--again", is_flag=True, help="Repeat runs that failed.")
 @click.option("--list", "only_list", is_flag=True, help="List the cases and run nothing.")
-@click.option(
-    "--require-accuracy",
-    type=click.FloatRange(0, 1),
-    metavar="RATIO",
-    help="Exit with status 1 when the accuracy is lower.",
-)
+@click.option("--require-accuracy", type=click.FloatRange(0, 1), metavar="RATIO", help="Exit with status 1 below it.")
 @click.option("--device", default="auto", help="Train on auto (the preset's), cpu or cuda.")
-@click.option(
-    "-o", "--out", required=False, type=FOLDER, metavar="DIR", help="Keep the suite's runs and results in this folder."
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help=f"Print one stepscope.suite/1 document; with --list, {LIST_SCHEMA}."
-)
+@click.option("-o", "--out", required=False, type=FOLDER, metavar="DIR", help="Folder of runs and results.")
+@click.option("--json", "as_json", is_flag=True, help=f"Print stepscope.suite/1; with --list, {LIST_SCHEMA}.")
 def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> None:
     """Train runs with one known fault each and their controls, analyze them, and score the verdicts.
 

@@ -1,6 +1,6 @@
 """DCGM fields: the metric of each field of a page, and the scale of its value.
 
-Three spellings: DCGM's own, those of DCGM 4.6 (both in `core.gpu_metrics`), and those of dcgm-exporter 1.x
+Three spellings: DCGM's own, those of DCGM 4.6 (both in `core.metrics.gpu`), and those of dcgm-exporter 1.x
 (etc/1.x-compatibility-metrics.csv). The 1.x violation counters are left out: their unit changed.
 """
 

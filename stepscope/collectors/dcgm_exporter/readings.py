@@ -130,7 +130,7 @@ def _checked_value(into: ReadingsBuilder, metric: str, labels: Labels, merged: M
         return value
     if metric in _NO_SENSOR_IF_ZERO and value == 0.0:
         return NoValue(MissingReason.NOT_SUPPORTED, "0 °C: the board has no such sensor")
-    return into.checked(metric, value, labels, answer=f"the page says {value:g}")
+    return into.checked(metric, value, labels, source="the page says", raw=value)
 
 
 def _add_facts(into: ReadingsBuilder, content: PageValues, gpu: Entity, *, has_mig_mode: bool) -> None:

@@ -138,7 +138,7 @@ class _Survey:
             holder.memory_bytes = memory_bytes
 
     def _ran(self, gpu: str, pid: int, ratio: float) -> None:
-        """NVML does not say in which instance a process's kernels ran: it is the one that the process holds."""
+        """NVML does not report the instance in which a process's kernels ran: it is the one that the process holds."""
         for usage in self._found.values():
             if usage.gpu_uuid == gpu and pid in usage.holders:
                 usage.holders[pid].sm_ratio = ratio
@@ -190,7 +190,7 @@ def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | Non
 
 
 def find_by_minor(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage | None:
-    """The whole GPU with this file in /dev; None where it is split: a number does not tell which instance."""
+    """The whole GPU with this minor number; None if it is split: the number does not name an instance."""
     return _single(one for one in devices if one.minor == number and not one.device.instance)
 
 

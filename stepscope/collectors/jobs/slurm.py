@@ -206,7 +206,7 @@ _MAX_JOBS_ASKED = 100
 
 @dataclass(frozen=True, slots=True)
 class SlurmNames:
-    """What squeue tells of a job: its user, account, partition, name, and "120_3" of an array."""
+    """A job's names from squeue: its user, account, partition, name, and "120_3" of an array."""
 
     user: str
     account: str

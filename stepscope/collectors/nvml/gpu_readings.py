@@ -43,7 +43,7 @@ class GpuReadings(ReadingsBuilder):
             further: labels beside the GPU's own.
         """
         metric = _METRIC_OF_SHORT_NAME.get(name) or GPU + name
-        labels = self.with_labels(further)
+        labels = self.with_labels(further) if further else self.labels
         value = scaled(raw, scale)
         is_plausible = 0.0 <= value <= 1.0 and not is_sentinel(raw)
         self.add_labelled(metric, value if is_plausible else self._checked_raw(metric, raw, value, labels), labels)
@@ -51,7 +51,6 @@ class GpuReadings(ReadingsBuilder):
     def _checked_raw(self, metric: str, raw: float, value: float, labels: Labels) -> float | NoValue:
         if is_sentinel(raw) or not math.isfinite(value):
             return sentinel_reason(raw)
-        answer = f"NVML reports {raw:g}"
         if metric == _PERFORMANCE_STATE and value > _LOWEST_PERFORMANCE_STATE:
-            return NoValue(MissingReason.UNREADABLE, f"{answer}, which is not possible")
-        return self.checked(metric, value, labels, answer=answer)
+            return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw:g}, which is not possible")
+        return self.checked(metric, value, labels, source="NVML reports", raw=raw)

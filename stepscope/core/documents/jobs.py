@@ -140,7 +140,7 @@ FLEET_CAUSES: tuple[Cause, ...] = (
 
 
 class Counters(StrEnum):
-    """By which counters was it told? The first is the best; docs/explanation/fleet-class.md tells how good each is."""
+    """Counters that a fleet class is based on, the best first; accuracy of each: docs/explanation/fleet-class.md."""
 
     SM = "sm"  # SM activity beside the engine's: GPM on Hopper and newer, full PROF fields
     PIPES = "pipes"  # tensor and memory activity without the SMs': a dcgm-exporter's default page
@@ -176,13 +176,13 @@ class FleetClass:
     """What one GPU, or all GPUs of one job, spent a window of time on.
 
     Attributes:
-        cause: one of `FLEET_CAUSES`.
-        reasons: narrow it down, where counters can.
-        confidence: 0..1; what it is made of is told in docs/explanation/fleet-class.md. 0 of `insufficient_evidence`.
+        cause: one of `FLEET_CAUSES`; of a job also `straggler`.
+        reasons: narrow the cause down, if counters can.
+        confidence: 0..1, see docs/explanation/fleet-class.md; 0 of `insufficient_evidence`.
         summary: one line for people.
-        evidence: what it rests on: value and threshold of each metric.
-        shares: of the time; None where they are not known.
-        counters: by what it was told.
+        evidence: value and threshold of each metric; `ranks` are places in the devices of a job.
+        shares: None if not known.
+        counters: that the class is based on.
         begin_ns, end_ns: the window, ns since the epoch.
     """
 

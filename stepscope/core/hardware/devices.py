@@ -26,7 +26,7 @@ class Device:
 
     Attributes:
         uuid: of the GPU, or of the MIG instance where the source knows that; empty of a GPU that has hung since before
-            it told its UUID.
+            it reported its UUID.
         index: NVML's index of the GPU.
         instance: NVML's id of the GPU instance.
         compute_instance: NVML's id of the compute instance in it.

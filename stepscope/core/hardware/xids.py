@@ -18,7 +18,6 @@ and DCGM's health watch (DcgmHealthWatch.cpp); where they disagree:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -57,12 +56,6 @@ class Xid:
     sentence: str
 
 
-def _all(
-    kind: XidClass, severity: Severity, action: Action, sentences: Iterable[tuple[int, str]]
-) -> Iterable[tuple[int, Xid]]:
-    return ((number, Xid(number, kind, severity, action, sentence)) for number, sentence in sentences)
-
-
 _COPY_ENGINES = {39: 0, 40: 1, 41: 2, 70: 3, 71: 4, 72: 5, 75: 6, 76: 7, 77: 8, 85: 9} | {
     126 + index: 10 + index for index in range(10)
 }
@@ -81,178 +74,121 @@ REPEATABLE = frozenset({13, 31})
 """Faults of an application, unless one GPU has them with several applications."""
 LOST_XID = 79
 
-XIDS: dict[int, Xid] = dict(
-    (
-        *_all(
-            XidClass.APPLICATION,
-            _INFO,
-            Action.RESTART_APP,
-            (
-                (8, "A kernel ran past its time limit and was ended."),
-                (11, "The GPU was sent commands that it does not know."),
-                (13, "A kernel met an exception: mostly an access out of bounds or an illegal instruction."),
-                (25, "The GPU was sent commands that are not allowed."),
-                (31, "A kernel used an address that is not mapped: mostly an access out of bounds."),
-                (32, "The commands that reached the GPU were damaged, in the application or on their way over PCIe."),
-                (60, "The video processor met an exception."),
-                (69, "A kernel used the compute engine in a way that it does not allow."),
-                (80, "Commands sent to the GPU had a wrong checksum."),
-                (86, "The optical flow accelerator met an exception."),
-                (139, "The second optical flow accelerator met an exception."),
-                *((xid, f"Copy engine {engine} met an exception.") for xid, engine in _COPY_ENGINES.items()),
-                *((xid, f"Video decoder {engine} met an exception.") for xid, engine in _DECODERS.items()),
-                *((xid, f"JPEG decoder {engine} met an exception.") for xid, engine in _JPEG_ENGINES.items()),
-            ),
-        ),
-        *_all(
-            XidClass.INFORMATIONAL,
-            _INFO,
-            Action.NONE,
-            (
-                (14, "A test message of the driver."),
-                (37, "The driver's firmware was asked for something that it does not do."),
-                (38, "The driver's firmware took too long once."),
-                (43, "A process was ended after a fault of its own; the GPU is fine."),
-                (44, "The compute engine met a fault while it changed from one process to another."),
-                (63, "A damaged row or page of memory was noted; it is replaced at the next reset."),
-                (66, "The driver used a register that it may not use."),
-                (67, "The driver used a register that it may not use."),
-                (92, "Many memory errors were corrected in a short time."),
-                (93, "The GPU's small permanent memory was written more often than it is made for."),
-                (106, "A test message of the management bus."),
-                (107, "A test message of the management bus."),
-                (121, "An error between CPU and GPU was corrected."),
-                (137, "A peer used memory over NVLink that it may not use: the fault of an application."),
-                (141, "CUDA's fast path met an error."),
-                (152, "A deep learning accelerator used an address that is not mapped."),
-                (153, "A deep learning accelerator took too long."),
-                (154, "The driver changed what it asks for to recover the GPU; the recovery action says what."),
-                (157, "A damaged part of the GPU could not be retired."),
-                (160, "A channel of memory was retired."),
-                (161, "A channel of memory could not be retired."),
-                (162, "Power smoothing is on again."),
-                (163, "Power smoothing is off."),
-                (164, "The parts that smooth power are near the end of their life."),
-                (165, "The parts that smooth power are at the end of their life."),
-                (171, "The error of the XID 48 beside it was in the memory chips."),
-                (172, "The error of the XID 48 beside it was in the GPU's own memory."),
-            ),
-        ),
-        *_all(
-            XidClass.CLEANUP,
-            _INFO,
-            Action.RESTART_FABRIC_MANAGER,
-            ((45, "What a process had on the GPU was cleaned up after an error or a kill."),),
-        ),
-        *_all(
-            XidClass.CONTAINED,
-            _WARNING,
-            Action.RESTART_APP,
-            ((94, "A memory error that could not be corrected cost one application; nothing else was hit."),),
-        ),
-        *_all(
-            XidClass.MEMORY,
-            _CRITICAL,
-            Action.RESET_GPU,
-            (
-                (48, "A memory error could not be corrected."),
-                (64, "A damaged row or page of memory could not be noted for replacement."),
-                (95, "A memory error could not be corrected, and what it hit is not known: any result may be wrong."),
-                (140, "A memory error could not be corrected and was not handled."),
-            ),
-        ),
-        *_all(
-            XidClass.LINK,
-            _CRITICAL,
-            Action.RUN_DIAGNOSTICS,
-            ((74, "An NVLink met an error; the fault may be at its other end."),),
-        ),
-        *_all(
-            XidClass.LINK,
-            _WARNING,
-            Action.RUN_DIAGNOSTICS,
-            ((xid, f"An NVLink met an error in its part {unit}.") for xid, unit in _LINK_UNITS.items()),
-        ),
-        *_all(
-            XidClass.LINK,
-            _CRITICAL,
-            Action.RESET_GPU,
-            (
-                (136, "An NVLink could not be brought up."),
-                (155, "An NVLink met an error that its driver defines."),
-            ),
-        ),
-        *_all(
-            XidClass.RESET,
-            _CRITICAL,
-            Action.RESET_GPU,
-            (
-                (46, "The GPU stopped working on its commands."),
-                (62, "The GPU's power management controller halted."),
-                (109, "The GPU could not change from one process to another in time."),
-                (110, "The GPU met a security fault."),
-                (119, "The GPU's system processor did not answer the driver in time."),
-                (120, "The GPU's system processor met an error."),
-                (143, "The GPU could not be initialised."),
-                (156, "A damaged part of the GPU is retired at the next reset."),
-                (158, "The GPU took too long for something that it cannot go on without."),
-                (168, "Memory that the GPU keeps for itself is damaged, and there is less of it."),
-                (169, "The GPU's security processor halted."),
-            ),
-        ),
-        *_all(
-            XidClass.HARDWARE,
-            _CRITICAL,
-            Action.REBOOT,
-            (
-                (LOST_XID, "The GPU has fallen off the bus: it answers nothing more."),
-                (167, "A transfer over PCIe never ended."),
-            ),
-        ),
-        *_all(
-            XidClass.HARDWARE,
-            _CRITICAL,
-            Action.CHECK_MECHANICALS,
-            ((54, "The GPU's power cable is not connected."),),
-        ),
-        *_all(
-            XidClass.HARDWARE,
-            _WARNING,
-            Action.RUN_DIAGNOSTICS,
-            (
-                (42, "A video processor met an exception, on an old driver."),
-                (56, "The display engine met an exception, on an old driver."),
-                (57, "The GPU's memory interface could not be trained, on an old driver."),
-                (58, "The GPU's memory interface is not stable, on an old driver."),
-                (73, "Video encoder 2 met an exception, on an old driver."),
-            ),
-        ),
-        *_all(
-            XidClass.SOFTWARE,
-            _WARNING,
-            Action.UPDATE_SOFTWARE,
-            ((78, "A virtual GPU could not be started."),),
-        ),
-        *_all(
-            XidClass.SOFTWARE,
-            _CRITICAL,
-            Action.REBOOT,
-            ((151, "Keys of a confidential virtual machine could not be renewed: restart the virtual machine."),),
-        ),
-        *_all(
-            XidClass.UNCLASSIFIED,
-            _WARNING,
-            Action.CONTACT_SUPPORT,
-            (
-                (142, "Video encoder 3 met an exception."),
-                (159, "The link between CPU and GPU met an error."),
-                (166, "Data came over an NVLink before its encryption was set up."),
-                (170, "An NVLink met an error while it was encrypted."),
-                *((xid, "NVIDIA's catalogue says that this XID is not in use.") for xid in _NO_LONGER_USED),
-            ),
-        ),
-    )
-)
+_SENTENCES: dict[tuple[XidClass, Severity, Action], dict[int, str]] = {
+    (XidClass.APPLICATION, _INFO, Action.RESTART_APP): {
+        8: "A kernel ran past its time limit and was ended.",
+        11: "The GPU was sent commands that it does not know.",
+        13: "A kernel met an exception: mostly an access out of bounds or an illegal instruction.",
+        25: "The GPU was sent commands that are not allowed.",
+        31: "A kernel used an address that is not mapped: mostly an access out of bounds.",
+        32: "The commands that reached the GPU were damaged, in the application or on their way over PCIe.",
+        60: "The video processor met an exception.",
+        69: "A kernel used the compute engine in a way that it does not allow.",
+        80: "Commands sent to the GPU had a wrong checksum.",
+        86: "The optical flow accelerator met an exception.",
+        139: "The second optical flow accelerator met an exception.",
+        **{xid: f"Copy engine {engine} met an exception." for xid, engine in _COPY_ENGINES.items()},
+        **{xid: f"Video decoder {engine} met an exception." for xid, engine in _DECODERS.items()},
+        **{xid: f"JPEG decoder {engine} met an exception." for xid, engine in _JPEG_ENGINES.items()},
+    },
+    (XidClass.INFORMATIONAL, _INFO, Action.NONE): {
+        14: "A test message of the driver.",
+        37: "The driver's firmware was asked for something that it does not do.",
+        38: "The driver's firmware took too long once.",
+        43: "A process was ended after a fault of its own; the GPU is fine.",
+        44: "The compute engine met a fault while it changed from one process to another.",
+        63: "A damaged row or page of memory was noted; it is replaced at the next reset.",
+        66: "The driver used a register that it may not use.",
+        67: "The driver used a register that it may not use.",
+        92: "Many memory errors were corrected in a short time.",
+        93: "The GPU's small permanent memory was written more often than it is made for.",
+        106: "A test message of the management bus.",
+        107: "A test message of the management bus.",
+        121: "An error between CPU and GPU was corrected.",
+        137: "A peer used memory over NVLink that it may not use: the fault of an application.",
+        141: "CUDA's fast path met an error.",
+        152: "A deep learning accelerator used an address that is not mapped.",
+        153: "A deep learning accelerator took too long.",
+        154: "The driver changed what it asks for to recover the GPU; the recovery action says what.",
+        157: "A damaged part of the GPU could not be retired.",
+        160: "A channel of memory was retired.",
+        161: "A channel of memory could not be retired.",
+        162: "Power smoothing is on again.",
+        163: "Power smoothing is off.",
+        164: "The parts that smooth power are near the end of their life.",
+        165: "The parts that smooth power are at the end of their life.",
+        171: "The error of the XID 48 beside it was in the memory chips.",
+        172: "The error of the XID 48 beside it was in the GPU's own memory.",
+    },
+    (XidClass.CLEANUP, _INFO, Action.RESTART_FABRIC_MANAGER): {
+        45: "What a process had on the GPU was cleaned up after an error or a kill.",
+    },
+    (XidClass.CONTAINED, _WARNING, Action.RESTART_APP): {
+        94: "A memory error that could not be corrected cost one application; nothing else was hit.",
+    },
+    (XidClass.MEMORY, _CRITICAL, Action.RESET_GPU): {
+        48: "A memory error could not be corrected.",
+        64: "A damaged row or page of memory could not be noted for replacement.",
+        95: "A memory error could not be corrected, and what it hit is not known: any result may be wrong.",
+        140: "A memory error could not be corrected and was not handled.",
+    },
+    (XidClass.LINK, _CRITICAL, Action.RUN_DIAGNOSTICS): {
+        74: "An NVLink met an error; the fault may be at its other end.",
+    },
+    (XidClass.LINK, _WARNING, Action.RUN_DIAGNOSTICS): {
+        **{xid: f"An NVLink met an error in its part {unit}." for xid, unit in _LINK_UNITS.items()},
+    },
+    (XidClass.LINK, _CRITICAL, Action.RESET_GPU): {
+        136: "An NVLink could not be brought up.",
+        155: "An NVLink met an error that its driver defines.",
+    },
+    (XidClass.RESET, _CRITICAL, Action.RESET_GPU): {
+        46: "The GPU stopped working on its commands.",
+        62: "The GPU's power management controller halted.",
+        109: "The GPU could not change from one process to another in time.",
+        110: "The GPU met a security fault.",
+        119: "The GPU's system processor did not answer the driver in time.",
+        120: "The GPU's system processor met an error.",
+        143: "The GPU could not be initialised.",
+        156: "A damaged part of the GPU is retired at the next reset.",
+        158: "The GPU took too long for something that it cannot go on without.",
+        168: "Memory that the GPU keeps for itself is damaged, and there is less of it.",
+        169: "The GPU's security processor halted.",
+    },
+    (XidClass.HARDWARE, _CRITICAL, Action.REBOOT): {
+        LOST_XID: "The GPU has fallen off the bus: it answers nothing more.",
+        167: "A transfer over PCIe never ended.",
+    },
+    (XidClass.HARDWARE, _CRITICAL, Action.CHECK_MECHANICALS): {
+        54: "The GPU's power cable is not connected.",
+    },
+    (XidClass.HARDWARE, _WARNING, Action.RUN_DIAGNOSTICS): {
+        42: "A video processor met an exception, on an old driver.",
+        56: "The display engine met an exception, on an old driver.",
+        57: "The GPU's memory interface could not be trained, on an old driver.",
+        58: "The GPU's memory interface is not stable, on an old driver.",
+        73: "Video encoder 2 met an exception, on an old driver.",
+    },
+    (XidClass.SOFTWARE, _WARNING, Action.UPDATE_SOFTWARE): {
+        78: "A virtual GPU could not be started.",
+    },
+    (XidClass.SOFTWARE, _CRITICAL, Action.REBOOT): {
+        151: "Keys of a confidential virtual machine could not be renewed: restart the virtual machine.",
+    },
+    (XidClass.UNCLASSIFIED, _WARNING, Action.CONTACT_SUPPORT): {
+        142: "Video encoder 3 met an exception.",
+        159: "The link between CPU and GPU met an error.",
+        166: "Data came over an NVLink before its encryption was set up.",
+        170: "An NVLink met an error while it was encrypted.",
+        **dict.fromkeys(_NO_LONGER_USED, "NVIDIA's catalogue says that this XID is not in use."),
+    },
+}
+
+XIDS: dict[int, Xid] = {
+    number: Xid(number, *of_all, sentence)
+    for of_all, sentences in _SENTENCES.items()
+    for number, sentence in sentences.items()
+}
 """All XIDs by number."""
 
 

@@ -23,7 +23,7 @@ from stepscope.training.profiling_session import Profile
 
 
 class _StepsThatSync:
-    """A profile for which a step is a batch that Accelerate ends an accumulation with; else what it stands for."""
+    """Profile whose step is a batch with which Accelerate ends an accumulation; otherwise the wrapped profile."""
 
     def __init__(self, prof: Profile) -> None:
         self._prof = prof

@@ -34,7 +34,7 @@ class StepscopeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin to measure."""
-        self._close(Exception)  # only one that failed has not told its end
+        self._close(Exception)  # only a failed training has not ended itself
         self.prof = profile(**{"first_step": state.global_step} | self._options)
         self.prof.__enter__()
         self._awaits_log = False

@@ -62,7 +62,7 @@ class StepscopeCallback(Callback):
         self._leave(None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop measuring; the run's attempt ends as the exception says."""
+        """Stop measuring; the exception is the reason for the attempt's end."""
         self._leave(exception)
 
     def _leave(self, error: BaseException | None) -> None:

@@ -32,7 +32,7 @@ NUM_IN_ORDER = 16
 """Steps in order that end an episode."""
 
 LOSS_RATIO = (0.2, 0.05)
-"""A rise by less of the loss' own size is no spike, however quiet the loss was."""
+"""Smallest rise, relative to the loss, that is a spike however steady the loss was."""
 
 EXPLOSION = (math.log(10.0), math.log(3.0))
 
@@ -51,8 +51,8 @@ class Anomaly:
 
     Attributes:
         kind: a kind of the table above.
-        figure: the step's figure that tells.
-        value: what it is; None when it is no number. For memory_growth, bytes per step.
+        figure: name of the step's figure that is anomalous.
+        value: its value; None when it is not a number. For memory_growth, bytes per step.
         usual: what it was before; None where nothing was known.
         limit: what it would have had to stay within; None where any value would have been too much.
     """
@@ -79,7 +79,7 @@ class Episodes:
 
     @property
     def is_open(self) -> bool:
-        """Whether steps in order still have to be told."""
+        """Whether an open episode needs further steps."""
         return self._num_in_order < NUM_IN_ORDER
 
     def begins(self, is_out_of_order: bool) -> bool:
@@ -265,13 +265,13 @@ def median(values: Sequence[float] | deque[float]) -> float:
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """The median of at least one value, and the standard deviation that the median distance from it tells."""
+    """The median of at least one value, and the standard deviation estimated from the median distance to it."""
     middle = median(values)
     return middle, MAD_TO_SIGMA * median([abs(value - middle) for value in values])
 
 
 def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """The same, and the larger of what the median distance and the highest tenth tell.
+    """Median and standard deviation, the larger of the estimates by the median distance and by the highest tenth.
 
     Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
     """

@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 _LOSS, _GRADIENTS, _SCALE = "loss", ("grad_norm", "local_grad_norm"), "loss_scale"
 _OF_ONE_RANK = frozenset({"local_grad_norm", "memory_allocated_bytes", "host_memory_bytes"})
-"""Figures that other ranks do not share: every rank says what happens to its own, the rest is said once, by rank 0."""
+"""Figures that differ between ranks: every rank reports its own; rank 0 alone reports the others."""
 
 _MIB = 1 << 20
 
 LEAST_STEP_CHANGE_MS = 0.1
-"""Less is no finding: the host's own work moves by as much, and steps as short are toys."""
+"""Smallest finding: the host's own work varies by as much, and shorter steps are toys."""
 
 
 class AnomalyMonitor:
@@ -62,21 +62,21 @@ class AnomalyMonitor:
             if name in figures:
                 found.append(growth.see(record.index, figures[name]))
         is_quiet = record.state == "wait" and not record.export_ns
-        if is_quiet and self._was_quiet:  # the profiler's own time is no change
+        if is_quiet and self._was_quiet:  # the profiler's own time is not a change
             found.append(self._step_times.see(record.duration_ns / 1e6))
         self._was_quiet = is_quiet
         for anomaly in found:
             if anomaly is not None:
                 record.anomalies.append(anomaly)
                 if self._rank == 0 or anomaly.figure in _OF_ONE_RANK:
-                    self._say(record.index, anomaly)
+                    self._log(record.index, anomaly)
 
     def close(self) -> None:
-        """Say how much was not said."""
+        """Log how many anomalies were left out."""
         for (kind, figure), number in self._seldom.unsaid.items():
             logger.warning("rank %d: %s", self._rank, _more(number, kind, figure))
 
-    def _say(self, step: int, anomaly: Anomaly) -> None:
+    def _log(self, step: int, anomaly: Anomaly) -> None:
         num_unsaid = self._seldom.takes((anomaly.kind, anomaly.figure), step)
         if num_unsaid is None:
             return
@@ -103,20 +103,20 @@ def anomaly_text(anomaly: Anomaly) -> str:
 
 NUM_LOGGED = 5
 WITHIN_STEPS = 10_000
-"""So many of a kind are said within so many steps: what happens more often is how this training is, not news."""
+"""Most anomalies of a kind that are logged within that many steps: more is the normal state of this training."""
 
 _Key = tuple[str, str]
 
 
 class LogLimiter:
-    """Counts what is not said, by kind and figure."""
+    """Rate limit of log lines by kind and figure, which counts what it leaves out."""
 
     def __init__(self) -> None:
         self.unsaid: Counter[_Key] = Counter()
         self._said_at: defaultdict[_Key, deque[int]] = defaultdict(lambda: deque(maxlen=NUM_LOGGED))
 
     def takes(self, key: _Key, step: int) -> int | None:
-        """How many like it were not said since the last that was, when this one is to be said; else None."""
+        """Number of like ones left out since the last line, when this one is logged; else None."""
         said_at = self._said_at[key]
         if len(said_at) == NUM_LOGGED and step - said_at[0] < WITHIN_STEPS:
             self.unsaid[key] += 1

@@ -6,7 +6,7 @@ warms up: at least 95% of all pairs of blocks must have grown (Kendall's tau 0.9
 matter. Independent blocks pass it once in 10^8 tests; there are two tests per doubling of the run's length. A random
 walk upwards, or a cache that fills for longer than the test looks back, counts as growth while it lasts.
 
-Step time: medians of 16 steps are compared with those of the 8 blocks before. Two in a row must lie on the same side,
+Step time: medians of 16 steps are compared with those of the 8 blocks before. Two in a row must be on the same side,
 by 5%, by twice the range of the medians before, and by 6 times the scatter of a median of independent steps. A few slow
 steps change no median.
 """

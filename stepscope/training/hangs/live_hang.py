@@ -40,7 +40,7 @@ _NUM_SAMPLES = 8
 
 
 class LiveStateWriter:
-    """Called about once a second, on the attendant's thread.
+    """Called about once a second, on the thread of the background loop.
 
     A rank speaks when its step is as old as its own limit, or when another has begun to: ranks differ in what they are
     used to, and who stays silent is suspected.
@@ -67,7 +67,7 @@ class LiveStateWriter:
         Args:
             now: monotonic seconds.
             limit: its age in seconds from which it is worth telling of.
-            glance: from which it is looked whether others tell of it.
+            glance: age from which reports of other ranks are read.
         """
         if step is not self._step:
             self._leave()
@@ -81,16 +81,16 @@ class LiveStateWriter:
         if self._has_told or age >= limit or self._folder.is_dir():
             is_still = still_seconds >= min(_STILL_SECONDS, limit / 4)
             if not self._has_told or now - self._told >= min(_STATE_EVERY_SECONDS, limit):
-                self._tell(now, step, age, limit, is_still=is_still)
+                self._write_state(now, step, age, limit, is_still=is_still)
             self._judge.look(now, self._state, may_ask=is_still)
 
     def close(self, *, is_open: bool) -> None:
-        """No step comes any more. Of one that never ended, what was told stays."""
+        """Stop; the file of a step that never ended stays."""
         self._judge.close()
         if not is_open:
             self._leave()
 
-    def _tell(self, now: float, step: OpenStep, age: float, limit: float, *, is_still: bool) -> None:
+    def _write_state(self, now: float, step: OpenStep, age: float, limit: float, *, is_still: bool) -> None:
         if not self._has_told:
             self._has_told, self._since_ns = True, time.time_ns()
         self._told = now
@@ -165,7 +165,7 @@ _LONGEST_ANSWER = 1 << 20
 class LiveHangCheck:
     """Called about once a second while this rank's step lasts long.
 
-    The process that reads what all ranks have said takes about half a second of a processor and 40 MB, a few seconds
+    The process that reads the files of all ranks takes about half a second of CPU time and 40 MB, a few seconds
     after the step was found to last long; training's own process loads nothing.
     """
 
@@ -177,20 +177,20 @@ class LiveHangCheck:
         self._asked = 0.0
         self._num_asked = 0
         self._next: float | None = None
-        self._said: tuple[Any, ...] | None = None
+        self._reported: tuple[Any, ...] | None = None
 
     def look(self, now: float, own_state: Path, *, may_ask: bool) -> None:
         """Ask, or hear the answer.
 
         Args:
             now: monotonic seconds.
-            own_state: this rank's file; it lies with those of all others.
-            may_ask: False while this rank gets on.
+            own_state: this rank's file, in the folder of all ranks' files.
+            may_ask: False while this rank makes progress.
         """
         if self._is_alone:
             return
         if self._process is not None:
-            self._hear(now)
+            self._read_answer(now)
         elif self._next is None:
             self._next = now + _FIRST_SECONDS
         elif now >= self._next:
@@ -201,8 +201,8 @@ class LiveHangCheck:
 
     def leave(self) -> None:
         """The step is over."""
-        said, self._said = self._said, None
-        if said is not None:
+        reported, self._reported = self._reported, None
+        if reported is not None:
             logger.warning("training goes on: the hang is over")
         self._next, self._num_asked = None, 0
         self.close()
@@ -235,7 +235,7 @@ class LiveHangCheck:
             return
         helper_processes.running.add(self._process.pid)
 
-    def _hear(self, now: float) -> None:
+    def _read_answer(self, now: float) -> None:
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -248,22 +248,22 @@ class LiveHangCheck:
         with process.stdout as answer:  # at its end, and shorter than a pipe holds
             content = answer.read(_LONGEST_ANSWER)
         with suppress(ValueError, KeyError, TypeError):
-            self._say(json.loads(content))
+            self._log_verdict(json.loads(content))
 
-    def _say(self, told: dict[str, Any]) -> None:
-        if told["state"] != LiveHangState.HANG:
+    def _log_verdict(self, raw: dict[str, Any]) -> None:
+        if raw["state"] != LiveHangState.HANG:
             return
-        what = (told["kind"], *told["ranks"])
-        if what == self._said:
+        what = (raw["kind"], *raw["ranks"])
+        if what == self._reported:
             return
-        self._said = what
+        self._reported = what
         logger.warning(
             "training hangs in step %s for %.0f s (%s, confidence %.0f%%): %s; more: stepscope hang %s",
-            told["step"],
-            told["age_seconds"],
-            told["kind"],
-            100 * told["confidence"],
-            told["summary"],
+            raw["step"],
+            raw["age_seconds"],
+            raw["kind"],
+            100 * raw["confidence"],
+            raw["summary"],
             self._run_directory,
         )
 

@@ -20,10 +20,10 @@ from types import FrameType
 
 from stepscope.core.documents.hang import stall_threshold_seconds
 
-_LEAST_SECONDS = 60.0
+_MIN_SECONDS = 60.0
 """Shorter stops are part of normal training: a garbage collection, a slow file, a recompilation of one kernel."""
 
-_LEAST_PATIENT_SECONDS = 600.0
+_MIN_LONG_SECONDS = 600.0
 """First steps compile and load; a named phase takes as long as it takes."""
 
 _TIMES_MEDIAN = 10.0
@@ -31,7 +31,7 @@ _TIMES_LONGEST = 3.0
 _SHARE_OF_TIMEOUT = 0.8
 """torch ends the job when a collective has waited for the timeout; the rest is time to write down what is known."""
 
-_LEAST_GLANCE_SECONDS = 5.0
+_MIN_GLANCE_SECONDS = 5.0
 _TIMES_MEDIAN_GLANCE = 1.5
 
 _NUM_FIRST_STEPS = 3
@@ -44,7 +44,7 @@ class StepSituation:
 
     Attributes:
         is_long_by_nature: inside a named phase, or compiling.
-        timeout_seconds: the least patience of torch's process groups; None without any.
+        timeout_seconds: the shortest timeout of torch's process groups; None without any.
     """
 
     is_long_by_nature: bool = False
@@ -81,8 +81,8 @@ class StallThresholds:
             return self._given
         recent = list(self._recent)
         median, longest = (statistics.median(recent), max(recent)) if recent else (0.0, 0.0)
-        is_patient = situation.is_long_by_nature or not recent
-        least = _LEAST_PATIENT_SECONDS if is_patient else _LEAST_SECONDS
+        is_long = situation.is_long_by_nature or not recent
+        least = _MIN_LONG_SECONDS if is_long else _MIN_SECONDS
         limit = max(least, _TIMES_MEDIAN * median, _TIMES_LONGEST * longest)
         return max(min(limit, _before(situation.timeout_seconds)), _TIMES_LONGEST * median)
 
@@ -95,8 +95,8 @@ class StallThresholds:
         return max(within, _TIMES_LONGEST * recent[len(recent) // 2])
 
     def glance_seconds(self, look_seconds: float) -> float:
-        """Age from which it is looked whether other ranks tell of the step; no step of usual length is as old."""
-        usual = max(_LEAST_GLANCE_SECONDS, _TIMES_MEDIAN_GLANCE * (self.median_seconds or 0.0))
+        """Age from which reports of other ranks about the step are read; no step of usual length is as old."""
+        usual = max(_MIN_GLANCE_SECONDS, _TIMES_MEDIAN_GLANCE * (self.median_seconds or 0.0))
         return min(usual, look_seconds / 2)
 
 
@@ -154,7 +154,7 @@ class _ProgressSample:
 
 
 class HelperProcesses:
-    """Child processes of stepscope's own: what they compute is no sign that training gets on."""
+    """Child processes of stepscope's own: their CPU time is no sign of progress of the training."""
 
     def __init__(self) -> None:
         self.running: set[int] = set()
@@ -162,7 +162,7 @@ class HelperProcesses:
         """Processor time of those that have been waited for."""
 
     def reap(self, pid: int) -> int | None:
-        """Wait for one without waiting; its exit code, None while it runs."""
+        """Exit code of a child without blocking; None while it runs."""
         try:
             found, status, usage = os.wait4(pid, os.WNOHANG)
         except ChildProcessError:  # someone else waited for it
@@ -179,11 +179,11 @@ helper_processes = HelperProcesses()
 
 
 class ThreadProgress:
-    """Watches one thread of this process by looking at it now and then, from another thread.
+    """Progress of one thread of this process, sampled now and then from another thread.
 
     Args:
         num_samples: of its stack, a few milliseconds apart, at each look. A loop that mostly waits for the GPU in one
-            line is found elsewhere now and then.
+            line is seen at another line now and then.
     """
 
     def __init__(self, thread_id: int, *, num_samples: int = 1) -> None:
@@ -193,11 +193,11 @@ class ThreadProgress:
         self._still_since = 0.0
 
     def reset(self) -> None:
-        """It has moved for certain."""
+        """Forget the samples: the thread has made progress for certain."""
         self._before = None
 
     def look(self) -> float:
-        """Seconds since the thread got anywhere, as far as looks have told."""
+        """Seconds since the thread last made progress, as far as the samples show."""
         before, now = self._before, self._now()
         self._before = now
         has_moved = before is None or _has_moved(before, now)
@@ -247,7 +247,7 @@ def _has_moved(before: _ProgressSample, now: _ProgressSample) -> bool:
 
 
 def _bytes_moved() -> int:
-    """Read and written by this process, with what it read through mapped files; 0 where /proc does not tell."""
+    """Bytes read and written by this process, mapped files included; 0 where /proc does not report them."""
     total = 0
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():

@@ -22,7 +22,7 @@ from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import DATA_SPAN
 
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
-"""Of this package: training code may well lie below another folder of its name."""
+"""Folder of this package; training code may be below another folder of the same name."""
 
 
 class OpenStep(NamedTuple):
@@ -44,8 +44,8 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
     Raises:
         OSError: nothing can be written.
     """
-    heading = f"step {report.step} open for {report.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
-    stacks.write(heading.encode())
+    title = f"step {report.step} open for {report.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
+    stacks.write(title.encode())
     faulthandler.dump_traceback(stacks, all_threads=True)
     stacks.write(b"\n")
     report = _completed(report, context, thread_id, None)
@@ -73,7 +73,7 @@ def write_report(context: RunContext, report: StuckReport) -> None:
 
 
 def stacks_file(context: RunContext) -> Path:
-    """Where stacks of this rank go as text."""
+    """Path of the text file with this rank's stacks."""
     return context.run_directory / stacks_path(context.identity.rank)
 
 
@@ -92,12 +92,12 @@ def _completed(
 
 
 def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
-    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's.
+    """Name of the innermost known activity: a collective, the wait for data, a phase, or a function of the user.
 
     Args:
-        spans: of ours, that are open.
-        frames: of the training thread, the innermost first.
-        collective: the oldest that is not over.
+        spans: open spans of stepscope.
+        frames: of the training thread, innermost first.
+        collective: the oldest unfinished one.
     """
     in_collective = collective_frames(frames)
     if in_collective:
@@ -116,7 +116,7 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
 
 
 def collective_frames(frames: list[FrameType]) -> list[FrameType]:
-    """Those in calls of torch.distributed; empty where the thread is in none."""
+    """Frames inside calls of torch.distributed; empty where there are none."""
     return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
 
 
@@ -140,7 +140,7 @@ def _threads() -> list[dict[str, Any]]:
 
 
 def least_timeout_seconds() -> float | None:
-    """The least patience of this process's groups: torch's watchdog ends the job when it is over. None without any."""
+    """Shortest timeout of this process's groups, after which torch's watchdog ends the job; None without groups."""
     found: list[float] = []
     for group in _groups():
         for device in getattr(group, "_device_types", []):
@@ -150,7 +150,7 @@ def least_timeout_seconds() -> float | None:
 
 
 def unfinished_collective() -> dict[str, Any] | None:
-    """The oldest one begun and not over, as torch's flight recorder has it; None where none is, or it does not record.
+    """Oldest unfinished collective in torch's flight recorder; None without one, or where recording is off.
 
     Keys: name ("nccl:all_reduce"), group, sequence number, since_ns (since the epoch), stack where it is known.
     """
@@ -175,8 +175,8 @@ def flight_record(*, has_stacks: bool = True) -> bytes | None:
     """torch's flight recorder as it dumps it, a pickle without code; None where there is none.
 
     Args:
-        has_stacks: with where each call was made. The first time that takes about a second of a processor, without
-            less than a millisecond.
+        has_stacks: include the stack of each call. The first time this takes about a second of CPU time;
+            without stacks under a millisecond.
     """
     return _call("", includeCollectives=True, includeStackTraces=has_stacks, onlyActive=False)
 

@@ -40,119 +40,119 @@ from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
 
-_GLANCE_AFTER_SECONDS = 5.0
-"""A younger step is not even looked at, unless the user's limit is that short."""
+_FIRST_LOOK_SECONDS = 5.0
+"""Age below which a step is not checked, unless the user's limit is shorter."""
 
 _CLOSES_WITHIN_SECONDS = 2.0
-_MOST_STILL_SECONDS = 30.0
+_MAX_STILL_SECONDS = 30.0
 _TIMES_LIMIT_WITHOUT_TIMEOUT = 10.0
 _SHARE_OF_TIMEOUT = 0.8
-_SAYS_BUSY_EVERY = 0.1  # of the limit
+_REPORT_BUSY_EVERY = 0.1  # of the limit
 
 
 class StepWatchdog:
-    """Tells once of each step that does not move on.
+    """Reports each stuck step once.
 
-    A step is stuck when it is older than its limit and its thread gets nowhere. A rank that waits for one which is
-    visibly at work, as all do while rank 0 evaluates, is not: ranks in doubt leave each other word in flight/, and
-    only torch's own timeout ends their consideration.
+    A step is stuck when it is older than its limit and its thread makes no progress. A rank that waits for another one
+    which is visibly at work, as all do while rank 0 evaluates, is not stuck: ranks with a suspect step leave marker
+    files in flight/ for each other, and wait for a busy rank until shortly before torch's own timeout.
     """
 
     def __init__(self, context: RunContext, seconds: float | None) -> None:
         self._context = context
-        self._patience = StallThresholds(seconds)
-        self._glance_after = min(_GLANCE_AFTER_SECONDS, (seconds or math.inf) / 2)
+        self._thresholds = StallThresholds(seconds)
+        self._first_look_seconds = min(_FIRST_LOOK_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
-        self._stillness = ThreadProgress(self._thread_id)
+        self._progress = ThreadProgress(self._thread_id)
         self._open: OpenStep | None = None
-        self._looked_at: OpenStep | None = None
+        self._episode_step: OpenStep | None = None
         self._has_reported = False
         self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
-        self._net: GilTimer | None = None
-        self._net_seconds = 0.0
-        self._tended = 0.0
+        self._gil_timer: GilTimer | None = None
+        self._gil_timer_seconds = 0.0
+        self._last_run = 0.0
         self._is_closed = self._made_folder = False
-        self._doubted_since: float | None = None
-        self._said_busy = 0.0
+        self._suspect_since: float | None = None
+        self._busy_reported = 0.0
         self._others = _OtherRanks(context)
         self._live = LiveStateWriter(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
-        """Watch it."""
+        """Watch the step that begins."""
         self._open = OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
-        """Learn from it."""
+        """Update the thresholds with the step's duration."""
         self._open = None
-        self._patience.add(record.duration_ns / 1e9)
+        self._thresholds.add(record.duration_ns / 1e9)
 
-    def tend(self) -> None:
-        """Look at the open step; about once a second, on the attendant's thread."""
+    def run_task(self) -> None:
+        """Look at the open step; about once a second, on the thread of the background loop."""
         if self._is_closed:  # a signal that should have ended the process did not
             return
         now, timeout = time.monotonic(), least_timeout_seconds()
-        doubted = self._patience.limit_seconds(StepSituation(timeout_seconds=timeout))
-        self._mind_the_net(now, doubted)
+        suspect_limit = self._thresholds.limit_seconds(StepSituation(timeout_seconds=timeout))
+        self._check_gil_timer(now, suspect_limit)
         step = self._open
-        worth_a_look = self._patience.look_seconds(timeout)
-        self._live.look(now, step, worth_a_look, self._patience.glance_seconds(worth_a_look))
-        if step is not self._looked_at:
-            self._leave_episode()
-            self._looked_at = step
-        if step is None or self._has_reported or now - step.began_seconds < self._glance_after:
+        look_after = self._thresholds.look_seconds(timeout)
+        self._live.look(now, step, look_after, self._thresholds.glance_seconds(look_after))
+        if step is not self._episode_step:
+            self._end_episode()
+            self._episode_step = step
+        if step is None or self._has_reported or now - step.began_seconds < self._first_look_seconds:
             return
         age = now - step.began_seconds
-        if age < doubted / 2:
+        if age < suspect_limit / 2:
             return
         situation = StepSituation(self._is_long_by_nature(), timeout)
-        limit = self._patience.limit_seconds(situation)
-        if self._doubted_since is None:
-            self._doubted_since = now
+        limit = self._thresholds.limit_seconds(situation)
+        if self._suspect_since is None:
+            self._suspect_since = now
             self._others.remember()
-        still_seconds, looked_seconds = self._stillness.look(), now - self._doubted_since
-        is_still = still_seconds >= min(_MOST_STILL_SECONDS, limit / 4)
+        still_seconds, looked_seconds = self._progress.look(), now - self._suspect_since
+        is_still = still_seconds >= min(_MAX_STILL_SECONDS, limit / 4)
         has_moved = still_seconds < 0.9 * looked_seconds
-        self._say(
+        self._report_to_other_ranks(
             now,
-            doubted,
+            suspect_limit,
             is_busy=(has_moved and not is_still) or (situation.is_long_by_nature and age < limit),
         )
         if age >= limit and self._is_stuck(is_still, age, limit, timeout):
-            self._tell(step, is_still, age, limit)
+            self._write_report(step, is_still, age, limit)
 
     def close(self) -> None:
-        """No step comes any more; one that is open never ended."""
+        """Stop watching; a step that is still open never ended."""
         self._is_closed = True
         run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file(self._context)))
 
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
-        if self._open is self._looked_at:
+        if self._open is self._episode_step:
             self._report = None
-        self._leave_episode()
-        if self._net is not None:
-            self._net.close()
+        self._end_episode()
+        if self._gil_timer is not None:
+            self._gil_timer.close()
         if self._stacks is not None:
             self._stacks.close()
             path = stacks_file(self._context)
             with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
-                    if self._made_folder:  # else someone counts on it
+                    if self._made_folder:  # else another rank may need it
                         path.parent.rmdir()  # only when empty
 
     def _is_long_by_nature(self) -> bool:
         return bool(open_phases(self._context.open_spans())) or is_thread_compiling(self._thread_id)
 
-    def _say(self, now: float, limit: float, *, is_busy: bool) -> None:
-        """Tell other ranks in doubt, not at every look."""
-        if is_busy and now - self._said_busy > _SAYS_BUSY_EVERY * limit:
-            self._said_busy = now
-            self._others.say_busy()
-        elif not is_busy and self._said_busy:
-            self._said_busy = 0.0
-            self._others.say_no_longer_busy()
+    def _report_to_other_ranks(self, now: float, limit: float, *, is_busy: bool) -> None:
+        """Tell other ranks whether this one is busy; not at every check."""
+        if is_busy and now - self._busy_reported > _REPORT_BUSY_EVERY * limit:
+            self._busy_reported = now
+            self._others.report_busy()
+        elif not is_busy and self._busy_reported:
+            self._busy_reported = 0.0
+            self._others.withdraw_busy()
 
     def _is_stuck(self, is_still: bool, age: float, limit: float, timeout: float | None) -> bool:
         if not is_still:
@@ -160,8 +160,8 @@ class StepWatchdog:
         at_last = _SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _tell(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
-        identity, median = self._context.identity, self._patience.median_seconds
+    def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
+        identity, median = self._context.identity, self._thresholds.median_seconds
         report = StuckReport(
             rank=identity.rank,
             host=identity.host,
@@ -177,13 +177,13 @@ class StepWatchdog:
         for rescue in self._context.when_stuck if is_still else ():
             try:
                 rescue()
-            except Exception:  # what is told next matters more
-                logger.debug("writing what waits failed", exc_info=True)
+            except Exception:  # the report below matters more
+                logger.debug("writing the pending steps failed", exc_info=True)
         try:
             self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
             written = f"{self._report.where}; stacks and flight recorder: {stacks_file(self._context).parent}"
         except OSError as error:
-            written = f"a place that cannot be written down: {error}"
+            written = f"a place that cannot be reported: {error}"
         usual = "" if median is None else f" (usually {median:.2g} s)"
         what = "stuck" if is_still else "at work while another rank is stuck,"
         logger.warning(
@@ -196,12 +196,12 @@ class StepWatchdog:
             written,
         )
 
-    def _leave_episode(self) -> None:
-        self._stillness.reset()
-        self._doubted_since = None
-        if self._said_busy:
-            self._said_busy = 0.0
-            self._others.say_no_longer_busy()
+    def _end_episode(self) -> None:
+        self._progress.reset()
+        self._suspect_since = None
+        if self._busy_reported:
+            self._busy_reported = 0.0
+            self._others.withdraw_busy()
         report, self._report, self._has_reported = self._report, None, False
         if report is not None:
             seconds = (time.time_ns() - report.began_ns) / 1e9
@@ -209,28 +209,28 @@ class StepWatchdog:
             with suppress(OSError):
                 write_report(self._context, replace(report, ended_ns=time.time_ns()))
 
-    def _mind_the_net(self, now: float, seconds: float) -> None:
+    def _check_gil_timer(self, now: float, seconds: float) -> None:
         if self._stacks is None:
             path = stacks_file(self._context)
             self._made_folder = not path.parent.is_dir()
             self._stacks = _opened(path)
-            self._others.say_no_longer_busy()  # left by an earlier attempt
-            with suppress(OSError, AttributeError):  # an old kernel: without the second net
-                self._net = GilTimer(self._stacks)
-        elif self._net is not None and now - self._tended > self._net_seconds:
+            self._others.withdraw_busy()  # left by an earlier attempt
+            with suppress(OSError, AttributeError):  # an old kernel has no such timer
+                self._gil_timer = GilTimer(self._stacks)
+        elif self._gil_timer is not None and now - self._last_run > self._gil_timer_seconds:
             logger.warning(
-                "no other thread could run for %.0f s: a call kept Python's lock, the process was stopped or its"
-                " disk did not answer; stacks: %s",
-                now - self._tended,
+                "no other thread could run for %.0f s: a call held the GIL, the process was stopped or its"
+                " disk did not respond; stacks: %s",
+                now - self._last_run,
                 stacks_file(self._context),
             )
-        self._tended, self._net_seconds = now, seconds
-        if self._net is not None:
-            self._net.push_back(seconds)
+        self._last_run, self._gil_timer_seconds = now, seconds
+        if self._gil_timer is not None:
+            self._gil_timer.reset(seconds)
 
 
 def _opened(path: Path) -> FileIO:
-    """Another rank that ends just now may remove the empty folder once more."""
+    """Open the file for appending; tried twice, as another rank that ends may remove the empty folder in between."""
     with suppress(FileNotFoundError):
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab", buffering=0)
@@ -239,7 +239,7 @@ def _opened(path: Path) -> FileIO:
 
 
 class _OtherRanks:
-    """What ranks in doubt leave in flight/ for each other; read only by ranks in doubt."""
+    """Marker files in flight/ by which ranks with a suspect step tell each other that they are busy or stuck."""
 
     def __init__(self, context: RunContext) -> None:
         self._folder = context.run_directory / FLIGHT_FOLDER
@@ -249,26 +249,26 @@ class _OtherRanks:
         self._busy_seen: dict[str, tuple[int, float]] = {}
 
     def remember(self) -> None:
-        """What was told before this step came into doubt says nothing of it."""
+        """Remember the reports of earlier steps, which do not count for this one."""
         self._stuck_before = self._times("rank*.stuck.json")
 
-    def say_busy(self) -> None:
-        """This rank takes long, but gets on."""
+    def report_busy(self) -> None:
+        """Mark this rank as slow but making progress."""
         if not self._is_alone:
             with suppress(OSError):
                 self._own.write_bytes(b"%d" % time.time_ns())
 
-    def say_no_longer_busy(self) -> None:
-        """Its step is over."""
+    def withdraw_busy(self) -> None:
+        """Remove the mark: the step has ended."""
         with suppress(OSError):
             self._own.unlink()
 
     def one_is_stuck(self) -> bool:
-        """Whether a rank has told so since this one came into doubt."""
+        """Whether a rank has reported a stuck step since this rank's step became suspect."""
         return not self._is_alone and self._times("rank*.stuck.json") != self._stuck_before
 
     def one_is_busy(self, within_seconds: float) -> bool:
-        """Whether a rank has repeated within so many seconds that it gets on; by this host's clock alone."""
+        """Whether another rank has renewed its busy mark within so many seconds, by this host's clock alone."""
         if self._is_alone:
             return False
         now = time.monotonic()
@@ -293,7 +293,7 @@ class _OtherRanks:
 
 _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD_ID = 4
-_NUM_SPARED = 4  # debuggers and runtimes like the very last signals
+_NUM_RESERVED = 4  # debuggers and runtimes use the very last signals
 
 
 class _SignalEvent(ctypes.Structure):
@@ -309,7 +309,7 @@ class _SignalEvent(ctypes.Structure):
 
 
 class _TimerSpecification(ctypes.Structure):
-    """struct itimerspec: once after so long."""
+    """struct itimerspec, for one expiry."""
 
     _fields_ = [
         ("interval_seconds", ctypes.c_long),
@@ -320,10 +320,10 @@ class _TimerSpecification(ctypes.Structure):
 
 
 class GilTimer:
-    """Writes all stacks to a file when the thread that made it has not pushed the net back in time.
+    """Kernel timer that writes all stacks to a file unless the thread that made it resets the timer in time.
 
     Raises:
-        OSError: the kernel has no timer for us, or every signal is taken.
+        OSError: the kernel has no free timer, or every signal is in use.
     """
 
     def __init__(self, file: FileIO) -> None:
@@ -341,27 +341,27 @@ class GilTimer:
             faulthandler.unregister(self._signal)
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    def push_back(self, seconds: float) -> None:
-        """Not before so many seconds from now."""
+    def reset(self, seconds: float) -> None:
+        """Set the timer to expire so many seconds from now."""
         whole = int(seconds)
         when = _TimerSpecification(0, 0, whole, int((seconds - whole) * 1e9))
         self._library.timer_settime(self._timer, 0, ctypes.byref(when), None)
 
     def close(self) -> None:
-        """Take the net away, once the thread that made it has ended; else a late signal could end the process."""
-        self.push_back(0)  # means never
+        """Delete the timer if the thread that made it has ended; a late signal could else end the process."""
+        self.reset(0)  # disarms it
         if not self._owner.is_alive() or self._owner is threading.current_thread():
             self._library.timer_delete(self._timer)
             faulthandler.unregister(self._signal)
 
 
 def _free_signal() -> int:
-    """A real-time signal that nobody in this process handles, ignores or has blocked."""
+    """A real-time signal that this process neither handles, ignores nor blocks."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     taken = 0
     for mask in re.findall(r"^Sig(?:Cgt|Ign|Blk):\s*([0-9a-f]+)$", status, re.MULTILINE):
         taken |= int(mask, 16)
-    for number in range(signal.SIGRTMAX - _NUM_SPARED, signal.SIGRTMIN, -1):
+    for number in range(signal.SIGRTMAX - _NUM_RESERVED, signal.SIGRTMIN, -1):
         if not taken >> (number - 1) & 1:
             return number
-    raise OSError("every signal is taken")
+    raise OSError("every real-time signal is in use")

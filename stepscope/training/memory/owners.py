@@ -71,7 +71,8 @@ def by_category(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, di
 
     Args:
         snapshot: torch's memory snapshot.
-        storages: where what is known lies; a storage outside the snapshot, as one kept on the host, is counted apart.
+        storages: of the known tensors; a storage outside the snapshot, such as one on the host, is counted
+            separately.
 
     Returns:
         By category `bytes` (of its blocks), `addresses` (of its blocks, ascending) and `outside_bytes`; "other" holds

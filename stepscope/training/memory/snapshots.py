@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 OOM_SCHEMA = "stepscope.oom/1"
 
 _NUM_REMEMBERED_STEPS = 100
-_LEAST_PAUSE = 20.0
+_MIN_PAUSE = 20.0
 """Training that catches the error and tries again is not held up by more than a twentieth of its time."""
 
-_MOST_FRAMES = 64
+_MAX_FRAMES = 64
 _HERE = str(Path(__file__).parents[1]) + os.sep  # the whole of stepscope.training
 
 
@@ -90,7 +90,7 @@ class OutOfMemoryReporter:
         self._is_attached = True
 
     def step_ended(self, record: StepRecord) -> None:
-        """Remember what it says of memory."""
+        """Remember the memory figures of the error."""
         figures = record.figures
         if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
             memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
@@ -146,7 +146,7 @@ class OutOfMemoryReporter:
             logger.warning("the GPU's memory ran out in step %s: %s", report["step"], report_path)
         except Exception as error:  # training must never be hurt
             logger.warning("the GPU's memory ran out, which could not be written: %s", error)
-        self._not_before = time.monotonic() + _LEAST_PAUSE * (time.monotonic() - begun)
+        self._not_before = time.monotonic() + _MIN_PAUSE * (time.monotonic() - begun)
 
     def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
         step, began_ns = self._step or (None, None)
@@ -188,7 +188,7 @@ def _stack(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
     theirs = (each for each in frames if not each.f_code.co_filename.startswith(_HERE))
     return [
         {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
-        for each in islice(theirs, _MOST_FRAMES)
+        for each in islice(theirs, _MAX_FRAMES)
     ]
 
 
@@ -213,7 +213,7 @@ _is_observing = False
 
 
 def _watch(evidence: OutOfMemoryReporter | None) -> None:
-    """torch's observer cannot be taken away, so there is one for all runs of the process, told whom to tell."""
+    """torch's observer cannot be removed, so one serves all runs of the process and forwards to the current one."""
     global _watching, _is_observing
     _watching = None if evidence is None else weakref.ref(evidence)
     if evidence is not None and not _is_observing:
@@ -256,14 +256,14 @@ class PeriodicSnapshots:
         self._waiting.append((record.index, snapshot, owners))
         record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
 
-    def tend(self) -> None:
+    def run_task(self) -> None:
         """Write those that were taken."""
         while self._waiting:
             self._write(*self._waiting.pop(0))
 
     def close(self) -> None:
         """Write the last one, if the disk answers."""
-        run_within(_LAST_WITHIN_SECONDS, self.tend, "the last memory snapshot")
+        run_within(_LAST_WITHIN_SECONDS, self.run_task, "the last memory snapshot")
 
     def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
         rank = self._context.identity.rank

@@ -59,7 +59,7 @@ def identify() -> Identity:
 
 
 def launcher() -> tuple[str, str, str]:
-    """Which of `LAUNCHERS` has told this process its rank; the first where none has."""
+    """Launcher, one of `LAUNCHERS`, whose variables give this process its rank; the first where none does."""
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
@@ -137,7 +137,7 @@ def job_store() -> Any:
     return None if find is None else find()
 
 
-def own_connection(store: Any, patience: timedelta) -> Any:
+def own_connection(store: Any, timeout: timedelta) -> Any:
     """The same store over a connection of its own, so that a wait on one thread never holds another up.
 
     A torch that cannot make one (before 2.7) gives the store itself.
@@ -149,5 +149,5 @@ def own_connection(store: Any, patience: timedelta) -> Any:
     if clone is None:
         return store
     own = clone()
-    own.set_timeout(patience)
+    own.set_timeout(timeout)
     return own

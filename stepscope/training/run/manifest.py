@@ -59,12 +59,12 @@ class ManifestWriter:
             self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
         self._is_due = True
 
-    def tend(self) -> None:
+    def run_task(self) -> None:
         """Once a second, on another thread: write what has changed."""
         if self._is_due:
             try:
                 self.write()
-            except OSError:  # tried again; that a disk is full is said once, by the steps' file, else at the end
+            except OSError:  # tried again; a full disk is reported once, by the steps' file, else at the end
                 self._is_due = True
 
     def end(self, ended: str, unprofiled_step_ms: float | None) -> None:

@@ -68,7 +68,7 @@ def _agreed(store: Any, key: str, identity: Identity, own: ResumePoint) -> Resum
         attempt, first_step = store.get(key).decode().split()
         return ResumePoint(int(attempt), int(first_step))
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
-        logger.warning("rank 0 has not told which step comes first, is profile() called on all ranks? %s", error)
+        logger.warning("rank 0 has not sent the number of the first step; call profile() on all ranks: %s", error)
         return own
 
 

@@ -162,10 +162,10 @@ class WholeLines:
         before = os.fstat(self._file.fileno()).st_size
         num_written = 0
         try:
-            while num_written < len(lines):  # a disk that is nearly full takes a part and says nothing
+            while num_written < len(lines):  # a nearly full disk writes a part without an error
                 num_written += self._file.write(lines[num_written:]) or 0
         except OSError:
-            with suppress(OSError):  # what writing failed with says more
+            with suppress(OSError):  # the error of writing is more useful
                 self._file.truncate(before + lines.rfind(b"\n", 0, num_written) + 1)
             raise
 

@@ -84,7 +84,7 @@ def _name_of_rank_zero(own: str, identity: Identity) -> str | None:
         store.wait([key], _STORE_PATIENCE)
         return str(store.get(key).decode())
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
-        logger.warning("rank 0 has not told the run's name, is profile() called on all ranks? %s", error)
+        logger.warning("rank 0 has not sent the run's name; call profile() on all ranks: %s", error)
         return None
 
 

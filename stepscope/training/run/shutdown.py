@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 _MAIN_THREAD_COMES_WITHIN_SECONDS = 2.0
-"""Python runs a handler within milliseconds; a main thread that has not come by then waits in C, maybe for ever."""
+"""Python runs a handler within milliseconds; a main thread that has not come by then waits in C, maybe forever."""
 
 _ENDS_WITHIN_SECONDS = 8.0
 """Launchers kill what is left 30 s after SIGTERM (torchrun, Slurm, Kubernetes); the user's own clean-up comes first."""
@@ -62,7 +62,7 @@ class ShutdownHandler(Generic[OwnerT]):
     def __init__(
         self,
         owner: OwnerT,
-        attendant: BackgroundLoop,
+        background_loop: BackgroundLoop,
         *,
         note: Callable[[OwnerT, bool], None],
         end: Callable[[OwnerT, str], None],
@@ -70,7 +70,7 @@ class ShutdownHandler(Generic[OwnerT]):
         step: Callable[[OwnerT], int],
     ) -> None:
         self._owner = weakref.ref(owner, self._abandoned)
-        self._attendant = attendant
+        self._background_loop = background_loop
         self._note, self._end, self._is_busy, self._step = note, end, is_busy, step
         self._handler: Callable[[int, FrameType | None], None] = self._handle
         self._previous: dict[int, Any] = {}
@@ -88,7 +88,7 @@ class ShutdownHandler(Generic[OwnerT]):
             return
         before = {int(number): signal.getsignal(number) for number in _SIGNALS}
         ours = {number: by for number, by in before.items() if by == signal.SIG_DFL or callable(by)}
-        if ours and self._attendant.listen(self._noticed):
+        if ours and self._background_loop.listen(self._noticed):
             self._previous = ours
             _handle_forks(self)
             for number in ours:
@@ -154,7 +154,7 @@ class ShutdownHandler(Generic[OwnerT]):
         return time.monotonic() < seconds or self._step(owner) < step
 
     def _noticed(self, number: int) -> None:
-        """Runs on the attendant's listening thread as soon as the signal is there."""
+        """Called on the listening thread of the background loop as soon as the signal arrives."""
         owner = self._owner()
         if number not in self._previous or owner is None or self._is_over:
             return
@@ -175,7 +175,7 @@ class ShutdownHandler(Generic[OwnerT]):
             _die_by(number)
 
     def _keep_what_there_is(self, owner: OwnerT, number: int, is_deadly: bool) -> None:
-        """On a thread that a disk may hold for ever; another one does the dying."""
+        """Runs on a thread that a disk may block forever; another one ends the process."""
         try:
             self._note(owner, is_deadly)
         except Exception:  # the signal counts, what could not be written does not
@@ -185,7 +185,7 @@ class ShutdownHandler(Generic[OwnerT]):
 
     def _at_exit(self) -> None:
         owner = self._owner()
-        self._attendant.stop()
+        self._background_loop.stop()
         self.stop()
         if owner is not None:
             self._end(owner, attempt_ending(getattr(sys, "last_type", None)))
@@ -193,7 +193,7 @@ class ShutdownHandler(Generic[OwnerT]):
     def _abandoned(self, _: object) -> None:
         """The owner is gone without having been left."""
         self.stop()
-        self._attendant.stop()
+        self._background_loop.stop()
 
     def _restore(self) -> None:
         for number, previous in self._previous.items():
@@ -214,7 +214,7 @@ def _wait(is_enough: Callable[[], bool], seconds: float) -> None:
 
 
 def _die_by(number: int) -> None:
-    """End the process as the signal does where nobody handles it; the first process of a container lives on."""
+    """End the process as the unhandled signal does; the first process of a container is not ended by it."""
     _act_by_default(number)
     os.kill(os.getpid(), number)
 
@@ -239,7 +239,7 @@ def _handle_forks(endings: ShutdownHandler[Any]) -> None:
 
 
 def _before_fork() -> None:
-    """No signal comes between fork and `_in_child`: C's handler would tell it to the parent's attendant."""
+    """No signal comes between fork and `_in_child`: C's handler would write to the parent's background loop."""
     if _active_handler is not None and _active_handler() is not None:
         _masked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 

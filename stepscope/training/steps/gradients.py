@@ -41,8 +41,8 @@ class LocalGradientNorm:
         is_quiet: whether a step is neither captured nor next to a capture; sampling would show in the trace.
     """
 
-    def __init__(self, late_reader: DeviceScalarReader, is_quiet: Callable[[int], bool]) -> None:
-        self._late_reader = late_reader
+    def __init__(self, scalar_reader: DeviceScalarReader, is_quiet: Callable[[int], bool]) -> None:
+        self._scalar_reader = scalar_reader
         self._is_quiet = is_quiet
         self._sources: list[GradientSource] = []
         self._interval = 0
@@ -118,11 +118,11 @@ class LocalGradientNorm:
         totals = {str(device): torch.linalg.vector_norm(torch.stack(few)) for device, few in by_device.items()}
 
         def unscaled(numbers: Numbers) -> Numbers:
-            scale = record.figures.get("loss_scale", 1.0)  # read before this one, as its listener is told before
+            scale = record.figures.get("loss_scale", 1.0)  # read before this one, as its listener is called before
             return {LOCAL_NORM: math.hypot(*numbers.values()) / scale if scale else math.nan}
 
-        if any(self._late_reader.takes(total) for total in totals.values()):
-            late = self._late_reader.take(totals, unscaled)
+        if any(self._scalar_reader.takes(total) for total in totals.values()):
+            late = self._scalar_reader.take(totals, unscaled)
             record.late += [] if late is None else [late]
         elif waiting := next((name for name, total in totals.items() if total.device.type != "cpu"), None):
             raise ValueError(f"gradients on {waiting} cannot be read without waiting for it")
@@ -143,7 +143,7 @@ def _norm(gradient: Any) -> Any:
 
 
 GradientCallback = Callable[[object, Any], None]
-"""Is told whose gradient this is, and the tensor, which changes later. Called from inside training: never raises."""
+"""Callback with the parameter's name and its gradient, which changes later. Called inside training: never raises."""
 
 
 class GradientSource(Protocol):
@@ -160,7 +160,7 @@ def sources_of(model: Any) -> list[GradientSource]:
     """What sees all gradients of a model.
 
     Raises:
-        ValueError: when its way of reducing gradients is not known; the message says which.
+        ValueError: its way of reducing gradients is unknown; the message names it.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     groups: list[Any] = []
@@ -251,14 +251,14 @@ _COMPUTED_BY_CLIPPING = "_get_total_norm"
 
 
 class ClippedGradientNorm:
-    """Adds `grad_norm` to steps in which gradients were clipped once by their 2-norm, where the loop does not tell it.
+    """Adds `grad_norm` to steps in which gradients were clipped once by their 2-norm, where the loop does not give it.
 
-    A norm that lies in parts on several ranks, as that of `fully_shard`, is left out: it is known only once those are
+    A norm whose parts are on several ranks, as that of `fully_shard`, is left out: it is known only once those are
     summed.
     """
 
-    def __init__(self, late_reader: DeviceScalarReader) -> None:
-        self._late_reader = late_reader
+    def __init__(self, scalar_reader: DeviceScalarReader) -> None:
+        self._scalar_reader = scalar_reader
         self._norms: list[Any] = []
         self._wrapping: Patch | None = None
         import torch.nn.utils.clip_grad as module
@@ -272,10 +272,10 @@ class ClippedGradientNorm:
             return
         norms, self._norms = self._norms, []
         if len(norms) != 1 or CLIPPED_NORM in record.figures or any(CLIPPED_NORM in late.names for late in record.late):
-            return  # clipped part by part, or told by the loop
-        plain, on_device, _ = split_scalars({CLIPPED_NORM: norms[0]}, self._late_reader.takes)
+            return  # clipped part by part, or given by the loop
+        plain, on_device, _ = split_scalars({CLIPPED_NORM: norms[0]}, self._scalar_reader.takes)
         record.figures |= plain
-        late = self._late_reader.take(on_device) if on_device else None
+        late = self._scalar_reader.take(on_device) if on_device else None
         record.late += [] if late is None else [late]
 
     def close(self) -> None:
@@ -313,12 +313,12 @@ until then the scale is that of this step's loss, and what the optimizers found 
 class LossScale:
     """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
 
-    Neither is read from the GPU before its work is done, or at all where only waiting would tell (XPU, MPS).
+    Neither is read from the GPU before its work is done, or at all where that needs waiting (XPU, MPS).
     Where several scalers are updated in a step, the last counts.
     """
 
-    def __init__(self, late_reader: DeviceScalarReader) -> None:
-        self._late_reader = late_reader
+    def __init__(self, scalar_reader: DeviceScalarReader) -> None:
+        self._scalar_reader = scalar_reader
         self._figures: dict[str, int | float] = {}
         self._late: list[DeferredScalars] = []
         self._is_on = True
@@ -326,7 +326,7 @@ class LossScale:
         self._wrapping = Patch(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
 
     def step_ended(self, record: StepRecord) -> None:
-        """Add what the update of this step said; figures that the training loop gave stay."""
+        """Add the figures of this step's update; figures given by the training loop stay."""
         if self._late:
             record.late += reversed(self._late)  # of two by one name the first stays
             self._late = []
@@ -362,8 +362,8 @@ class LossScale:
                 for tensor in state["found_inf_per_device"].values()
             ]
             tensors = {"loss_scale": scale} | {f"found {i}": tensor for i, tensor in enumerate(found)}
-            if any(self._late_reader.takes(tensor) for tensor in tensors.values()):
-                late = self._late_reader.take(tensors, _named)
+            if any(self._scalar_reader.takes(tensor) for tensor in tensors.values()):
+                late = self._scalar_reader.take(tensors, _named)
                 self._late += [] if late is None else [late]
             elif all(tensor.device.type == "cpu" for tensor in tensors.values()):  # else reading would wait
                 self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})

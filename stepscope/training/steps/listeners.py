@@ -37,7 +37,7 @@ class _Closable(Protocol):
 class StepListener(_Closable, Protocol):
     """Something that watches the steps from the training thread: each call must be over in microseconds.
 
-    One that has `step_began(index)` as well is told when a step begins.
+    One that has `step_began(index)` as well is called when a step begins.
     """
 
     def step_ended(self, record: StepRecord) -> None:
@@ -53,7 +53,7 @@ class LeaveListener(Protocol):
 
 
 class SettledListener(_Closable, Protocol):
-    """Something that is told of a step only once all its figures are there, on the training thread as well."""
+    """Listener that gets a step once all its figures are known, also on the training thread."""
 
     def step_settled(self, record: StepRecord) -> None:
         """The step is about to be written; what is added to the record is written with it."""
@@ -63,19 +63,19 @@ ListenerT = TypeVar("ListenerT", bound=_Closable)
 
 
 class _ListenerGroup(Generic[ListenerT]):
-    """Several listeners as one, which never raises.
+    """Group of listeners; an error of one is logged, and the listener left out from then on.
 
     Args:
-        told: the methods of a listener, where it has them, that are called at each step; looked up once.
+        methods: names of the methods that are called at each step, where a listener has them; looked up once.
     """
 
-    def __init__(self, listeners: Iterable[ListenerT], told: Iterable[str]) -> None:
+    def __init__(self, listeners: Iterable[ListenerT], methods: Iterable[str]) -> None:
         self._listeners = list(listeners)
-        self._told = tuple(told)
+        self._names = tuple(methods)
         self._look_up()
 
     def close(self) -> None:
-        """Tell all, and forget them."""
+        """Close all listeners and forget them."""
         listeners, self._listeners = self._listeners, []
         self._look_up()
         for listener in listeners:
@@ -87,10 +87,10 @@ class _ListenerGroup(Generic[ListenerT]):
     def _look_up(self) -> None:
         self._methods = {
             name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)]
-            for name in self._told
+            for name in self._names
         }
 
-    def _tell(self, name: str, what: object) -> None:
+    def _call(self, name: str, what: object) -> None:
         for listener, method in self._methods[name]:
             try:
                 method(what)
@@ -99,24 +99,24 @@ class _ListenerGroup(Generic[ListenerT]):
 
     def _leave_out(self, listener: ListenerT, error: Exception) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
-        self._look_up()  # a list that is being gone through stays as it is
+        self._look_up()  # makes new lists: one may be iterated over now
         name = type(listener).__name__
         logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
 
 
 class StepListeners(_ListenerGroup[StepListener]):
-    """Those that watch the steps from the training thread."""
+    """Listeners called on the training thread when a step begins and ends."""
 
     def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
         super().__init__(listeners, ("step_began", "step_ended"))
 
     def step_began(self, index: int) -> None:
         """Tell all."""
-        self._tell("step_began", index)
+        self._call("step_began", index)
 
     def step_ended(self, record: StepRecord) -> None:
         """Tell all, in their order."""
-        self._tell("step_ended", record)
+        self._call("step_ended", record)
 
     def left_by(self, error: BaseException) -> None:
         """Tell those that want to know."""
@@ -136,14 +136,14 @@ class SettledListeners(_ListenerGroup[SettledListener]):
 
     def step_settled(self, record: StepRecord) -> None:
         """Tell all, in their order."""
-        self._tell("step_settled", record)
+        self._call("step_settled", record)
 
 
 T = TypeVar("T")
 
 
-def make_step_listeners(context: RunContext, late_reader: DeviceScalarReader) -> list[StepListener]:
-    """Those that the settings and the surroundings of the run call for, in the order in which they are told.
+def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) -> list[StepListener]:
+    """Listeners that the settings and the environment of the run ask for, in the order of their calls.
 
     Raises:
         ValueError: a setting is none of its values.
@@ -152,8 +152,8 @@ def make_step_listeners(context: RunContext, late_reader: DeviceScalarReader) ->
     makers: dict[str, Callable[[], StepListener]] = {
         "garbage collector's pauses": GcPauses,
         "memory figures": MemoryFigures,
-        "loss scale": lambda: LossScale(late_reader),
-        "norm of clipped gradients": lambda: ClippedGradientNorm(late_reader),
+        "loss scale": lambda: LossScale(scalar_reader),
+        "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader),
     }
     stuck_seconds = parse_stuck_after(_argument_or_environment(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
     if stuck_seconds != math.inf:
@@ -167,7 +167,7 @@ def make_step_listeners(context: RunContext, late_reader: DeviceScalarReader) ->
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:
-    """Those that look at a step once all its figures are there, in the order in which they are told."""
+    """Listeners of settled steps, in the order of their calls."""
     rank = context.identity.rank
     makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyMonitor(rank)}
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
@@ -177,7 +177,7 @@ def make_settled_listeners(context: RunContext) -> list[SettledListener]:
 
 
 def _argument_or_environment(given: T | None, variable: str, default: T | str) -> T | str:
-    """What the call says comes before the environment."""
+    """The call's argument takes precedence over the environment."""
     return given if given is not None else os.environ.get(variable) or default
 
 
@@ -192,7 +192,7 @@ def _make_all(makers: Mapping[str, Callable[[], T]]) -> list[T]:
     return made
 
 
-_MOST_WAITING = 1000
+_MAX_WAITING = 1000
 """Steps that wait for the GPU; CUDA lets the host run a thousand launches ahead, a step is hardly ever only one."""
 
 _LONGEST_WAIT_SECONDS = 10.0
@@ -205,7 +205,7 @@ class PendingSteps:
     """Passes finished steps on in their order, each once its late figures are there.
 
     Args:
-        listeners: are told of each before it is written.
+        listeners: called with each step before it is written.
         write: gets each; what it raises comes out of `add` and `close`.
     """
 
@@ -219,7 +219,7 @@ class PendingSteps:
         """Take a finished step, and pass on those that are settled by now."""
         with self._lock:
             self._waiting.append(record)
-            while self._waiting and (len(self._waiting) > _MOST_WAITING or _is_settled(self._waiting[0])):
+            while self._waiting and (len(self._waiting) > _MAX_WAITING or _is_settled(self._waiting[0])):
                 self._pass_on(self._waiting.popleft())
 
     def hurry(self) -> None:

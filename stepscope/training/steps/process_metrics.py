@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.training.steps.telemetry import StepRecord
 
 _INTERVAL_NS = 250_000_000
-"""torch builds a hundred Python objects to tell its allocator's state (some 50 us): 0.02 % of this interval."""
+"""torch builds a hundred Python objects to report its allocator's state (some 50 us): 0.02 % of this interval."""
 
 
 class MemoryFigures:
@@ -31,7 +31,7 @@ class MemoryFigures:
 
     def step_ended(self, record: StepRecord) -> None:
         """Add the figures when they are due."""
-        if abs(record.end_ns - self._sampled_ns) < _INTERVAL_NS:  # a clock set back is no reason to stop
+        if abs(record.end_ns - self._sampled_ns) < _INTERVAL_NS:  # sampling goes on after a clock was set back
             return
         self._sampled_ns = record.end_ns
         for name, value in (_device_memory() | self._host_memory()).items():

@@ -19,20 +19,20 @@ _LARGEST = int(sys.float_info.max)
 
 
 class StepScalarReader:
-    """Reads figures step after step, and says once what it leaves out."""
+    """Reader of each step's figures, which logs once what it leaves out."""
 
-    def __init__(self, late_reader: DeviceScalarReader) -> None:
-        self._late_reader = late_reader
+    def __init__(self, scalar_reader: DeviceScalarReader) -> None:
+        self._scalar_reader = scalar_reader
         self._has_left_out = False
 
     def read(self, figures: Mapping[str, object]) -> tuple[dict[str, int | float], list[DeferredScalars]]:
         """The figures that are single numbers: those on the host, and those on their way from a GPU."""
-        plain, on_device, left_out = split_scalars(figures, self._late_reader.takes)
+        plain, on_device, left_out = split_scalars(figures, self._scalar_reader.takes)
         if left_out and not self._has_left_out:
             self._has_left_out = True
             kinds = ", ".join(f"{name} ({type(figures[name]).__name__})" for name in left_out)
-            logger.warning("prof.step leaves out what is no single number: %s; give a float", kinds)
-        late = self._late_reader.take(on_device) if on_device else None
+            logger.warning("prof.step leaves out figures that are not single numbers: %s; give a float", kinds)
+        late = self._scalar_reader.take(on_device) if on_device else None
         return plain, [] if late is None else [late]
 
 
@@ -87,7 +87,7 @@ def _local_tensor(torch: Any, value: Any) -> Any:
 
 
 def _plain_number(value: Any) -> int | float | None:
-    # numpy's own interface: arrays that live on a device offer another one.
+    # numpy's own interface: arrays on a device have another one.
     if hasattr(type(value), "__array_interface__") and value.shape == ():
         value = value.item()
     if isinstance(value, float):
@@ -113,7 +113,7 @@ class DeviceCopier(Protocol):
     """What late reading needs of a device."""
 
     def holds(self, tensor: Any) -> bool:
-        """Whether the tensor lies there."""
+        """Whether the tensor is on this device."""
 
     def pinned(self, num_bytes: int) -> Any:
         """A tensor of this many bytes that the device can write to on its own."""
@@ -149,7 +149,7 @@ class DeferredScalars:
     """Numbers of one step that are on their way to the host.
 
     Args:
-        take_back: gets the places when nobody needs them any more; whether the device may still write is its question.
+        take_back: gets the slots back when they are no longer needed; it checks whether the device may still write.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class DeferredScalars:
         return self.slots.keys()
 
     def are_there(self) -> bool:
-        """Whether the GPU has passed them; True as well when it can never be told."""
+        """Whether the GPU has written them; also True where that cannot be known."""
         try:
             while self._events and self._events[-1].query():
                 self._events.pop()
@@ -205,13 +205,13 @@ class DeviceScalarReader:
         self._views: dict[tuple[int, Any], Any] = {}
 
     def takes(self, tensor: Any) -> bool:
-        """Whether the tensor lies where this reads from."""
+        """Whether the tensor is on a device that this reads from."""
         return self._copies.holds(tensor)
 
     def take(
         self, tensors: Mapping[str, Any], then: Callable[[Numbers], Numbers] | None = None
     ) -> DeferredScalars | None:
-        """Start copying plain tensors of one element; None when there is no place for all.
+        """Start copying plain tensors of one element; None when there are not enough slots.
 
         Args:
             tensors: by name, at least one on a GPU. What becomes of them afterwards does not matter.

@@ -33,8 +33,8 @@ class SpanRecorder:
     Attributes:
         open_span: opens a span of this name in the trace; returns what closes it, or None when measuring is off.
         close_span: closes it.
-        count_data_wait: is told how many ns the loop waited for data.
-        count_phase: is told how many ns the phase of this name took.
+        count_data_wait: called with the ns that the loop waited for data.
+        count_phase: called with a phase's name and its ns.
     """
 
     open_span: Callable[[str], Any]
@@ -75,10 +75,10 @@ class DataSpans(Generic[T]):
             yield batch
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # a loader without a length says so itself
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without a length raises itself
 
     def __getitem__(self, index: Any) -> Any:
-        return self._loader[index]  # type: ignore[index]  # a loader that cannot be indexed says so itself
+        return self._loader[index]  # type: ignore[index]  # a loader that cannot be indexed raises itself
 
     def __bool__(self) -> bool:
         return bool(self._loader)  # a generator is true, and asking for its length would raise
@@ -142,7 +142,7 @@ class PhaseSpan:
 
 
 class NoSpan(PhaseSpan):
-    """A phase that nobody counts."""
+    """Phase that is not recorded."""
 
     def __init__(self) -> None:
         pass
@@ -171,7 +171,7 @@ DATA_SPAN = "prof.data"
 
 
 class _OpenSpan:
-    """A span that is open; without torch's when nobody records it."""
+    """Open span, with torch's own mark only while a profiler records."""
 
     __slots__ = ("name", "span")
 
@@ -185,7 +185,7 @@ class OpenSpans:
 
     Args:
         is_on: whether spans are wanted.
-        give_up: is told of what torch refuses.
+        give_up: called with an error of torch.
     """
 
     def __init__(self, is_on: Callable[[], bool], give_up: Callable[[Exception], None]) -> None:
@@ -257,7 +257,7 @@ def _names(spans: list[_OpenSpan]) -> list[str]:
 
 
 class StepMark:
-    """The call has ended the step; a with block around it adds nothing, which is said once."""
+    """Result of `prof.step()`: the call has ended the step; a with block around it logs one warning."""
 
     __slots__ = ("_is_quiet",)
 

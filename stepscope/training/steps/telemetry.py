@@ -109,7 +109,7 @@ class StepWriter:
         lines_before: the last lines that the file had.
 
     Raises:
-        OSError: from every method but `tend`, when the file cannot be written.
+        OSError: from every method but `run_task`, when the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class StepWriter:
         self._error: Exception | None = None
 
     def add(self, record: StepRecord) -> None:
-        """Keep a finished step, which nobody changes any more, until it is written."""
+        """Keep a finished step, which no longer changes, until it is written."""
         with self._adding:
             self._num_dropped += len(self._pending) == MOST_PENDING_STEPS
             self._pending.append(record)
@@ -131,7 +131,7 @@ class StepWriter:
         if error is not None:
             raise error
 
-    def tend(self) -> None:
+    def run_task(self) -> None:
         """Once a second, on another thread: write what is kept. `add` raises what that fails with."""
         try:
             self.flush()
@@ -167,7 +167,7 @@ class StepWriter:
 
 
 class StepTimes:
-    """Remembers how long steps took, to tell the step time without the profiler.
+    """Durations of recent steps, for the step time without the profiler.
 
     Times are the GPU's where there is one, else the host's.
     """
@@ -228,7 +228,7 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
     Raises:
         InUseError: another process has this rank's file, and ranks cannot agree on another directory.
         OSError: the file cannot be written.
-        TypeError: first_step is no number of a step.
+        TypeError: first_step is not a step number.
     """
     if first_step is not None and (isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0):
         raise TypeError(f"first_step is the number of a step, at least 0, not {first_step!r:.80}")
@@ -282,7 +282,7 @@ class DeviceClock:
 
 
 _KEPT_STEPS = 64
-_LEAST_STEPS = 2
+_MIN_STEPS = 2
 
 
 class RecentStepTime:
@@ -302,4 +302,4 @@ class RecentStepTime:
     def median_ns(self) -> float | None:
         """Median time of a step, at least 1; None until two are known. From any thread."""
         durations = tuple(self._durations)
-        return max(statistics.median(durations), 1.0) if len(durations) >= _LEAST_STEPS else None
+        return max(statistics.median(durations), 1.0) if len(durations) >= _MIN_STEPS else None

@@ -68,7 +68,7 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
             )
     yield from _sources_down(answer.agent, node)
     of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
-    for one in node.devices:  # where the driver answers for none of them, that is said above, once
+    for one in node.devices:  # a driver that answers for no GPU is one finding above
         device = one.device
         is_reported = device.key in reported or one.reason in of_driver or device.instance
         if one.is_up is False and not is_reported:

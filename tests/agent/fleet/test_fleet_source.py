@@ -105,7 +105,7 @@ def test_what_was_read_before_the_clock_was_set_back_holds_nothing_up() -> None:
         machine.others = [state("host", [], machine.second * SECOND)]
         collection = machine.run(1)
     assert _cause(collection, GPU0) == ["communication"]
-    assert [look.time_ns for look in machine.source._host._looks] == [second * SECOND for second in range(13, 43)]
+    assert [look.time_ns for look in machine.source._host._history] == [second * SECOND for second in range(13, 43)]
 
 
 def test_it_says_why_there_is_no_class_yet() -> None:

@@ -74,7 +74,7 @@ def test_the_moment_is_written_before_anything_is_unwound(
 def test_training_that_catches_it_goes_on_and_is_not_held_up_again_and_again(
     tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "_LEAST_PAUSE", 1e9)
+    monkeypatch.setattr(snapshots, "_MIN_PAUSE", 1e9)
     with stepscope.profile("r", tmp_path) as prof:
         for attempt in range(5):
             with pytest.raises(torch.OutOfMemoryError):
@@ -87,7 +87,7 @@ def test_training_that_catches_it_goes_on_and_is_not_held_up_again_and_again(
 def test_the_one_that_ends_training_is_written_even_soon_after_another(
     tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "_LEAST_PAUSE", 1e9)
+    monkeypatch.setattr(snapshots, "_MIN_PAUSE", 1e9)
 
     def train() -> None:
         with stepscope.profile("r", tmp_path) as prof:

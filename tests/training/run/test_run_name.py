@@ -117,7 +117,7 @@ def test_a_silent_rank_zero_costs_a_warning_and_no_error(
     monkeypatch.setattr(subject, "job_store", _SilentStore)
     with caplog.at_level(logging.WARNING):
         assert subject.run_name(None, _rank(1, 2)).startswith("run-")
-    assert "called on all ranks?" in caplog.records[0].getMessage()
+    assert "call profile() on all ranks" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", " ", "../evil", ".hidden", "a\nb", " a", "x" * 300, "é" * 150])

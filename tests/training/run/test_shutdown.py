@@ -100,7 +100,7 @@ class TestSignals:
         def train(tell: Tell) -> None:
             with stepscope.profile("r", tmp_path) as prof:
                 prof.step()
-                time.sleep(1.5)  # the attendant waits for the disk
+                time.sleep(1.5)  # the background_loop waits for the disk
                 tell("waits")
                 if is_told:
                     time.sleep(60)

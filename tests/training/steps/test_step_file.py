@@ -129,7 +129,7 @@ def test_ranks_with_a_store_take_rank_zeros_word(
     assert _continued(tmp_path, _rank(0, 2), 7) == _continued(tmp_path, _rank(1, 2)) == (2, 7)
     with caplog.at_level(logging.WARNING):
         assert _continued(tmp_path, _rank(1, 2)) == (2, 19)
-    assert "called on all ranks?" in caplog.text
+    assert "call profile() on all ranks" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 2.0, "7"])

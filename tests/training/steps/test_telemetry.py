@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_told_to_the_one_who_adds(tmp_path: Path, monk
     writer.add(_record(0, 1))
     with monkeypatch.context() as full:
         full.setattr(WholeLines, "write", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        writer.tend()
+        writer.run_task()
     with pytest.raises(OSError, match="full"):
         writer.add(_record(1, 1))
     writer.close()

@@ -41,7 +41,7 @@ _STALL_MINUTES = 10
 
 
 class AnswerChecks:
-    """Checks whether one GPU answers, and of what its driver and DCGM say of it."""
+    """Checks whether one GPU answers, and of what its driver and DCGM report."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._limit = thresholds.stalls_per_minute

@@ -143,7 +143,7 @@ class XidChecks:
     def _sample_of(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> CheckSample:
         xid = xid_of(number)
         code = "gpu_lost" if number == LOST_XID else f"xid_{number}"
-        if number != LOST_XID:  # whether it is back, its answers tell
+        if number != LOST_XID:  # its answers show whether it is back
             if xid.action in _UNTIL_RESET:
                 gpu.open_until_reset[code] = time_ns
             else:

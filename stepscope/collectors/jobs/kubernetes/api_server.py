@@ -68,7 +68,7 @@ class ApiServer:
             seconds: how long all of it may take.
 
         Raises:
-            ApiError: there is no answer to be had.
+            ApiError: the server cannot be reached or refuses.
         """
         end = time.monotonic() + seconds
         found: list[dict[str, Any]] = []

@@ -166,8 +166,8 @@ class _GrpcExchange:
         """Process received bytes.
 
         Raises:
-            GrpcError: there is no use in waiting for more.
-            h2.exceptions.ProtocolError: it is no HTTP/2.
+            GrpcError: the call has failed.
+            h2.exceptions.ProtocolError: it is not HTTP/2.
         """
         for event in self._connection.receive_data(received):
             if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):

@@ -39,7 +39,7 @@ def parse_pod_devices(response: bytes) -> list[PodDevice]:
     """All devices of all pods, GPUs or not.
 
     Raises:
-        WireError: it is no such message.
+        WireError: it is not such a message.
     """
     found: list[PodDevice] = []
     for number, pod in message_fields(response):
@@ -77,7 +77,7 @@ def _devices_of_container(namespace: str, pod: str, container: memoryview) -> li
 
 
 def _devices_of_claim(claim: memoryview) -> list[str]:
-    """Names of NVIDIA's devices. Old kubelets tell the CDI device alone: "k8s.gpu.nvidia.com/claim=UID-gpu-0"."""
+    """Names of NVIDIA's devices. Old kubelets report only the CDI device: "k8s.gpu.nvidia.com/claim=UID-gpu-0"."""
     driver = device = ""
     cdi: list[str] = []
     for number, value in message_fields(claim):
@@ -98,14 +98,14 @@ _MAX_VARINT = 10
 
 
 class ProtobufError(ValueError):
-    """It is no message, or one that was cut short."""
+    """A message is invalid or truncated."""
 
 
 def message_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
     """Number and value of each field of bytes (texts, messages), in their order; numbers are passed over.
 
     Raises:
-        WireError: when it comes to what is no field.
+        WireError: at the first invalid field.
     """
     view = memoryview(message)
     position = 0
@@ -131,7 +131,7 @@ def message_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryvie
 
 
 def field_text(value: memoryview) -> str:
-    """A field's text; what is no UTF-8 becomes question marks."""
+    """A field's text, with question marks for invalid UTF-8."""
     return bytes(value).decode("utf-8", errors="replace")
 
 
