@@ -158,5 +158,5 @@ def test_a_lost_gpu_is_the_one_whose_number_no_other_has(run: Scripts, node: Fak
 def test_a_number_of_gpus_that_is_none_is_said_and_passed_over(run: Scripts) -> None:
     code, calls, _ = run("0", expected="eight")
     assert code == 0
-    assert "STEPSCOPE_EXPECTED_GPUS is no number: eight" in calls
+    assert "STEPSCOPE_EXPECTED_GPUS is not a number: eight" in calls
     assert "scontrol" not in calls
