@@ -69,8 +69,7 @@ def assembled(configuration: Configuration) -> Parts:
     with _located_error(configuration, "web.config_file"):
         guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
     with _located_error(configuration, "web.listen"):
-        keeps_others_out = guard.config().keeps_others_out
-        address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
+        address = address_of(web.listen, insecure=web.insecure, config=guard.config())
     names = configuration.settings.dcgm.names
     training = _training(configuration)
     kineto = _kineto(configuration)

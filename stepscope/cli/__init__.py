@@ -90,6 +90,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if debug:  # accepted before and after the verb, up to a wrapped command's own arguments
         ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
         arguments = [a for a in ours if a != "--debug"] + arguments[len(ours) :]
+    code = 0
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         _drop_output()  # the reader of our output went away; nothing is left to say
-        sys.exit(0)
+        sys.exit(code)
     except OSError as error:
         if debug:
             raise

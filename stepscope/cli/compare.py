@@ -57,16 +57,21 @@ def command(
     with file_progress("comparing") as on_progress:
         spread = RUN_SPREAD if run_spread is None else run_spread / 100
         comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
+    any_failed = any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates)
     try:
         if junit is not None:
             write_whole(junit, gates_as_junit(comparison))
     finally:  # the comparison is shown even if the file cannot be written
-        if as_json:
-            print_document(comparison)
-        else:
-            from stepscope.cli.terminal.comparison import print_comparison
+        try:
+            if as_json:
+                print_document(comparison)
+            else:
+                from stepscope.cli.terminal.comparison import print_comparison
 
-            print_comparison(comparison)
-            print_warnings(comparison.warnings)
-    if any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates):
+                print_comparison(comparison)
+                print_warnings(comparison.warnings)
+        except BrokenPipeError:  # as in `compare ... | head -1`
+            if not any_failed:
+                raise
+    if any_failed:
         click.get_current_context().exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from stepscope.collectors.flight_recorder import find_dumps, read_dumps
 from stepscope.core.documents.hang import HangReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER
 from stepscope.core.errors import DataError
+from stepscope.core.text.numbers import listed
 from stepscope.store.runs import find_manifest
-from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
+from stepscope.workflow.inputs.paths import MAX_LISTED_RUNS, part_of_run, refuse_many_runs
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:
@@ -25,6 +27,7 @@ def read_hang(paths: Sequence[str]) -> HangReport:
     files, left_out = find_dumps(places)
     if not files:
         refuse_many_runs(paths)
+        _refuse_dumps_below(places)
         raise DataError(
             "holds no flight recorder dump",
             where=", ".join(paths),
@@ -32,6 +35,21 @@ def read_hang(paths: Sequence[str]) -> HangReport:
         )
     dumps, unusable = read_dumps(files)
     return replace(explain_hang(dumps, world_size=_world_size(places)), warnings=[*left_out, *unusable])
+
+
+def _refuse_dumps_below(places: Sequence[Path]) -> None:
+    """Refuse a folder whose dumps are one level down; to be called where nothing else was found.
+
+    Raises:
+        DataError: a path is such a folder; names the folders with dumps.
+    """
+    for place in places:
+        folders = sorted(child for child in place.iterdir() if child.is_dir()) if place.is_dir() else []
+        with_dumps = [folder for folder in folders if os.access(folder, os.R_OK | os.X_OK) and find_dumps([folder])[0]]
+        if with_dumps:
+            holders = listed((folder.name for folder in with_dumps), MAX_LISTED_RUNS)
+            what = f"no flight recorder dump here; these folders in it hold some: {holders}"
+            raise DataError(what, where=str(place), what_next=f"run: stepscope hang {with_dumps[0]}")
 
 
 def _world_size(places: Sequence[Path]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,29 @@ def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -
     assert str(assembled(load(file)).address.port) == str(container["ports"][0]["containerPort"])
     for text in ((_FOLDER / "agent.yaml").read_text(), (DEPLOY / "container/Containerfile").read_text()):
         assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)
+
+
+def test_the_lines_for_tls_users_and_a_token_belong_together(tmp_path: Path, run: Run) -> None:
+    text = (_FOLDER / "agent.yaml").read_text().replace("    insecure = true # remove when config_file is set\n", "")
+    text = re.sub(r"^( +)# (?=config_file|token_file|scheme:|- name:|  \w+:)", r"\1", text, flags=re.MULTILINE)
+    (daemon_set,) = [one for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet"]
+    manifest = tmp_path / "daemonset.yaml"
+    manifest.write_text(yaml.safe_dump(daemon_set))
+    done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    assert not _lost(daemon_set, yaml.safe_load(done.stdout))
+    spec = daemon_set["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert sorted(mounts) == sorted(one["name"] for one in spec["volumes"])
+    (settings,) = [one["data"]["agent.toml"] for one in yaml.safe_load_all(text) if one["kind"] == "ConfigMap"]
+    web = tomllib.loads(settings)["web"]
+    assert web == {
+        "listen": "0.0.0.0:9455",
+        "config_file": f"{mounts['web']}/web.yml",
+        "token_file": f"{mounts['token']}/token",
+    }
 
 
 def test_what_pods_are_part_of_takes_one_verb_on_pods(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:

@@ -51,6 +51,13 @@ def test_a_folder_without_dumps_is_said_to_have_none(tmp_path: Path) -> None:
         read_hang([str(tmp_path)])
 
 
+def test_of_a_folder_whose_dumps_are_one_level_down_that_level_is_named(tmp_path: Path, shared_traces: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "hang").symlink_to(shared_traces / "diag/fr_gloo_torch214/hang")
+    with pytest.raises(DataError, match=rf"hold some: hang; run: stepscope hang {tmp_path}/hang$"):
+        read_hang([str(tmp_path)])
+
+
 def test_while_ranks_have_only_begun_to_stand_their_dumps_of_now_are_read(tmp_path: Path, shared_traces: Path) -> None:
     live = tmp_path / "flight" / "live"
     live.mkdir(parents=True)

@@ -23,7 +23,7 @@ from stepscope.agent.token_bucket import TokenBucket
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
-from stepscope.agent.web.web_config import TlsConfig
+from stepscope.agent.web.web_config import TlsConfig, WebConfig
 from stepscope.core.errors import UsageError
 
 
@@ -38,13 +38,13 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address_of(text: str, *, insecure: bool = False, keeps_others_out: bool = False) -> Address:
+def address_of(text: str, *, insecure: bool = False, config: WebConfig | None = None) -> Address:
     """Parse the address of a setting.
 
     Args:
         text: HOST:PORT, with an IPv6 address in brackets.
         insecure: allow an address that other machines can reach without TLS and login.
-        keeps_others_out: connections are encrypted and clients log in.
+        config: TLS and users; None: neither.
 
     Raises:
         UsageError: it is not an address, or other machines can reach it.
@@ -55,9 +55,10 @@ def address_of(text: str, *, insecure: bool = False, keeps_others_out: bool = Fa
     if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
         raise UsageError("is not HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
     address = Address(host[1:-1] if is_bracketed else host, number)
-    if not (insecure or keeps_others_out) and not _is_loopback(address.host):
+    missing = (config or WebConfig()).missing_protection
+    if missing and not insecure and not _is_loopback(address.host):
         raise UsageError(
-            "other machines can reach this address, without TLS and login",
+            f"other machines can reach this address, and {missing}",
             where=text,
             what_next="give TLS and users with --web-config-file, or listen on 127.0.0.1, or allow it with --insecure",
         )

@@ -52,8 +52,16 @@ class WebConfig:
     @property
     def keeps_others_out(self) -> bool:
         """Whether it is safe to listen where other machines can connect."""
+        return not self.missing_protection
+
+    @property
+    def missing_protection(self) -> str:
+        """What is missing for an address that other machines can reach; empty: nothing."""
         has_certificates = self.tls is not None and self.tls.client_auth is ClientAuth.REQUIRE
-        return self.tls is not None and (has_certificates or bool(self.users))
+        has_login = has_certificates or bool(self.users)
+        if self.tls is None:
+            return "the web config has users but no tls_server_config" if has_login else "there is neither TLS nor a login"
+        return "" if has_login else "the web config has TLS but neither basic_auth_users nor required client certificates"
 
 
 def read_web_config(file: Path) -> WebConfig:

@@ -26,7 +26,7 @@ def test_this_machine_alone(text: str, expected: Address) -> None:
 
 @pytest.mark.parametrize("text", ["0.0.0.0:9455", "[::]:9455", ":9455", "10.1.2.3:9455", "no-such-name.invalid:9455"])
 def test_others_may_ask_only_when_told(text: str) -> None:
-    with pytest.raises(UsageError, match=r"without TLS and login; .*--insecure"):
+    with pytest.raises(UsageError, match=r"there is neither TLS nor a login; .*--insecure"):
         address_of(text)
     assert address_of(text, insecure=True).port == 9455
 

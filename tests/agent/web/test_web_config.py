@@ -43,21 +43,28 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert found.keeps_others_out
 
 
+_NO_LOGIN = "the web config has TLS but neither basic_auth_users nor required client certificates"
+
+
 @pytest.mark.parametrize(
-    ("text", "keeps_others_out"),
+    ("text", "missing"),
     [
-        ("", False),
-        (_TLS, False),
-        (f"basic_auth_users: {{alice: {HASH}}}", False),  # passwords that anybody can read on the wire
-        (f"{_TLS}basic_auth_users: {{alice: {HASH}}}", True),
-        (f"{_TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt", True),
-        (f"{_TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.crt", False),
-        (f"{_TLS}  client_auth_type: RequestClientCert", False),
+        ("", "there is neither TLS nor a login"),
+        (_TLS, _NO_LOGIN),
+        (
+            f"basic_auth_users: {{alice: {HASH}}}",
+            "the web config has users but no tls_server_config",
+        ),  # passwords that anybody can read on the wire
+        (f"{_TLS}basic_auth_users: {{alice: {HASH}}}", ""),
+        (f"{_TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt", ""),
+        (f"{_TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.crt", _NO_LOGIN),
+        (f"{_TLS}  client_auth_type: RequestClientCert", _NO_LOGIN),
     ],
 )
-def test_what_keeps_others_out(tmp_path: Path, text: str, keeps_others_out: bool) -> None:
+def test_what_keeps_others_out(tmp_path: Path, text: str, missing: str) -> None:
     found = read_web_config(_file(tmp_path, text))
-    assert found.keeps_others_out is keeps_others_out
+    assert found.missing_protection == missing
+    assert found.keeps_others_out is (not missing)
     if found.tls:
         assert found.tls.min_version is ssl.TLSVersion.TLSv1_2
 
