@@ -20,6 +20,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # console blocks hold real ou
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 nitpicky = True
+smartquotes = False  # options keep their "--", JSON its quotes
 
 html_theme = "furo"
 html_title = "stepscope"

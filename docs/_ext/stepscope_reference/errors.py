@@ -7,6 +7,7 @@ from pathlib import Path
 
 import stepscope
 from stepscope.cli import EXIT_CODES
+from stepscope.core.errors import StepscopeError
 from stepscope_reference.markdown import code, table, text
 from stepscope_reference.snapshots import snapshot
 
@@ -16,11 +17,15 @@ def exit_codes() -> str:
     codes = [(str(number), text(meaning)) for number, meaning in EXIT_CODES.items()]
     contract = snapshot("exit_codes")
     meanings = _first_lines(contract["errors"])
-    errors = sorted((str(number), code(name), text(meanings[name])) for name, number in contract["errors"].items())
+    errors = sorted(
+        (str(number), code(name), text(meanings[name]))
+        for name, number in contract["errors"].items()
+        if name != StepscopeError.__name__  # never raised itself
+    )
     endings = sorted((str(number), text(name)) for name, number in contract["commands"].items() if name not in meanings)
     return (
         f"{table(('code', 'meaning'), codes)}\n"
-        f"## Errors\n\n{table(('code', 'error', 'meaning'), errors)}\n"
+        f"## Errors\n\nSubclasses of `StepscopeError`.\n\n{table(('code', 'error', 'meaning'), errors)}\n"
         f"## Other endings\n\n{table(('code', 'a command ends by'), endings)}"
     )
 

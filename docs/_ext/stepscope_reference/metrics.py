@@ -9,7 +9,8 @@ from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_ME
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
 from stepscope.core.metrics.readings import MissingReason
-from stepscope_reference.markdown import code, codes, table, text
+from stepscope_reference.fields import member_texts
+from stepscope_reference.markdown import code, table, text
 from stepscope_reference.snapshots import snapshot
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = {
@@ -24,6 +25,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
 }
 """Heading -> the metrics of the agent's page that it lists."""
 
+_INTRODUCTION = """Every GPU series also has the labels `gpu` and `uuid`; of a MIG instance also `gpu_instance`,
+`compute_instance` and `mig_profile`. The unit is the name's ending; ratios are 0 to 1. Where each value comes from, and
+when it is missing: [GPU metrics](../explanation/gpu-metrics.md).
+"""
+
 _OTHERS = {
     "dashboard": "Dashboard",
     "training, OpenTelemetry": "OpenTelemetry",
@@ -35,10 +41,13 @@ _OTHERS = {
 def metrics() -> str:
     """All metrics by source, with type, labels, meaning and the DCGM field of the same meaning."""
     names = snapshot("metrics")
-    reasons = codes(map(str, MissingReason))
+    meanings = member_texts(MissingReason)
+    reasons = [(code(reason), text(meanings[reason.name])) for reason in MissingReason]
     return "\n".join(
         [
-            f"A value that is not known is missing. Its reason is one of {reasons}.\n",
+            f"{_INTRODUCTION}\n",
+            f"## Missing values\n\nUnknown is never 0: the series is absent, with one of these reasons in"
+            f" `stepscope_agent_missing`.\n\n{table(('reason', 'meaning, and what to do'), reasons)}",
             *(f"## {title}\n\n{_agent_table(of_section)}" for title, of_section in SECTIONS.items()),
             *(f"## {title}\n\n{_name_table(names[source])}" for source, title in _OTHERS.items()),
         ]

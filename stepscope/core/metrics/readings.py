@@ -39,17 +39,28 @@ def with_labels(labels: Labels, **values: str | int) -> Labels:
 class MissingReason(StrEnum):
     """Why a value is missing."""
 
-    NOT_SUPPORTED = "not_supported"  # by this device, driver or library
-    NO_PERMISSION = "no_permission"  # it exists, but access is refused
-    TAKEN = "taken"  # another process has an exclusive resource, such as an address
-    NOT_INSTALLED = "not_installed"  # no library, no driver, no kernel module
-    VERSION_MISMATCH = "version_mismatch"  # library and driver do not match: reboot, or reload the module
-    GONE = "gone"  # it existed before: a GPU off its bus, a process that ended
-    TIMED_OUT = "timed_out"  # no answer within the deadline
-    UNREACHABLE = "unreachable"  # the server does not accept connections, or answers with an error
-    UNREADABLE = "unreadable"  # an invalid answer: a sentinel, not a number, out of range
-    NOT_YET = "not_yet"  # it needs two samples, or the first answer is still awaited
-    FAILED = "failed"  # another error; its text is in `detail`
+    NOT_SUPPORTED = "not_supported"
+    """This device, driver or library does not have it. Nothing to do; a newer driver may have it."""
+    NO_PERMISSION = "no_permission"
+    """It exists, but access is refused. `stepscope agent check` says what to grant."""
+    TAKEN = "taken"
+    """Another process has an exclusive resource, such as an address. Stop it, or leave this source off."""
+    NOT_INSTALLED = "not_installed"
+    """No library, no driver, or no kernel module. Install it where it is wanted."""
+    VERSION_MISMATCH = "version_mismatch"
+    """Library and driver do not match. Reboot, or reload the kernel module."""
+    GONE = "gone"
+    """It existed before: a GPU off its bus, a process that ended. See the GPU's health events."""
+    TIMED_OUT = "timed_out"
+    """No answer within the deadline. The read is repeated; if it stays, look for XIDs of that GPU."""
+    UNREACHABLE = "unreachable"
+    """The server does not accept connections, or answers with an error. Check its address, and that it runs."""
+    UNREADABLE = "unreadable"
+    """An invalid answer: a sentinel, not a number, out of range. Nothing to do; the value is left out."""
+    NOT_YET = "not_yet"
+    """It needs two samples, or the first answer is still awaited. Wait."""
+    FAILED = "failed"
+    """Another error. Its text is in `/api/v1/node` and `stepscope agent check`."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
