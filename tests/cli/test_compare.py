@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ def test_a_failed_gate_is_exit_code_1_and_in_the_junit_file(runs: Path, tmp_path
     assert "gate step_time 10" in done.stdout
     suite = Xml.parse(junit).getroot()[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "1")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(("limit", "code"), [("3", 1), ("50", 0)])
+def test_a_reader_that_goes_away_does_not_hide_a_failed_gate(
+    runs: Path, options: tuple[str, ...], limit: str, code: int
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "stepscope", "compare", "a", "b", "--fail-on", f"step_time:+{limit}%", *options]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=runs)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_gates_that_hold_are_exit_code_0(runs: Path) -> None:

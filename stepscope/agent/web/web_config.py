@@ -60,8 +60,12 @@ class WebConfig:
         has_certificates = self.tls is not None and self.tls.client_auth is ClientAuth.REQUIRE
         has_login = has_certificates or bool(self.users)
         if self.tls is None:
-            return "the web config has users but no tls_server_config" if has_login else "there is neither TLS nor a login"
-        return "" if has_login else "the web config has TLS but neither basic_auth_users nor required client certificates"
+            return (
+                "the web config has users but no tls_server_config" if has_login else "there is neither TLS nor a login"
+            )
+        return (
+            "" if has_login else "the web config has TLS but neither basic_auth_users nor required client certificates"
+        )
 
 
 def read_web_config(file: Path) -> WebConfig:

@@ -60,7 +60,7 @@ class MissingReason(StrEnum):
     NOT_YET = "not_yet"
     """It needs two samples, or the first answer is still awaited. Wait."""
     FAILED = "failed"
-    """Another error. Its text is in `/api/v1/node` and `stepscope agent check`."""
+    """Another error. `stepscope agent check` prints its text."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
