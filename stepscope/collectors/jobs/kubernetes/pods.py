@@ -341,5 +341,5 @@ def _get_page(connection: http.client.HTTPSConnection, path: str, token: str, en
     try:
         page = json.loads(body)
     except ValueError as error:
-        raise ApiError(MissingReason.UNREADABLE, f"its answer is no JSON: {error}") from error
+        raise ApiError(MissingReason.UNREADABLE, f"its answer is not JSON: {error}") from error
     return page if isinstance(page, dict) else {}
