@@ -199,12 +199,7 @@ def store_errors() -> tuple[type[Exception], ...]:
 
 
 def store_error(url: str, error: Exception) -> StepscopeError:
-    """The StepscopeError for an error of a store.
-
-    Args:
-        url: that was opened.
-        error: one of `store_errors()`.
-    """
+    """The StepscopeError for an error of a store."""
     from fsspec.registry import known_implementations
 
     protocol = url.partition("://")[0]

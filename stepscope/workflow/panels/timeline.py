@@ -49,7 +49,6 @@ class Tile:
     """One rank's part of a view; times are ns after the origin.
 
     Attributes:
-        rank: the rank.
         slices: [start, end, category code] of each slice in view, exact; None where they are too many.
         shares: category code -> one whole number per column, in SHARE_UNIT-ths of the column's full width; a column
             that reaches beyond the window adds up to less. None where `slices` is given.

@@ -19,15 +19,11 @@ class DeviceFacts:
     Attributes:
         index: among those visible to the process.
         name, uuid: as the driver has them; empty where unknown.
-        num_sms: of the GPU; 0 on the CPU.
-        memory_bytes: of the GPU; 0 on the CPU.
     """
 
     index: int
     name: str
     uuid: str
-    num_sms: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +109,7 @@ def num_runs_of(run_seconds: float, seconds: float, least: int, most: int) -> in
 
 
 def timing_of(times: Sequence[float]) -> Timing:
-    """Median of the times, and the interquartile range over it.
-
-    Args:
-        times: seconds, at least one.
-    """
+    """Median of the times in seconds, at least one, and the interquartile range over it."""
     middle = median(times)
     if len(times) < 4 or middle <= 0:
         return Timing(middle, 0.0, len(times))

@@ -64,7 +64,6 @@ class Programs:
     Attributes:
         device: measures; the kind of device is appended.
         state: asks NVML.
-        environment: of all.
     """
 
     device: tuple[str, ...] = _WORKER

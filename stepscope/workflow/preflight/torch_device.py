@@ -84,7 +84,7 @@ class TorchDevice:
         """
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return Description(versions, [DeviceFacts(0, "CPU", "", 0, 0)])
+            return Description(versions, [DeviceFacts(0, "CPU", "")])
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
@@ -112,8 +112,6 @@ class TorchDevice:
 
         Args:
             dtype: one of `DTYPES` of core.documents.machine_checks.
-            size: rows and columns.
-            pace: how long.
         """
         return time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
@@ -140,8 +138,6 @@ class TorchDevice:
         """Meet the others; a group from before is left.
 
         Args:
-            rank: this process's place.
-            world_size: how many there are.
             path: of a file that is not there yet.
             seconds: how long to wait for the others.
 
@@ -194,7 +190,7 @@ class TorchDevice:
 def _facts(index: int) -> DeviceFacts:
     properties = torch.cuda.get_device_properties(index)
     uuid = str(getattr(properties, "uuid", ""))  # from torch 2.4 on
-    return DeviceFacts(index, properties.name, uuid, properties.multi_processor_count, properties.total_memory)
+    return DeviceFacts(index, properties.name, uuid)
 
 
 def _run_beside(pci_bus_id: str) -> None:

@@ -57,8 +57,7 @@ class FakeDevice:
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
             return Description(versions, [])  # one GPU off the bus can hide all others from CUDA
         devices = [
-            DeviceFacts(place, _name_of(name), name.removeprefix("GPU-"), 132, 80 * 1024**3)
-            for place, name in enumerate(self._visible)
+            DeviceFacts(place, _name_of(name), name.removeprefix("GPU-")) for place, name in enumerate(self._visible)
         ]
         return Description(versions, devices)
 
