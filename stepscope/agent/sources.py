@@ -8,14 +8,12 @@ from math import inf
 
 from stepscope.agent.config.settings import Jobs, Thresholds
 from stepscope.agent.fleet.fleet_source import FleetSource
-from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
-from stepscope.agent.gpus.numbering import Renumbered
+from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource, Renumbered
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.hang_detection import HangSource
+from stepscope.agent.hang_detection import HangSource, NcclSource
 from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.jobs.job_collector import job_sources
-from stepscope.agent.nccl_stalls import NcclSource
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import TrainingSource
@@ -23,8 +21,7 @@ from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.collectors.kineto_daemon.backend import KinetoBackend
-from stepscope.collectors.kineto_daemon.source import KinetoSource
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.core.documents.jobs import Assignment
 
 GPUS = "nvml"

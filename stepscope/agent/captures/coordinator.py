@@ -14,8 +14,7 @@ from pathlib import Path
 
 from stepscope.agent.captures.backends import CaptureBackend
 from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
-from stepscope.agent.config.settings import CaptureLimits
-from stepscope.agent.node_name import node_name
+from stepscope.agent.config.settings import CaptureLimits, node_name
 from stepscope.core.errors import printable
 from stepscope.core.protocol.captures import (
     CaptureOrder,

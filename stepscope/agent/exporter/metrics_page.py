@@ -15,9 +15,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from stepscope import __version__
+from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.exposition import Families, LabelTexts, Series, text_of
-from stepscope.agent.node_name import node_name
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics.agent import AGENT

@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from stepscope.agent.config.settings import Jobs
+from stepscope.agent.config.settings import Jobs, node_name
 from stepscope.agent.jobs import job_assignments
 from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
-from stepscope.agent.jobs.job_assignments import SourceAssignment, filled, merged_assignments
-from stepscope.agent.jobs.job_lookup import JobFinder, RunningProcesses, hidden_processes
-from stepscope.agent.node_name import node_name
+from stepscope.agent.jobs.job_assignments import (
+    JobFinder,
+    RunningProcesses,
+    SourceAssignment,
+    filled,
+    hidden_processes,
+    merged_assignments,
+)
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
-from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
-from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.kubernetes.pods import ApiServer, PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels

@@ -21,9 +21,8 @@ from typing import Any
 
 from stepscope.agent.token_bucket import TokenBucket
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
-from stepscope.agent.web.web_config import TlsConfig
+from stepscope.agent.web.web_config import TlsConfig, WebConfigReloader
 from stepscope.core.errors import UsageError
 
 
