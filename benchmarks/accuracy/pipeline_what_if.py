@@ -1,10 +1,10 @@
-"""Accuracy of `stepscope whatif --fix pipeline_bubble`: predictions against runs that have so many micro-batches.
+"""Accuracy of `stepscope whatif --fix pipeline_bubble`: predictions against runs with that many micro-batches.
 
     python benchmarks/accuracy/pipeline_what_if.py [--layer-ms 80] [--out FOLDER]
 
 Trains on this machine's CPU with layers that sleep, so that every process is a device of its own. The same batch is cut
 into 2, 4 and 8 micro-batches (a layer sleeps as much less a micro-batch), and each run is predicted from the coarser
-ones. Ends with 1 when a replay with nothing changed misses by more than 3 %.
+ones. Exits with status 1 if an unchanged replay is off by more than 3%.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     """Print the table; 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer-ms", type=float, default=80.0, help="forward of one layer at 2 micro-batches")
-    parser.add_argument("--out", type=Path, help="keep the runs here")
+    parser.add_argument("--out", type=Path, help="folder in which the runs are kept")
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp())
     print(f"{'layout':20} {'M':>2} {'measured':>9} {'replay':>7}  predicted from")

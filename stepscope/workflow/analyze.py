@@ -60,8 +60,6 @@ def analyze(
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
-        fan_out: where the files are read.
-        on_progress: called before each file.
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
@@ -94,11 +92,7 @@ class JobInput:
 
 
 def read_job(
-    paths: Sequence[str],
-    *,
-    whole_file: bool = False,
-    fan_out: FanOut = HERE,
-    on_progress: Progress | None = None,
+    paths: Sequence[str], *, whole_file: bool = False, fan_out: FanOut = HERE, on_progress: Progress | None = None
 ) -> JobInput:
     """Read the traces of one job, one view per rank; arguments as for `analyze`.
 

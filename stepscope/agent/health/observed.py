@@ -51,7 +51,6 @@ class ObservedGpu:
     """One whole GPU.
 
     Attributes:
-        device: which GPU.
         source: the first that reports whether it answers, else the first that reports the GPU.
         values: by metric without its prefix.
         parts: values with further labels, by metric and the labels' values in the order of their names.
@@ -80,6 +79,10 @@ class ObservedGpu:
     earlier_xids: list[int] = field(default_factory=list)
     has_driver_hang: bool = False
     is_contained: bool = False
+
+    def by_label(self, metric: str) -> dict[str, Sample]:
+        """Samples of a metric by the value of the first of its further labels."""
+        return {first: sample for (first, *_), sample in self.parts.get(metric, {}).items()}
 
 
 @dataclass(slots=True)

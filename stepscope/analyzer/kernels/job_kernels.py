@@ -162,13 +162,9 @@ _ADVICE = {
 def kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
 ) -> list[KernelFinding]:
-    """Judge a job's kernels and copies.
+    """Judge a job's kernels (by name) and copies (by kind).
 
-    Args:
-        total: sums over all ranks, shape (flags.SIZE,).
-        kernels: by name.
-        copies: by kind.
-        window_ms: all ranks' windows together.
+    `total` has the sums over all ranks, shape (flags.SIZE,); `window_ms` is all ranks' windows together.
     """
     found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
     pageable = [copy for copy in copies if is_pageable(copy.kind)]
@@ -208,9 +204,8 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     rate = f"{num_bytes / time / 1e6:.1f} GB/s"
     link = next((copy.link_gbs for copy in pageable if copy.link_gbs is not None), None)
     against = "" if link is None else f" of the {link:.0f} GB/s that the link carries"
-    message = (
-        f"{counted(sum(copy.count for copy in pageable), 'copy')} from or to pageable memory ran at {rate}{against}"
-    )
+    copies = counted(sum(copy.count for copy in pageable), "copy")
+    message = f"{copies} from or to pageable memory ran at {rate}{against}"
     advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
@@ -234,12 +229,6 @@ _OF_CAUSE = {
     Cause.LATENCY_BOUND: (Flag.TINY_KERNELS,),
 }
 _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
-_REASONS = {
-    Flag.NO_TENSOR_CORES: Reason.NO_TENSOR_CORES,
-    Flag.INEFFICIENT_KERNELS: Reason.INEFFICIENT_KERNELS,
-    Flag.UNFUSED: Reason.UNFUSED,
-    Flag.TINY_KERNELS: Reason.TINY_KERNELS,
-}
 
 
 def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
@@ -258,7 +247,7 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
         finding = found.get(flag.name.lower())
         share = 0.0 if finding is None else _share(row.cause, finding, roofline)
         if share >= REASON_THRESHOLD:
-            reasons.append(_REASONS[flag])
+            reasons.append(Reason(flag.name.lower()))
             evidence.append(Evidence(f"{flag.name.lower()}_share", share, "ratio", REASON_THRESHOLD))
     tiny = roofline.tiny_kernels or 0.0
     if row.cause in _FROM_MANY_LAUNCHES and tiny >= MANY_TINY:
@@ -273,9 +262,6 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
 
 def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
     """Share of the windows of a finding's kernels that are in the cause's category."""
-    mine = [
-        kernel.ms
-        for kernel in roofline.kernels
-        if finding.code in kernel.findings and kernel.limit.value == cause.value
-    ]
-    return min(sum(mine) / finding.ms * finding.fraction, finding.fraction)
+    flagged_kernels = (kernel for kernel in roofline.kernels if finding.code in kernel.findings)
+    mine = sum(kernel.ms for kernel in flagged_kernels if kernel.limit.value == cause.value)
+    return min(mine / finding.ms * finding.fraction, finding.fraction)

@@ -144,13 +144,6 @@ SAME_MOMENT_SECONDS = 5e-5
 _PEER_OFFSET = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """Offset in global chunks to the peer."""
 
-_PEER = {
-    "forward-send": "forward-recv",
-    "forward-recv": "forward-send",
-    "backward-send": "backward-recv",
-    "backward-recv": "backward-send",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
@@ -206,7 +199,7 @@ def _pairs(sent: dict[tuple[str, int], list[Operation]], num_stages: int) -> lis
         if kind.endswith("recv"):
             continue
         peer_stage = (stage + _PEER_OFFSET[kind]) % num_stages
-        pairs += list(zip(calls, sent.get((_PEER[kind], peer_stage), []), strict=False))
+        pairs += list(zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False))
     return pairs
 
 
@@ -237,11 +230,7 @@ class Dependencies:
 
 
 def find_dependencies(grid: Grid, *, data_parallel: bool) -> Dependencies:
-    """Dependencies in the order of one replica's first step.
-
-    Args:
-        data_parallel: whether there is more than one replica, or a sharded one.
-    """
+    """Dependencies in the order of one replica's first step; `data_parallel` if replicas are several or sharded."""
     end = grid.end_seconds[:, 0, 0].tolist()
     reference = dict(zip(grid.operations, zip(grid.start_seconds[:, 0, 0].tolist(), end, strict=True), strict=True))
     transfers = match_transfers(grid, reference)

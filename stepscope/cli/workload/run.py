@@ -128,19 +128,7 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         "workload": name,
         "preset": layout.preset.name,
         "dtype": layout.preset.dtype,
-        "plan": {
-            "tp": plan.tp,
-            "pp": plan.pp,
-            "dp": plan.dp,
-            "zero": plan.zero,
-            "schedule": plan.schedule if plan.pp > 1 else None,
-            "micro_batches": plan.micro_batches,
-            "stage_layers": plan.stage_layers,
-            "sequence_parallel": plan.sequence_parallel,
-            "loss_parallel": plan.loss_parallel,
-            "replicate": plan.replicate,
-            "cpu_offload": plan.cpu_offload,
-        },
+        "plan": {**asdict(plan), "schedule": plan.schedule if plan.pp > 1 else None},
         "world_size": plan.world_size,
         "device": result.device_type,
         "run_dir": str(result.run_dir) if profiled else None,
@@ -174,8 +162,7 @@ def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, An
     """
     import torch
 
-    from stepscope.reference_workloads.estimate.comparison import compare_with_run
-    from stepscope.reference_workloads.estimate.estimate import Assumptions, estimate, known_gpu
+    from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
 
     job = result.job
     gpu = known_gpu(torch.cuda.get_device_name())

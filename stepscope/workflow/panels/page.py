@@ -39,7 +39,6 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
     """Trace quality first, then the verdict, then its evidence.
 
     Args:
-        analysis: the content.
         timeline: the panel of the time lines, which page and report draw differently.
         with_steps: also a bar per step, where the time lines have no table of steps.
     """
@@ -59,7 +58,6 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
 
 
 def _figures(job: Job) -> Element:
-    """Step time and use of the device."""
     figures = {
         "Step, captured": milliseconds(job.step_ms),
         "Step, unprofiled": None if job.unprofiled_step_ms is None else milliseconds(job.unprofiled_step_ms),

@@ -75,7 +75,6 @@ def look(programs: Programs, seconds: float) -> DriverLook:
     """Find the GPUs. Each is asked in a process of its own, all at once: one that hangs hides no other.
 
     Args:
-        programs: which processes ask.
         seconds: after which the driver, or a GPU, counts as hanging.
     """
     with Worker(programs.state, programs.environment) as worker:
@@ -101,7 +100,6 @@ def look(programs: Programs, seconds: float) -> DriverLook:
 
 
 def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
-    """The GPU, or why it does not answer."""
     if isinstance(reply, Failure):
         return why_failed(reply)
     assert isinstance(reply, dict)

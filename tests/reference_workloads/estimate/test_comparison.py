@@ -1,4 +1,4 @@
-"""Is each measured figure set beside the planned one of the same rank?"""
+"""Each measured figure is compared with the planned figure of the same rank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.terminal.workload import print_against_plan
-from stepscope.reference_workloads.estimate.comparison import compare_with_run
-from stepscope.reference_workloads.estimate.estimate import Assumptions, estimate, known_gpu
+from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan

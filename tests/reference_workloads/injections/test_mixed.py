@@ -1,4 +1,4 @@
-"""Two faults in one run: is each booked with its own time, the larger named, the other told beside it?"""
+"""Two faults in one run: each with its own time, the larger one first, the other listed after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import Straggler
-from stepscope.reference_workloads.injections.data_loading import SlowLoader
+from stepscope.reference_workloads.injections.host import SlowLoader
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

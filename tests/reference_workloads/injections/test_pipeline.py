@@ -1,4 +1,4 @@
-"""Are bubble and uneven cut told apart, and does what-if foresee the control?"""
+"""Bubble and uneven stages are distinguished, and what-if predicts the control."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.vocabulary.causes import Cause, Reason
-from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
+from stepscope.reference_workloads.injections.compute import FewMicroBatches, UnevenStages
 from stepscope.reference_workloads.job import TrainingJob
 
 Jobs = Callable[..., TrainingJob]

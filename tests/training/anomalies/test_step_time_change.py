@@ -1,4 +1,4 @@
-"""Is a lasting change of the step time found once, and what only scatters left alone?"""
+"""A lasting change of the step time is found once, and mere scatter is ignored."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.anomalies.trends import StepTimeChange
+from stepscope.training.anomalies.detectors import Anomaly, StepTimeChange
 
 
 def _events(durations: list[float]) -> list[tuple[int, Anomaly]]:

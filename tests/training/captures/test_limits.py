@@ -1,4 +1,4 @@
-"""Does a capture end in time, with whole steps, when it grows too large, too slow or too late?"""
+"""Capture limits: a capture that is too large, slow or late ends in time, with whole steps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepscope.core.protocol.captures import CaptureRequest, EarlyStop
-from stepscope.training.captures import limits as subject
-from stepscope.training.captures.limits import CaptureCosts, SizeForecast
+from stepscope.training.captures import runner as subject
+from stepscope.training.captures.runner import CaptureCosts, SizeForecast
 from stepscope.training.steps.telemetry import StepRecord
 
 

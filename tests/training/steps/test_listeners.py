@@ -1,4 +1,4 @@
-"""Does a listener that fails leave training and the other listeners alone?"""
+"""A failing listener affects neither training nor the other listeners."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from stepscope.training.steps.listeners import StepListeners
-from stepscope.training.steps.process_metrics import GcPauses
+from stepscope.training.steps.listeners import GcPauses, StepListeners
 from stepscope.training.steps.telemetry import StepRecord
 
 

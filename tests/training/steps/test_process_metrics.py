@@ -1,4 +1,4 @@
-"""Are memory figures right, and asked for only a few times a second?"""
+"""Process metrics: memory figures are right, and queried only a few times per second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.training.steps.process_metrics import MemoryFigures
+from stepscope.training.steps.listeners import MemoryFigures
 from stepscope.training.steps.telemetry import StepRecord
 
 _MS = 1_000_000

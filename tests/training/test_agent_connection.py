@@ -1,4 +1,4 @@
-"""Does the link talk with an agent that comes, goes, raves or sleeps, and leave training alone all the while?"""
+"""Agent link: survives an agent that comes, goes, sends garbage or stalls, and never disturbs training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.core.protocol.messages import Bye, Cancel, Heartbeat, Hello, Message, ProtocolError, Welcome, encode
-from stepscope.training.agent_link import connection as subject
-from stepscope.training.agent_link.connection import AgentConnection, socket_path
+from stepscope.training import agent_link as subject
+from stepscope.training.agent_link import AgentConnection, socket_path
 from tests.training.processes import fork
 from tests.training.stand_in_agent import StandInAgent
 
