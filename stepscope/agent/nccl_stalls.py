@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from stepscope.collectors.nccl.ras import ask_ras, read_ras
+from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.documents.nccl_logs import RasCommunicator, RasStatus, ranks_behind
+from stepscope.core.documents.nccl import RasCommunicator, RasStatus, ranks_behind
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.agent import TRAINING

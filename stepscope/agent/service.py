@@ -24,8 +24,7 @@ from stepscope.agent.web.access import Access
 from stepscope.agent.web.pages import page_routes
 from stepscope.agent.web.server import AgentServer
 from stepscope.core.documents.node import Node
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted
 
 _LOOK_SECONDS = 0.2

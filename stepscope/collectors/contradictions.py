@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Set
 from dataclasses import dataclass, field
 
-from stepscope.core.metrics.gpu import GPU, PROFILING_METRICS
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason
+from stepscope.core.metrics.gpu import PROFILING_METRICS
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason
 
 _NUM_SAMPLES = 10
 """In a row before a contradiction is reported."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from stepscope.collectors.input_files import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import load_plain
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import MOST_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 
 MAX_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")

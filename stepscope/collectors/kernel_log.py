@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Missing, MissingReason, labels_of
 
 KERNEL_LOG = Path("/dev/kmsg")
 

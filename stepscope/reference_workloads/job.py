@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe

@@ -11,10 +11,16 @@ from pathlib import Path
 import msgspec
 
 from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
-from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import (
+    ANALYSIS_FILE,
+    RUN_FILE,
+    TIMELINE_FILE,
+    TRACES_FOLDER,
+    RankTimeline,
+    RunManifest,
+)
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.store.documents import (
     check_job,
     decode_analysis,

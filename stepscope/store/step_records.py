@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, STEPS_FOLDER, RunManifest
 from stepscope.core.documents.steps import RESERVED_FIELDS, RankSteps, Step
 from stepscope.core.text.numbers import counted, ranks_words
+from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
 
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")

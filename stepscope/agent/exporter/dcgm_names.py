@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from stepscope.agent.exporter.exposition import Series
 from stepscope.core.metrics import MetricKind
-from stepscope.core.metrics.gpu import BY_NAME, GPU
-from stepscope.core.metrics.readings import GPU_LABELS, Labels, Reading
+from stepscope.core.metrics.gpu import BY_NAME
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Labels, Reading
 
 _OURS = frozenset(GPU_LABELS)
 

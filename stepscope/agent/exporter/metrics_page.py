@@ -21,8 +21,8 @@ from stepscope.agent.node_name import node_name
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics.agent import AGENT
-from stepscope.core.metrics.gpu import GPU, GPU_METRICS
-from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Reading, labels_of
+from stepscope.core.metrics.gpu import GPU_METRICS
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Reading, labels_of
 
 STALE_SECONDS = 60.0
 """Age of a collection from which its values are left out."""

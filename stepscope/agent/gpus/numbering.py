@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, MissingReason, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Labels, MissingReason, with_labels
 
 _UP = GPU + "up"
 _Indices = dict[str, str]

@@ -22,8 +22,7 @@ from stepscope.collectors.jobs.slurm import SlurmNamesCollector, array_task_of, 
 from stepscope.collectors.jobs.team_naming import TeamNaming
 from stepscope.core.documents.jobs import Job, JobKind
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.metrics.readings import GPU, Missing, MissingReason
 from stepscope.core.text.numbers import counted
 
 _SHORT_ID = 12

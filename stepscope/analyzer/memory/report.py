@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from stepscope.analyzer.memory.categories import category_of
 from stepscope.analyzer.memory.history import History, growth_of, history_of
 from stepscope.analyzer.memory.out_of_memory import out_of_memory_of, remedies_for
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import stack_lines
 from stepscope.core.documents.memory import (
     Fragmentation,
@@ -19,6 +18,7 @@ from stepscope.core.documents.memory import (
     MemorySnapshot,
     OutOfMemoryNote,
 )
+from stepscope.core.vocabulary import Notice
 
 
 def fragmentation_of(segments: Iterable[MemorySegment]) -> Fragmentation:

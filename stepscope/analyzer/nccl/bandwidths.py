@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from stepscope.core.documents.nccl import Bandwidth
-from stepscope.core.documents.nccl_logs import Benchmarked, InspectorCall, LogEvent, Measured
+from stepscope.core.documents.nccl import Bandwidth, Benchmarked, InspectorCall, LogEvent, Measured
 
 _MIN_SHARE = 0.5
 """Share of collectives in which a rank must be the last to be named."""

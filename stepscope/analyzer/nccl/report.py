@@ -16,16 +16,19 @@ from stepscope.analyzer.nccl.failures import (
 )
 from stepscope.analyzer.nccl.topology import devices_of, index_communicators, planned_paths, shared_cards
 from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
-from stepscope.core.documents.nccl import Communicator, NcclFinding, NcclReport, Transport
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     CardEvent,
+    Communicator,
     FailedTransfer,
     HangFlags,
     InspectorCall,
     LogEvent,
+    NcclFinding,
+    NcclReport,
     RasStatus,
     RingPath,
     Rings,
+    Transport,
     Version,
     Warned,
 )

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.machine import RESOURCES, parse_counts, parse_pressure
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scaled
-from stepscope.core.metrics.host import CGROUP
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import CGROUP, MissingReason
 
 _NO_LIMIT = 1 << 62
 """Bytes. Without a limit version 1 reports 2^63 less a page."""

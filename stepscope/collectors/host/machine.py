@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from stepscope.collectors.host.files import Fields, Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import HOST, MissingReason
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """In the order of /proc/stat; `guest` follows there and is part of `user`."""

@@ -12,8 +12,7 @@ import re
 
 from stepscope.collectors.host.files import Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import HOST, MissingReason
 
 _NET_DEV_COLUMNS = {
     0: HOST + "network_receive_bytes_total",

@@ -6,16 +6,28 @@ import ctypes
 from enum import StrEnum
 from typing import Any
 
-from stepscope.collectors.nvml import fields, queries
-from stepscope.collectors.nvml.binding import TIMEOUT, GpuUnusableError, Handle, Nvml, reason_of_error, text
+from stepscope.collectors.nvml.binding import (
+    TIMEOUT,
+    GpuReadings,
+    GpuUnusableError,
+    Handle,
+    Nvml,
+    reason_of_error,
+    text,
+)
+from stepscope.collectors.nvml.devices import GpuIdentity, MigInstances
 from stepscope.collectors.nvml.gpm import GpmSampler
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
-from stepscope.collectors.nvml.identity import GpuIdentity
-from stepscope.collectors.nvml.mig import MigInstances
-from stepscope.collectors.nvml.queries import MAX_NVLINKS, QueryTable
+from stepscope.collectors.nvml.queries import (
+    FAST_POLL_FIELDS,
+    FAST_POLL_QUERIES,
+    MAX_NVLINKS,
+    SLOW_POLL_FIELDS,
+    SLOW_POLL_QUERIES,
+    FieldBatch,
+    QueryTable,
+)
 from stepscope.collectors.readings_builder import NoValue
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
 
 class PollPart(StrEnum):
@@ -46,10 +58,10 @@ class Gpu:
 
     def _reset_queries(self) -> None:
         """Query everything again, also what was not supported."""
-        self._fast_queries = QueryTable(queries.FAST_POLL_QUERIES)
-        self._fast_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
-        self._slow_queries = QueryTable(queries.SLOW_POLL_QUERIES)
-        self._slow_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
+        self._fast_queries = QueryTable(FAST_POLL_QUERIES)
+        self._fast_fields = FieldBatch(FAST_POLL_FIELDS)
+        self._slow_queries = QueryTable(SLOW_POLL_QUERIES)
+        self._slow_fields = FieldBatch(SLOW_POLL_FIELDS)
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""

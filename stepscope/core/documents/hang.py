@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.protocol.fields import Rank
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Notice, Reason
 
 HANG_SCHEMA = "stepscope.hang/1"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary import Notice
 
 DOCTOR_SCHEMA = "stepscope.doctor/1"
 

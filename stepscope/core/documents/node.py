@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.jobs import Assignment, FleetClass, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent
 from stepscope.core.protocol.messages import Heartbeat, Hello
+from stepscope.core.vocabulary import Notice
 
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"

@@ -8,8 +8,7 @@ Series of a training process carry its run and rank and exist as long as the pro
 from __future__ import annotations
 
 from stepscope.core.metrics import Metric, MetricGroup
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import GPU, HOST
 
 AGENT = "stepscope_agent_"
 _agent = MetricGroup(AGENT).metric

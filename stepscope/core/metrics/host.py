@@ -6,10 +6,8 @@ Counters stay counters, in base units; rates are left to the query. Values of a 
 from __future__ import annotations
 
 from stepscope.core.metrics import Dcgm, Metric, MetricGroup
+from stepscope.core.metrics.readings import CGROUP, HOST, PROCESS
 
-HOST = "stepscope_host_"
-CGROUP = "stepscope_cgroup_"
-PROCESS = "stepscope_process_"
 _FIELD = "DCGM_FI_DEV_CPU_"
 
 _host = MetricGroup(HOST).metric

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import (
     DATA_PARALLEL,
     GPUS,

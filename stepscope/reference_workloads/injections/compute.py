@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
 from stepscope.reference_workloads.injections.injected_job import GPUS, NO_COMPILER, PEERS, TIMED_COMPUTE, TRANSFORMER
 from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity, widest_matrix

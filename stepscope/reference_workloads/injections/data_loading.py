@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import PINNED_CORES
 from stepscope.reference_workloads.job import Injection, Need, severity
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import GPUS, NO_COMPILER, SHARDED_MODEL, TRANSFORMER
 from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.job import Injection, Site
 
 if TYPE_CHECKING:

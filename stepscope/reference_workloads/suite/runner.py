@@ -23,7 +23,7 @@ from stepscope.core.documents.run_directory import (
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.environment import provenance
 from stepscope.reference_workloads.injections.injected_job import injected
 from stepscope.reference_workloads.launch import run_workload

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.protocol.captures import (
     CAPTURES_PATH,
@@ -29,6 +28,7 @@ from stepscope.core.protocol.captures import (
 )
 from stepscope.core.protocol.fields import FieldError
 from stepscope.core.text.numbers import counted, number_runs, ranks_words
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.nodes.agent_client import AgentClient, AgentReply
 
 _LOOK_SECONDS = 0.5

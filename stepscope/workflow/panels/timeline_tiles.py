@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.vocabulary import CATEGORY_ORDER
 
 SHARE_UNIT = 10_000
 """A column's shares are whole numbers that add up to this, give or take one per category."""

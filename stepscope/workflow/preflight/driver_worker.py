@@ -16,8 +16,7 @@ from dataclasses import asdict
 
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, written_alone
+from stepscope.core.metrics.readings import GPU, Collection, written_alone
 from stepscope.workflow.preflight.device_worker import Answer, Request, serve
 
 SAMPLED = frozenset(
