@@ -142,12 +142,8 @@ def _contradictions_in(values: Mapping[str, float]) -> list[tuple[str, str]]:
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
     is_empty = processes == 0 and used is not None and total is not None and used < _EMPTY_MEMORY_RATIO * total
     if busy >= _STUCK_RATIO and is_empty and not any(value > _ASLEEP_RATIO for value in counters):
-        found.append(
-            (
-                "busy_without_process",
-                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck",
-            )
-        )
+        message = f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck"
+        found.append(("busy_without_process", message))
     return found
 
 

@@ -123,9 +123,8 @@ class KernelLog:
             yield Finding("sxid", _message(f"SXid {sxid[4]}", sxid[5]), labels, time_ns)
         if named is not None:
             self._named = _bus_id(named)
-        if (
-            _OFF_THE_BUS in text and xid is None and self._named is not None
-        ):  # this record or the one before names the GPU
+        # this record or the one before names the GPU
+        if _OFF_THE_BUS in text and xid is None and self._named is not None:
             yield from self._xid(self._named, _OFF_THE_BUS_XID, "GPU has fallen off the bus", time_ns)
             self._named = None
 

@@ -121,21 +121,10 @@ def _figures(text: bytes) -> dict[str, float]:
 
 
 def _step(line: _StepLine, text: bytes) -> Step:
-    return Step(
-        index=line.index,
-        start_ns=line.start_ns,
-        end_ns=max(line.start_ns, line.end_ns),
-        data_wait_ns=line.data_wait_ns,
-        phases=line.phases,
-        figures=_figures(text),
-        captured=line.captured,
-        anomalies=[anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies],
-        non_finite=line.non_finite,
-        attempt=line.attempt,
-        state=line.state,
-        export_ns=line.export_ns,
-        prepare_ns=line.prepare_ns,
-    )
+    values = msgspec.structs.asdict(line)
+    values["end_ns"] = max(line.start_ns, line.end_ns)
+    values["anomalies"] = [anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies]
+    return Step(**values, figures=_figures(text))
 
 
 MAX_RANKS_READ = 16

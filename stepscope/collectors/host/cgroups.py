@@ -209,9 +209,8 @@ def parse_mounts(text: str) -> list[Mount]:
         left, right = before.split(" "), after.split(" ")
         if not dash or len(left) < 6 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
             continue
-        is_named = any(
-            option.startswith("name=") for option in right[2].split(",")
-        )  # systemd's own, without a controller
+        # systemd's own has a name and no controller
+        is_named = any(option.startswith("name=") for option in right[2].split(","))
         controllers = frozenset() if right[0] == "cgroup2" else frozenset(right[2].split(",")) - {"rw", "ro", "xattr"}
         if right[0] == "cgroup" and (is_named or not controllers):
             continue

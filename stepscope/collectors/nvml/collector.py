@@ -134,7 +134,7 @@ class NvmlCollector:
         return key in self._gpus
 
     def nvlink_ends(self, key: str) -> dict[str, int]:
-        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `gpu.nvlink_ends`."""
+        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `Gpu.nvlink_ends`."""
         return (self._gpus.get(key) or self._open(self._session(), key)).nvlink_ends()
 
     def collect(self) -> Collection:

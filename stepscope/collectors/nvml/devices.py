@@ -117,7 +117,7 @@ class _GpuInstance:
 
     def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[ComputeInstance]) -> None:
         first = members[0]
-        self.key = tuple(members)
+        self.key = _key_of(members)
         self.handle = first.handle
         if len(members) == 1:
             self.labels = labels_of(
@@ -153,10 +153,10 @@ class MigInstances:
         self.is_on, found = compute_instances(self._nvml, self._handle, was_on=self.is_on)
         for member in found:
             groups.setdefault(member.gpu_instance, []).append(member)
-        known = {_identity_of(instance.key): instance for instance in self._instances}
+        known = {instance.key: instance for instance in self._instances}
         self._instances = []
         for members in groups.values():
-            instance = known.pop(_identity_of(tuple(members)), None)
+            instance = known.pop(_key_of(members), None)
             self._instances.append(instance or _GpuInstance(self._nvml, self._handle, self._identity, members))
         for gone in known.values():
             gone.gpm.close()
@@ -204,5 +204,5 @@ def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tu
     return is_on, members
 
 
-def _identity_of(members: tuple[ComputeInstance, ...]) -> tuple[str, ...]:
+def _key_of(members: list[ComputeInstance]) -> tuple[str, ...]:
     return tuple(member.uuid for member in members)

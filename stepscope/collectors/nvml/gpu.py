@@ -37,6 +37,11 @@ class PollPart(StrEnum):
     SLOW = "slow"  # limits, links, memory errors, processes
 
 
+NVSWITCH = "switch"
+_LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t."""
+
+
 class Gpu:
     """One GPU and its MIG instances.
 
@@ -107,8 +112,27 @@ class Gpu:
             into.add("memory_unified", 1)
 
     def nvlink_ends(self) -> dict[str, int]:
-        """See the function of this name."""
-        return nvlink_ends(self._nvml, self._handle)
+        """Number of active links by where they end: the PCI address of a GPU, or an NVSwitch (`NVSWITCH`).
+
+        Links to other devices, and those whose end the driver does not report, are left out.
+        """
+        ends: dict[str, int] = {}
+        for link in range(MAX_NVLINKS):
+            try:
+                if not self._nvml.nvmlDeviceGetNvLinkState(self._handle, link):
+                    continue
+                kind = self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(self._handle, link)
+                if kind == _LINK_TO_SWITCH:
+                    end = NVSWITCH
+                elif kind == _LINK_TO_GPU:
+                    end = text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
+                else:
+                    continue
+            except Exception as error:
+                reason_of_error(self._nvml, error)
+                continue
+            ends[end] = ends.get(end, 0) + 1
+        return ends
 
 
 def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
@@ -251,31 +275,3 @@ class XidListener:
             reason_of_error(self._nvml, error)
             return ()
         return labels_of(gpu=index, uuid=text(uuid))
-
-
-NVSWITCH = "switch"
-_LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
-"""nvmlIntNvLinkDeviceType_t."""
-
-
-def nvlink_ends(nvml: Nvml, handle: Handle) -> dict[str, int]:
-    """Number of active links by where they end: the PCI address of a GPU, or an NVSwitch (`NVSWITCH`).
-
-    Links to other devices, and those whose end the driver does not report, are left out."""
-    ends: dict[str, int] = {}
-    for link in range(MAX_NVLINKS):
-        try:
-            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
-                continue
-            kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-            if kind == _LINK_TO_SWITCH:
-                end = NVSWITCH
-            elif kind == _LINK_TO_GPU:
-                end = text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
-            else:
-                continue
-        except Exception as error:
-            reason_of_error(nvml, error)
-            continue
-        ends[end] = ends.get(end, 0) + 1
-    return ends

@@ -109,7 +109,7 @@ class QueryTable:
 
 
 _MHZ, _KIB, _PERCENT, _MILLI, _NANO = 1e6, 1024.0, 0.01, 1e-3, 1e-9
-_SM_CLOCK, _MEMORY_CLOCK = 1, 2
+_SM, _MEMORY, _VIDEO = 1, 2, 3
 _MEMORY_V2 = 40 | 2 << 24
 """Version tag of nvmlMemory_v2_t."""
 
@@ -147,8 +147,8 @@ def _throttle_query(function: str, fallback: Query | None = None) -> Query:
 
 FAST_POLL_QUERIES: tuple[Query, ...] = (
     single_value("power_watts", "nvmlDeviceGetPowerUsage", scale=_MILLI),
-    single_value("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM_CLOCK, scale=_MHZ),
-    single_value("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK, scale=_MHZ),
+    single_value("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM, scale=_MHZ),
+    single_value("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY, scale=_MHZ),
     single_value("performance_state", "nvmlDeviceGetPerformanceState"),
     single_value("temperature_celsius", "nvmlDeviceGetTemperature", 0),
     several_values(
@@ -163,7 +163,6 @@ FAST_POLL_QUERIES: tuple[Query, ...] = (
 )
 
 
-_SM, _MEMORY, _VIDEO = 1, 2, 3
 _SHUTDOWN, _SLOWDOWN = 0, 1
 _CORRECTED, _UNCORRECTED = 0, 1
 _SINCE_LOAD, _LIFETIME = 0, 1

@@ -207,14 +207,8 @@ def _class_document(one: FleetClass) -> dict[str, Any]:
         **asdict(replace(one, evidence=(), shares=None)),
         "shares": {name: round(share, 4) for name, share in one.spent().items()},
         "evidence": [
-            {
-                "metric": number.metric,
-                "value": number.value,
-                "unit": number.unit,
-                "threshold": number.threshold,
-                "devices": number.ranks,
-            }
-            for number in one.evidence
+            {name: getattr(each, name) for name in ("metric", "value", "unit", "threshold")} | {"devices": each.ranks}
+            for each in one.evidence
         ],
     }
 

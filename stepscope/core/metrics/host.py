@@ -127,10 +127,5 @@ CPU_METRICS_OF_DCGM: tuple[Metric, ...] = (
 # fmt: on
 
 
-HOST_METRICS: tuple[Metric, ...] = (
-    *_MACHINE,
-    *CPU_METRICS_OF_DCGM,
-    *_OF_CGROUPS,
-    *_OF_PROCESSES,
-)
+HOST_METRICS: tuple[Metric, ...] = (*_MACHINE, *CPU_METRICS_OF_DCGM, *_OF_CGROUPS, *_OF_PROCESSES)
 HOST_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in HOST_METRICS}
