@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stepscope.training.anomalies.detectors import gradient_explosion, loss_spike
-from stepscope.training.anomalies.trends import MemoryGrowth, StepTimeChange
+from stepscope.training.anomalies.detectors import MemoryGrowth, StepTimeChange, gradient_explosion, loss_spike
 
 GIB = float(2**30)
 SAMPLES_A_RUN = 20_000

@@ -57,7 +57,7 @@ def command(
     replaces this process, so signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
     """
     from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule
-    from stepscope.training.run.run_name import check_run_name
+    from stepscope.training.run.identity import check_run_name
     from stepscope.zero_code.launch import RunOptions, become, environment_for
 
     if run is not None:

@@ -31,8 +31,7 @@ from stepscope.core.errors import DataError, from_os_error
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.resnet import ResNet
 from stepscope.reference_workloads.models.transformer import Stage
-from stepscope.reference_workloads.parallelism.full_gradients import named_parameters, uncut_name
-from stepscope.reference_workloads.parallelism.gradients import layout_of
+from stepscope.reference_workloads.parallelism.gradients import layout_of, named_parameters, uncut_name
 from stepscope.reference_workloads.presets import Preset
 
 MODEL_PREFIX = "model."
@@ -223,7 +222,7 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
-"""What unpickling raises for bytes that are no index."""
+"""What unpickling raises for bytes that are not an index."""
 
 WHAT_NEXT = "give another one of the run's checkpoints/step{n} folders"
 

@@ -23,8 +23,7 @@ from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.run_folder import share_folder, taken_folder
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
-from stepscope.training.run.identity import identify
-from stepscope.training.run.run_name import check_run_name, run_name
+from stepscope.training.run.identity import check_run_name, identify, run_name
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""

@@ -22,17 +22,16 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.verdict import headline, verdict_lines
-from stepscope.training.agent_link.link import AgentLink
+from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.recording import Recording
 from stepscope.training.captures.runner import CaptureRunner
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.identity import captures_on_this_rank, identify
+from stepscope.training.run.identity import captures_on_this_rank, identify, run_name
 from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestWriter, attempt_ending
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
-from stepscope.training.run.run_name import run_name
 from stepscope.training.run.shutdown import ShutdownHandler
 from stepscope.training.settings import RunContext, Settings, implausible_arguments
 from stepscope.training.steps.gradients import LocalGradientNorm

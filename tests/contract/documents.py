@@ -66,7 +66,7 @@ from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReport
 from stepscope.training.run.run_files import write_manifest
 from stepscope.training.steps.gradients import CLIPPED_NORM, LOCAL_NORM
 from stepscope.training.steps.gradients import _named as loss_scale_figures
-from stepscope.training.steps.process_metrics import GcPauses, MemoryFigures
+from stepscope.training.steps.listeners import GcPauses, MemoryFigures
 from stepscope.training.steps.telemetry import StepRecord
 from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import load
+from stepscope.agent.service import assembled
 from tests.deploy.conftest import DEPLOY, Run
 
 _FOLDER = DEPLOY / "kubernetes"

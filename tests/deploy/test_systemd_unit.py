@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import load
+from stepscope.agent.service import assembled
 from tests.deploy.conftest import DEPLOY, Run
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.training.memory import device_memory
+from stepscope.training.memory import snapshots
 
 _BLOCK_BYTES = 512
 
@@ -24,13 +24,13 @@ class FakeDeviceMemory:
     history: bool = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
-        monkeypatch.setattr(device_memory, "is_in_use", lambda: self.is_in_use)
-        monkeypatch.setattr(device_memory, "when_in_use", self._await)
-        monkeypatch.setattr(device_memory, "snapshot", self.snapshot)
-        monkeypatch.setattr(device_memory, "totals", lambda _: {"allocated_bytes": self.allocated_bytes()})
-        monkeypatch.setattr(device_memory, "attach_observer", self._attach)
-        monkeypatch.setattr(device_memory, "begin_history", lambda: self._set_history(True))
-        monkeypatch.setattr(device_memory, "end_history", lambda: self._set_history(False))
+        monkeypatch.setattr(snapshots, "is_cuda_in_use", lambda: self.is_in_use)
+        monkeypatch.setattr(snapshots, "when_cuda_is_used", self._await)
+        monkeypatch.setattr(snapshots, "take_snapshot", self.snapshot)
+        monkeypatch.setattr(snapshots, "allocator_totals", lambda _: {"allocated_bytes": self.allocated_bytes()})
+        monkeypatch.setattr(snapshots, "attach_oom_observer", self._attach)
+        monkeypatch.setattr(snapshots, "begin_history", lambda: self._set_history(True))
+        monkeypatch.setattr(snapshots, "end_history", lambda: self._set_history(False))
         monkeypatch.setattr("stepscope.training.memory.snapshots._is_observing", False)
         return self
 

@@ -25,13 +25,13 @@ from stepscope.core.errors import UsageError
 def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
     """Estimate memory, FLOPs, communication, bubble, step time and cost of workload NAME (gpt or llama)."""
     from stepscope.cli.terminal.workload import print_plan
-    from stepscope.reference_workloads.estimate.document import plan_document
     from stepscope.reference_workloads.estimate.estimate import (
         DEFAULT_EFFICIENCY,
         Assumptions,
         estimate,
         known_gpu,
         parse_amount,
+        plan_document,
         training_cost,
     )
     from stepscope.reference_workloads.launch_script import launch_script

@@ -174,8 +174,7 @@ def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, An
     """
     import torch
 
-    from stepscope.reference_workloads.estimate.comparison import compare_with_run
-    from stepscope.reference_workloads.estimate.estimate import Assumptions, estimate, known_gpu
+    from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
 
     job = result.job
     gpu = known_gpu(torch.cuda.get_device_name())

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
-from functools import cache, partial
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -70,18 +70,22 @@ def flat_fields(value: Any) -> Iterator[tuple[str, Any]]:
             yield each.name, inner
 
 
-@cache
 def _readers(kind: Any) -> tuple[dict[str, Any], dict[str, tuple[Reader, bool]]]:
     """The types of the embedded fields, and of each other field its reader and whether it has no default."""
-    embedded, own = {}, {}
-    hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        hint = hints[each.name]
-        if get_args(hint)[1:] == (EMBEDDED,):
-            embedded[each.name] = get_args(hint)[0]
-        else:
-            own[each.name] = _reader(hint), each.default is MISSING and each.default_factory is MISSING
-    return embedded, own
+    if kind not in _known_readers:
+        embedded, own = {}, {}
+        hints = get_type_hints(kind, include_extras=True)
+        for each in fields(kind):
+            hint = hints[each.name]
+            if get_args(hint)[1:] == (EMBEDDED,):
+                embedded[each.name] = get_args(hint)[0]
+            else:
+                own[each.name] = _reader(hint), each.default is MISSING and each.default_factory is MISSING
+        _known_readers[kind] = embedded, own
+    return _known_readers[kind]
+
+
+_known_readers: dict[Any, tuple[dict[str, Any], dict[str, tuple[Reader, bool]]]] = {}
 
 
 def _reader(annotation: Any) -> Reader:

@@ -27,11 +27,9 @@ from stepscope.reference_workloads.bench.result import (
     BenchRun,
     BenchScale,
     BenchWarning,
+    Point,
     Work,
     as_work,
-)
-from stepscope.reference_workloads.bench.scaling import (
-    Point,
     efficiency,
     fit_scaling,
     median_over_ranks,
@@ -45,8 +43,7 @@ from stepscope.reference_workloads.placement import is_launched_rank
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
-from stepscope.training.run.identity import identify
-from stepscope.training.run.run_name import run_name
+from stepscope.training.run.identity import identify, run_name
 
 DEFAULT_NUM_STEPS = 30
 DEFAULT_NUM_WARMUP_STEPS = 10

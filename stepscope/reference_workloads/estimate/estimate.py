@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, find_gpu
@@ -32,6 +33,7 @@ from stepscope.reference_workloads.estimate.flops import (
 )
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
 from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
+from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -315,3 +317,115 @@ def parse_amount(text: str, *, option: str = "") -> float:
             f"{text!r} is not a number above 0", where=option, what_next="give an amount like 2T, 1.5B or 300e9"
         )
     return amount
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One quantity, planned and measured; `unit` is bytes, flops or ms."""
+
+    what: str
+    unit: str
+    planned: float
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Planned / measured; None where nothing was measured."""
+        return self.planned / self.measured if self.measured else None
+
+
+def compare_with_run(
+    estimate: Estimate, result: WorkloadResult, *, flops_per_rank: float | None = None
+) -> tuple[Comparison, ...]:
+    """Peak memory of each rank, the step, and a rank's model FLOPs a step.
+
+    Args:
+        flops_per_rank: as the analysis of the captured steps counts them from the operators' shapes; None without.
+    """
+    plan = result.job.plan
+    ranks_per_stage = plan.dp * plan.tp
+    rows = [
+        Comparison(
+            f"peak memory of rank {rank}",
+            "bytes",
+            estimate.memory[rank // ranks_per_stage].peak_bytes,
+            outcome.peak_allocated_bytes,
+        )
+        for rank, outcome in enumerate(result.outcomes)
+    ]
+    rows.append(Comparison("step", "ms", estimate.step.total * 1e3, result.step_seconds * 1e3))
+    planned = estimate.flops.model / plan.world_size
+    rows.append(Comparison("model FLOPs of a rank and step", "flops", planned, flops_per_rank))
+    return tuple(rows)
+
+
+PLAN_SCHEMA = "stepscope.workload-plan/1"
+
+
+def plan_document(
+    workload: str,
+    plan: ParallelPlan,
+    preset: Preset,
+    recipe: Recipe,
+    assumptions: Assumptions,
+    estimate: Estimate,
+    cost: TrainingCost | None,
+) -> dict[str, Any]:
+    """One document; bytes, seconds and FLOPs in base units, times of a step in milliseconds."""
+    step = estimate.step
+    not_modelled = [{"code": "not_modelled", "message": f"not modelled: {what}"} for what in estimate.not_modelled]
+    return {
+        "schema": PLAN_SCHEMA,
+        "workload": workload,
+        "preset": preset.name,
+        "plan": asdict(plan) | {"world_size": plan.world_size},
+        "recipe": asdict(recipe),
+        "assumed": {
+            "gpu": assumptions.gpu.name,
+            "source": assumptions.gpu.source,
+            "peak_tflops": (assumptions.gpu.peak_flops(preset.dtype) or 0.0) / 1e12,
+            "dtype": preset.dtype,
+            "efficiency": assumptions.efficiency,
+            "gpus_per_node": assumptions.gpus_per_node,
+            "network_gbs": assumptions.network_bytes_per_second / 1e9,
+        },
+        "num_parameters": estimate.num_parameters,
+        "tokens_per_step": estimate.tokens_per_step,
+        "memory": [
+            {
+                "pp_rank": rank.pp_rank,
+                "peak_bytes": rank.peak_bytes,
+                "at_peak": {category.value: size for category, size in rank.at_peak.items()},
+                "moment": rank.moment,
+                "micro_batches_in_flight": rank.micro_batches_in_flight,
+            }
+            for rank in estimate.memory
+        ],
+        "outside_allocator_bytes": estimate.outside_allocator_bytes,
+        "flops": {
+            "model": estimate.flops.model,
+            "executed": estimate.flops.executed,
+            "model_per_rank": estimate.flops.model / plan.world_size,
+        },
+        "communication": [
+            {"pp_rank": rank} | asdict(exchange)
+            for rank, exchanged in enumerate(estimate.exchanges)
+            for exchange in exchanged
+        ],
+        "pipeline": None if plan.pp == 1 else {"bubble": estimate.period.bubble, "textbook": estimate.period.textbook},
+        "step_ms": step.total * 1e3,
+        "step_parts_ms": {name: seconds * 1e3 for name, seconds in asdict(step).items()},
+        "mfu": estimate.mfu,
+        "tokens_per_second": estimate.tokens_per_second,
+        "cost": None if cost is None else asdict(cost),
+        "warnings": [*_does_not_fit(assumptions, estimate), *not_modelled],
+    }
+
+
+def _does_not_fit(assumptions: Assumptions, estimate: Estimate) -> list[dict[str, str]]:
+    capacity = assumptions.gpu.memory_gib
+    needed = estimate.most_bytes / 2**30
+    if needed <= capacity:
+        return []
+    message = f"does not fit: a rank needs {needed:,.1f} GiB, and {assumptions.gpu.name} has {capacity:g}"
+    return [{"code": "does_not_fit", "message": message}]

@@ -6,12 +6,24 @@ from dataclasses import fields
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
-from stepscope.reference_workloads.injections.compute import MemoryBound, Recompute, Straggler
-from stepscope.reference_workloads.injections.data_loading import BurstyLoader, CpuStarvedLoader, SlowLoader
+from stepscope.reference_workloads.injections.compute import (
+    FewMicroBatches,
+    MemoryBound,
+    Recompute,
+    Straggler,
+    UnevenStages,
+)
 from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
 from stepscope.reference_workloads.injections.gpu_memory import AllocatorChurn, OomFragmentation, OomGrowth
-from stepscope.reference_workloads.injections.host import CheckpointStall, CpuOptimizer, HostSync, LaunchBound
-from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
+from stepscope.reference_workloads.injections.host import (
+    BurstyLoader,
+    CheckpointStall,
+    CpuOptimizer,
+    CpuStarvedLoader,
+    HostSync,
+    LaunchBound,
+    SlowLoader,
+)
 from stepscope.reference_workloads.job import Injection
 
 _KINDS: tuple[type[Injection], ...] = (

@@ -1,4 +1,4 @@
-"""Forward and backward pass of one optimizer step, with a pipeline schedule or without one."""
+"""Forward and backward pass of one optimizer step, with a pipeline schedule or without one, and its loss."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from stepscope.reference_workloads.models.loss import LossFunction, loss_context, make_loss
 from stepscope.reference_workloads.models.mixed_precision import LossScale, compute_dtype
 from stepscope.reference_workloads.models.resnet import seeded_resnet
 from stepscope.reference_workloads.models.transformer import seeded_stage
@@ -213,3 +215,37 @@ def make_executor(
     if plan.pp > 1:
         return PipelineExecutor(plan, preset, mesh, build, device, loss_scale)
     return WholeModelExecutor(plan, preset, mesh, build, loss_scale)
+
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Logits (batch, sequence, vocabulary or this rank's part of it) and targets (batch, sequence) to their mean loss."""
+
+
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of (batch, sequence, vocabulary) logits against (batch, sequence) token ids.
+
+    Or of an image's (batch, classes) against (batch).
+    """
+    return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+
+
+def make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:
+    """The loss as the plan cuts the vocabulary; what it gives must be called, and go backwards, in `loss_context`."""
+    if not plan.loss_parallel:
+        return next_token_loss
+    tensor_parallel = mesh["tp"]
+
+    def loss_of_cut_vocabulary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        whole = DTensor.from_local(logits, tensor_parallel, [Shard(-1)], run_check=False)
+        loss = next_token_loss(whole, targets)
+        assert isinstance(loss, DTensor)
+        # Schedules that split the backward pass detach the loss in place, which a view refuses.
+        return loss.full_tensor().clone()
+
+    return loss_of_cut_vocabulary
+
+
+def loss_context(plan: ParallelPlan) -> AbstractContextManager[None]:
+    """Where softmax and its gradient know of a cut vocabulary."""
+    context: AbstractContextManager[None] = loss_parallel() if plan.loss_parallel else nullcontext()
+    return context

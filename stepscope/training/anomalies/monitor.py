@@ -9,12 +9,13 @@ from stepscope.core.text.numbers import significant
 from stepscope.training.anomalies.detectors import (
     Anomaly,
     Detector,
+    MemoryGrowth,
     NotFinite,
     ScaleCollapse,
+    StepTimeChange,
     gradient_explosion,
     loss_spike,
 )
-from stepscope.training.anomalies.trends import MemoryGrowth, StepTimeChange
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)

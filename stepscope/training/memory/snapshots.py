@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import pickle
+import sys
 import threading
 import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,6 @@ from stepscope.core.documents.run_directory import (
     periodic_snapshot_path,
 )
 from stepscope.training.hangs.stall import frames_of
-from stepscope.training.memory import device_memory
 from stepscope.training.memory.owners import MemoryOwners, by_category
 from stepscope.training.run.run_files import atomic_write, run_within
 from stepscope.training.settings import RunContext
@@ -69,10 +69,10 @@ class OutOfMemoryReporter:
         self._step = (index, time.time_ns())
         if self._is_attached:
             return
-        if device_memory.is_in_use():
+        if is_cuda_in_use():
             self._attach()
         elif not self._is_awaiting:
-            self._is_awaiting = device_memory.when_in_use(partial(_cuda_is_used, weakref.ref(self)))
+            self._is_awaiting = when_cuda_is_used(partial(_cuda_is_used, weakref.ref(self)))
 
     def cuda_is_used(self) -> None:
         """Begin to watch, within the first use of CUDA; what fails there is tried again by the next step.
@@ -86,7 +86,7 @@ class OutOfMemoryReporter:
 
     def _attach(self) -> None:
         _watch(self)
-        self._has_history = self._wants_history and device_memory.begin_history()
+        self._has_history = self._wants_history and begin_history()
         self._is_attached = True
 
     def step_ended(self, record: StepRecord) -> None:
@@ -102,7 +102,7 @@ class OutOfMemoryReporter:
         if _watching is not None and _watching() is self:  # else a later run's watches
             _watch(None)
         if self._has_history:
-            device_memory.end_history()
+            end_history()
 
     def ran_out(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """torch is about to raise; on the thread that asked for memory. Never raises itself."""
@@ -122,7 +122,7 @@ class OutOfMemoryReporter:
 
     def left_by(self, error: BaseException) -> None:
         """The error has left the with block: write what is left to see, where it was not seen as it happened."""
-        if _is_out_of_memory(error) and device_memory.is_in_use() and (self._is_unwritten or not self._not_before):
+        if _is_out_of_memory(error) and is_cuda_in_use() and (self._is_unwritten or not self._not_before):
             at = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             moment = {"taken": "after unwinding", "device": None, "message": str(error)[:2000]}
             self._write(moment | {"stack": _stack(reversed(at))})
@@ -135,7 +135,7 @@ class OutOfMemoryReporter:
             report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
             report = self._report(moment)
             try:
-                snapshot = device_memory.snapshot()
+                snapshot = take_snapshot()
                 report["categories"] = by_category(snapshot, self._owners.storages())
                 _write_pickle(snapshot_path, snapshot)
                 report["snapshot"] = snapshot_path.name
@@ -168,7 +168,7 @@ class OutOfMemoryReporter:
             "categories": None,
         } | moment
         with suppress(Exception):
-            report |= device_memory.totals(0 if moment["device"] is None else moment["device"])
+            report |= allocator_totals(0 if moment["device"] is None else moment["device"])
         return report
 
 
@@ -217,7 +217,7 @@ def _watch(evidence: OutOfMemoryReporter | None) -> None:
     global _watching, _is_observing
     _watching = None if evidence is None else weakref.ref(evidence)
     if evidence is not None and not _is_observing:
-        _is_observing = device_memory.attach_observer(_observe)
+        _is_observing = attach_oom_observer(_observe)
 
 
 def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
@@ -242,10 +242,10 @@ class PeriodicSnapshots:
 
     def step_ended(self, record: StepRecord) -> None:
         """Take one when it is due."""
-        if record.index == 0 or record.index % self._every or not device_memory.is_in_use():
+        if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()
-        snapshot = device_memory.snapshot()
+        snapshot = take_snapshot()
         owners = {
             "schema": OWNERS_SCHEMA,
             "rank": self._context.identity.rank,
@@ -310,3 +310,84 @@ def parse_memory_option(memory: str | int) -> MemoryOptions:
     if what.isascii() and what.isdigit() and int(what) > 0:
         return MemoryOptions(every=int(what), history=history)
     raise ValueError(f'memory is "off", "oom", a number of steps, or one of the latter with "+history", not {memory!r}')
+
+
+# Calls into torch's CUDA allocator: all are made through these functions, so that tests can replace them.
+
+HISTORY_ENTRIES = 100_000
+"""Allocations and frees remembered, several steps of a large model; torch keeps its own buffer for each device."""
+
+
+def is_cuda_in_use() -> bool:
+    """Whether this process has used CUDA; nothing here may be the first to do so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def when_cuda_is_used(begin: Callable[[], None]) -> bool:
+    """Have `begin`, which must not raise, called by this process's first use of CUDA, before anything is allocated.
+
+    False where this torch has no such thing, or none is imported yet.
+    """
+    torch = sys.modules.get("torch")
+    call_later = None if torch is None else getattr(torch.cuda, "_lazy_call", None)
+    if call_later is None:
+        return False
+    call_later(begin)
+    return True
+
+
+def take_snapshot() -> dict[str, Any]:
+    """torch's memory snapshot: segments and blocks, and the history where it is recorded."""
+    import torch
+
+    found: dict[str, Any] = torch.cuda.memory._snapshot()
+    return found
+
+
+def begin_history() -> bool:
+    """Have torch remember allocations with Python's stacks, 2 us each; False where it does already."""
+    import torch
+
+    is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    if is_on is not None and is_on():
+        return False
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=HISTORY_ENTRIES)
+    return True
+
+
+def end_history() -> None:
+    """Have torch forget it again."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(None)
+
+
+def allocator_totals(device: int) -> dict[str, int]:
+    """Of torch's allocator: what it has given out, holds, and held at most."""
+    import torch
+
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return {
+        "allocated_bytes": allocated["current"],
+        "reserved_bytes": reserved["current"],
+        "peak_allocated_bytes": allocated["peak"],
+        "num_alloc_retries": stats["num_alloc_retries"],
+        "num_ooms": stats["num_ooms"],
+    }
+
+
+def attach_oom_observer(observer: Callable[[int, int, int, int], None]) -> bool:
+    """Have `observer` called when the memory of a device runs out, before torch raises.
+
+    It is given the device, the bytes asked for, the bytes torch may have of the device, and those free on it. It can
+    never be taken away. False where this torch has no such thing.
+    """
+    import torch
+
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    attach(observer)
+    return True

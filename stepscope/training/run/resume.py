@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import steps_path
-from stepscope.training.run.identity import Identity, job_store
+from stepscope.training.run.identity import Identity, job_store, process_start
 from stepscope.training.run.run_files import read_attempts
-from stepscope.training.run.run_name import process_start
 
 logger = logging.getLogger(__name__)
 

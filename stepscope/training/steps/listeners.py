@@ -1,4 +1,4 @@
-"""Step listeners: their protocols, which of them a run has, and the queue of steps that wait for deferred scalars.
+"""Step listeners: their protocols, which of them a run has, process metrics, and the queue of deferred scalars.
 
 A listener that fails is removed with a warning; training and the other listeners are not affected. A step's line is
 written when all its scalars have arrived from the GPU; training does not wait for that.
@@ -6,14 +6,16 @@ written when all its scalars have arrived from the GPU; training does not wait f
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
 from stepscope.training.exporters import StepExport, chosen_exporters
@@ -22,7 +24,6 @@ from stepscope.training.hangs.watchdog import StepWatchdog
 from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicSnapshots, parse_memory_option
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScale
-from stepscope.training.steps.process_metrics import GcPauses, MemoryFigures
 from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -129,7 +130,7 @@ class StepListeners(_ListenerGroup[StepListener]):
 
 
 class SettledListeners(_ListenerGroup[SettledListener]):
-    """Those that wait for a step's late figures."""
+    """Listeners that wait for a step's deferred scalars."""
 
     def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
         super().__init__(listeners, ("step_settled",))
@@ -202,7 +203,7 @@ _LONGEST_HURRY_SECONDS = 1.0
 
 
 class PendingSteps:
-    """Passes finished steps on in their order, each once its late figures are there.
+    """Passes finished steps on in their order, each once its deferred scalars are there.
 
     Args:
         listeners: called with each step before it is written.
@@ -261,3 +262,93 @@ class PendingSteps:
 
 def _is_settled(record: StepRecord) -> bool:
     return all(late.are_there() for late in record.late)
+
+
+_MEMORY_INTERVAL_NS = 250_000_000
+"""torch builds a hundred Python objects to report its allocator's state (some 50 us): 0.02 % of this interval."""
+
+
+class MemoryFigures:
+    """Adds memory figures to the first step that ends in each quarter of a second.
+
+    GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
+    does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
+    or since the training code reset it),
+    `num_alloc_retries` (times it had to free its caches to satisfy an allocation), `num_ooms`.
+    `host_memory_bytes` is what this process alone has resident: pages of files, as of memory-mapped data, and of memory
+    shared with other processes are the kernel's and theirs too.
+    """
+
+    def __init__(self) -> None:
+        self._sampled_ns = 0
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Add the figures when they are due."""
+        if abs(record.end_ns - self._sampled_ns) < _MEMORY_INTERVAL_NS:  # sampling goes on after a clock was set back
+            return
+        self._sampled_ns = record.end_ns
+        for name, value in (_device_memory() | self._host_memory()).items():
+            record.figures.setdefault(name, value)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _host_memory(self) -> dict[str, int]:
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                resident, shared = map(int, file.read().split()[1:3])
+                return {"host_memory_bytes": (resident - shared) * self._page_bytes}
+        except (OSError, ValueError):  # no Linux, or /proc is hidden
+            return {}
+
+
+def _device_memory() -> dict[str, int]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    stats = _stats(torch.cuda)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return {
+        "memory_allocated_bytes": allocated["current"],
+        "memory_reserved_bytes": reserved["current"],
+        "memory_peak_bytes": allocated["peak"],
+        "num_alloc_retries": stats["num_alloc_retries"],
+        "num_ooms": stats["num_ooms"],
+    }
+
+
+def _stats(cuda: Any) -> Any:
+    current = cuda.current_device()
+    devices = [current, *(device for device in range(cuda.device_count()) if device != current)]
+    for device in devices:
+        stats = cuda.memory_stats_as_nested_dict(device)  # memory_stats flattens and sorts this in Python as well
+        if stats["reserved_bytes"]["all"]["peak"]:
+            return stats
+    return cuda.memory_stats_as_nested_dict(current)
+
+
+class GcPauses:
+    """Adds `gc_pause_ns` to the steps in which the collector ran. It stops all threads of the process."""
+
+    def __init__(self) -> None:
+        self._started_ns = 0
+        self._paused_ns = 0
+        gc.callbacks.append(self._collecting)
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Add the pauses since the step before."""
+        if self._paused_ns:
+            record.figures["gc_pause_ns"], self._paused_ns = self._paused_ns, 0
+
+    def close(self) -> None:
+        """Stop listening to the collector."""
+        gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, _: dict[str, int]) -> None:
+        now_ns = time.perf_counter_ns()
+        if phase == "start":
+            self._started_ns = now_ns
+        elif self._started_ns:
+            self._paused_ns += now_ns - self._started_ns
+            self._started_ns = 0

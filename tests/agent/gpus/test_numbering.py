@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.numbering import Renumbered
+from stepscope.agent.gpus.gpu_source import Renumbered
 from stepscope.agent.polling import SourceState
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 

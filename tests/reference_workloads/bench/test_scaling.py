@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numpy")
 
-from stepscope.reference_workloads.bench.scaling import (
+from stepscope.reference_workloads.bench.result import (
     Point,
     efficiency,
     fit_scaling,

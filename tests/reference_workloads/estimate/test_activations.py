@@ -18,8 +18,8 @@ from stepscope.reference_workloads.recipe import Recipe
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_bytes_to_the_byte(dtype: str, architecture: str) -> None:
     torch = pytest.importorskip("torch")
-    from stepscope.reference_workloads.models.loss import next_token_loss
     from stepscope.reference_workloads.models.transformer import seeded_stage
+    from stepscope.reference_workloads.parallelism.pipeline import next_token_loss
 
     preset = replace(
         find_preset("tiny"),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.terminal.workload import print_against_plan
-from stepscope.reference_workloads.estimate.comparison import compare_with_run
-from stepscope.reference_workloads.estimate.estimate import Assumptions, estimate, known_gpu
+from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan

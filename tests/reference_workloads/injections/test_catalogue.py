@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS, parse_injection
-from stepscope.reference_workloads.injections.data_loading import SlowLoader
+from stepscope.reference_workloads.injections.host import SlowLoader
 
 
 def test_a_name_alone_has_the_default_severity() -> None:

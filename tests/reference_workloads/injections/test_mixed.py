@@ -10,7 +10,7 @@ import pytest
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import Straggler
-from stepscope.reference_workloads.injections.data_loading import SlowLoader
+from stepscope.reference_workloads.injections.host import SlowLoader
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

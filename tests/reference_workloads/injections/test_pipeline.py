@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
+from stepscope.reference_workloads.injections.compute import FewMicroBatches, UnevenStages
 from stepscope.reference_workloads.job import TrainingJob
 
 Jobs = Callable[..., TrainingJob]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.anomalies.trends import MemoryGrowth
+from stepscope.training.anomalies.detectors import Anomaly, MemoryGrowth
 
 _GIB = float(2**30)
 _NUM_SAMPLES = 3000

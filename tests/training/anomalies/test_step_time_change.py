@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.anomalies.trends import StepTimeChange
+from stepscope.training.anomalies.detectors import Anomaly, StepTimeChange
 
 
 def _events(durations: list[float]) -> list[tuple[int, Anomaly]]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepscope.core.protocol.captures import CaptureRequest, EarlyStop
-from stepscope.training.captures import limits as subject
-from stepscope.training.captures.limits import CaptureCosts, SizeForecast
+from stepscope.training.captures import runner as subject
+from stepscope.training.captures.runner import CaptureCosts, SizeForecast
 from stepscope.training.steps.telemetry import StepRecord
 
 

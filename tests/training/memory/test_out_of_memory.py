@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.memory import device_memory, snapshots
+from stepscope.training.memory import snapshots
 from stepscope.training.memory.snapshots import MemoryOptions, parse_memory_option, training_phase
 from tests.training.fake_device_memory import FakeDeviceMemory
 from tests.training.full_disk import run_with_file_limit
@@ -107,7 +107,7 @@ def test_the_one_that_ends_training_is_written_even_soon_after_another(
 def test_where_torch_has_no_observer_the_error_that_leaves_is_seen(
     tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_memory, "attach_observer", lambda _: False)
+    monkeypatch.setattr(snapshots, "attach_oom_observer", lambda _: False)
 
     def train() -> None:
         with stepscope.profile("r", tmp_path):
@@ -162,7 +162,7 @@ def test_what_fails_within_the_first_use_of_cuda_does_not_reach_training(
     def fail(_: object) -> bool:
         raise RuntimeError("not this allocator")
 
-    monkeypatch.setattr(device_memory, "attach_observer", fail)
+    monkeypatch.setattr(snapshots, "attach_oom_observer", fail)
     with stepscope.profile("r", tmp_path):
         memory.begin_use()
 
@@ -170,10 +170,10 @@ def test_what_fails_within_the_first_use_of_cuda_does_not_reach_training(
 def test_torch_is_asked_to_call_at_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Callable[[], None]] = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", asked.append)
-    assert device_memory.when_in_use(asked.clear)
+    assert snapshots.when_cuda_is_used(asked.clear)
     assert asked == [asked.clear]
     monkeypatch.delattr(torch.cuda, "_lazy_call")
-    assert not device_memory.when_in_use(asked.clear)
+    assert not snapshots.when_cuda_is_used(asked.clear)
 
 
 def test_other_errors_and_runs_without_a_gpu_write_nothing(tmp_path: Path, memory: FakeDeviceMemory) -> None:
@@ -318,10 +318,10 @@ def test_the_part_of_the_step_is_read_from_the_stack(stack: list[tuple[str, str]
 def test_torchs_own_observer_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     attached: list[Callable[..., None]] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
-    assert device_memory.attach_observer(snapshots._observe)
+    assert snapshots.attach_oom_observer(snapshots._observe)
     attached[0](0, 1, 2, 3)  # nobody runs, nothing happens
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
-    assert not device_memory.attach_observer(snapshots._observe)
+    assert not snapshots.attach_oom_observer(snapshots._observe)
 
 
 def test_the_run_goes_on_quietly(tmp_path: Path, memory: FakeDeviceMemory, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.process import about_to_fork
-from stepscope.training.run import run_name as subject
+from stepscope.training.run import identity as subject
 from stepscope.training.run.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("no_job")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.training.steps.process_metrics import MemoryFigures
+from stepscope.training.steps.listeners import MemoryFigures
 from stepscope.training.steps.telemetry import StepRecord
 
 _MS = 1_000_000

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.collectors.jobs.kubernetes.api_server import ApiError, ApiServer
-from stepscope.collectors.jobs.kubernetes.pods import Pod, PodDirectory, pod_of
-from stepscope.collectors.jobs.team_naming import TeamNaming
+from stepscope.collectors.jobs.kubernetes.pods import ApiError, ApiServer, Pod, PodDirectory, pod_of
+from stepscope.collectors.jobs.processes import TeamNaming
 from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.agent.web.certificates import self_signed
 from tests.collectors.jobs.kubernetes.fake_api import NODE, Api, pod, running

@@ -13,8 +13,8 @@ import pytest
 
 from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.core.protocol.messages import Bye, Cancel, Heartbeat, Hello, Message, ProtocolError, Welcome, encode
-from stepscope.training.agent_link import connection as subject
-from stepscope.training.agent_link.connection import AgentConnection, socket_path
+from stepscope.training import agent_link as subject
+from stepscope.training.agent_link import AgentConnection, socket_path
 from tests.training.processes import fork
 from tests.training.stand_in_agent import StandInAgent
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.protocol.messages import Heartbeat, Hello, decode
-from stepscope.training.agent_link.link import HeartbeatSource
+from stepscope.training.agent_link import HeartbeatSource
 from stepscope.training.run.identity import Identity, gpu_uuid
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
@@ -24,7 +24,7 @@ _UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 def heartbeat(monkeypatch: pytest.MonkeyPatch) -> HeartbeatSource:
     told = {"run_directory": Path("/runs/r"), "identity": _IDENTITY, "mesh": {"dp": 8}, "open_spans": list}
     context: Any = type("Context", (), told)
-    monkeypatch.setattr("stepscope.training.agent_link.link.time.time_ns", lambda: 5_000_000_000)
+    monkeypatch.setattr("stepscope.training.agent_link.time.time_ns", lambda: 5_000_000_000)
     assert RunContext.__annotations__.keys() >= {"run_directory", "identity", "mesh"}
     return HeartbeatSource(context, lambda: "wait")
 

@@ -1,1 +1,0 @@
-"""Connection between the training process and the agent on its node: heartbeats out, capture requests in."""
