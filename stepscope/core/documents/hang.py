@@ -214,7 +214,8 @@ def stall_threshold_seconds(steps: Iterable[float]) -> float:
     return max(_MIN_SECONDS, _MEDIAN_FACTOR * median, _LONGEST_FACTOR * usual)
 
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
+"""Larger numbers in a dump or in the name of one are not ranks."""
 OF_ALL = "default_pg"
 """torch's name of the group of all ranks."""
 _MAX_STACK_LINES = 8
