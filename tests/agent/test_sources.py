@@ -1,4 +1,4 @@
-"""Do all sources of a machine together tell what is there, whatever one of them does? On the fake driver."""
+"""All sources of a machine together, on the fake driver: what exists is reported, whatever one source does."""
 
 from __future__ import annotations
 

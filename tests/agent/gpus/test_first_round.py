@@ -1,4 +1,4 @@
-"""Is the GPUs' source ready no sooner than each GPU has answered or was given up, and in bounded time?"""
+"""First round of the GPU source: ready once each GPU has answered or timed out, in bounded time."""
 
 from __future__ import annotations
 

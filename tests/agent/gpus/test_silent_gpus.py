@@ -1,4 +1,4 @@
-"""Is it still told which GPU hangs and since when, and that its values are not known any more?"""
+"""Silent GPUs: reported as hanging since when, with their values withdrawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each failure of a process blamed on the right GPU, tried again in time, and never twice at once?"""
+"""Supervisor: each process failure is attributed to the right GPU and retried in time, never twice at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what is told of a silent GPU true after the clock was set back?"""
+"""State of a silent GPU stays correct after the clock was set back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are rights, limits, variables, clock, container and agent judged by what is so, with what to do?"""
+"""Doctor on permissions, limits, variables, clock, container and agent, with what to do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.documents.machine_checks import DoctorState
-from stepscope.workflow.doctor.agent import look_at_agent
-from stepscope.workflow.doctor.communication import chosen_interfaces, look_at_communication, look_at_kineto
+from stepscope.workflow.doctor.communication import (
+    chosen_interfaces,
+    look_at_agent,
+    look_at_communication,
+    look_at_kineto,
+)
 from stepscope.workflow.doctor.machine import (
     UNLIMITED,
     ClockState,

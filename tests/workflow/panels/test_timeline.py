@@ -1,4 +1,4 @@
-"""Is the area of a colour the share of its time, and is the picture a PNG?"""
+"""Timeline picture: the area of a colour is its share of time, and the file is a PNG."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-from stepscope.workflow.panels.timeline import ROW_PIXELS, encode, paint
-from stepscope.workflow.panels.timeline_tiles import make_track
+from stepscope.workflow.panels.timeline import ROW_PIXELS, encode, make_track, paint
 
 COMPUTE, WAIT = (CATEGORY_CODE[h] for h in (TimeCategory.COMPUTE_BOUND, TimeCategory.WAIT))
 NOTHING, STEP = len(CATEGORY_ORDER), len(CATEGORY_ORDER) + 1

@@ -1,4 +1,4 @@
-"""Is a real gRPC server on a Unix socket understood, also when it refuses, hangs, or is none?"""
+"""Kubelet client against a real gRPC server on a Unix socket, also when it refuses, hangs or is absent."""
 
 from __future__ import annotations
 
