@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from stepscope.agent.polling import SourceState
+from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Labels, Reading, labels_of
 
-_STALE_NS = 60_000_000_000
+_STALE_NS = int(STALE_SECONDS * 1e9)
 _SAMPLE_FIELDS = {
     "utilization_ratio": "utilization",
     "memory_bandwidth_busy_ratio": "memory_busy",
