@@ -417,7 +417,6 @@ class Profile:
 
 
 def is_measured() -> bool:
-    """Whether a profile measures this process."""
     return _profile_at_work() is not None
 
 

@@ -64,7 +64,6 @@ class StallThresholds:
         self._recent: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """A step took so long."""
         self._num_steps += 1
         if self._num_steps > _NUM_FIRST_STEPS:
             self._recent.append(seconds)

@@ -73,7 +73,6 @@ def write_report(context: RunContext, report: StuckReport) -> None:
 
 
 def stacks_file(context: RunContext) -> Path:
-    """Path of the text file with this rank's stacks."""
     return context.run_directory / stacks_path(context.identity.rank)
 
 

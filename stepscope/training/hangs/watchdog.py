@@ -79,11 +79,9 @@ class StepWatchdog:
         self._live = LiveStateWriter(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
-        """Watch the step that begins."""
         self._open = OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
-        """Update the thresholds with the step's duration."""
         self._open = None
         self._thresholds.add(record.duration_ns / 1e9)
 

@@ -241,7 +241,6 @@ class PeriodicSnapshots:
         self._waiting: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
 
     def step_ended(self, record: StepRecord) -> None:
-        """Take one when it is due."""
         if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()
@@ -257,7 +256,6 @@ class PeriodicSnapshots:
         record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
 
     def run_task(self) -> None:
-        """Write those that were taken."""
         while self._waiting:
             self._write(*self._waiting.pop(0))
 
@@ -357,7 +355,6 @@ def begin_history() -> bool:
 
 
 def end_history() -> None:
-    """Have torch forget it again."""
     import torch
 
     torch.cuda.memory._record_memory_history(None)

@@ -105,7 +105,6 @@ def relevant_environment() -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
-    """Processors this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
