@@ -34,7 +34,6 @@ def describe_environment(device_type: str) -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Each visible GPU's name and limits: megahertz and watts."""
     import torch
 
     limits = _gpu_limits()
@@ -108,7 +107,6 @@ def torch_version() -> str:
 
 
 def device_name(device_type: str) -> str:
-    """The GPU's model, or the processor's."""
     if device_type == "cpu":
         return cpu_name() or "cpu"
     import torch

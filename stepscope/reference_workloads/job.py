@@ -116,7 +116,6 @@ class Allowed:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether the value is within the bounds."""
         return (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
@@ -255,7 +254,6 @@ def layers_of(site: Site) -> Iterator[nn.Module]:
 
 
 def widest_matrix(layer: nn.Module) -> nn.Linear:
-    """The linear layer with the most outputs."""
     from torch import nn
 
     return max((part for part in layer.modules() if isinstance(part, nn.Linear)), key=lambda part: part.out_features)

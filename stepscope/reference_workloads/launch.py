@@ -50,7 +50,6 @@ class WorkloadResult:
 
     @property
     def device_type(self) -> str:
-        """Either "cpu" or "cuda"."""
         return self.job.device_type
 
     @property
@@ -60,12 +59,10 @@ class WorkloadResult:
 
     @property
     def first_loss(self) -> float:
-        """Loss of the first step."""
         return self.losses[0]
 
     @property
     def last_loss(self) -> float:
-        """Loss of the last step."""
         return self.losses[-1]
 
     @property

@@ -67,21 +67,17 @@ class ParallelPlan:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages over all ranks."""
         return self.pp * (NUM_CHUNKS if self.is_multi_stage else 1)
 
     @property
     def is_multi_stage(self) -> bool:
-        """Whether a rank holds several stages."""
         return self.pp > 1 and self.schedule in MULTI_STAGE_SCHEDULES
 
     @property
     def rank_with_loss(self) -> int:
-        """The pipeline rank that holds the last stage."""
         return rank_of_last_stage(self.schedule, self.pp) if self.pp > 1 else 0
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
-        """The stages that a pipeline rank holds, in order."""
         return stages_of_rank(self.schedule, pp_rank, self.pp) if self.pp > 1 else (0,)
 
     def layers_of(self, stage_index: int, num_layers: int) -> range:

@@ -50,7 +50,6 @@ class _Rank:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is gone."""
         return self.ended_at is not None
 
 
@@ -197,7 +196,6 @@ def _end_all(ranks: list[_Rank]) -> None:
 
 
 def _run_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
-    """Main function of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(parent)

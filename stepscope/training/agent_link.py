@@ -93,7 +93,6 @@ class AgentLink:
 
     @property
     def plan(self) -> CapturePlan:
-        """The capture that each step belongs to."""
         return self._captures.plan
 
     def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
@@ -230,7 +229,6 @@ class HeartbeatSource:
         )
 
     def _doing(self) -> str | None:
-        """The innermost phase that is open."""
         phases = open_phases(self._context.open_spans())
         return next((name for name in reversed(phases) if name.isprintable() and 0 < len(name) <= _MAX_NAME), None)
 

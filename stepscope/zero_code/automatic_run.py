@@ -130,7 +130,6 @@ class AutomaticRun:
                 self._end_step()
 
     def update_failed(self) -> None:
-        """The update ended by an exception."""
         self._depth -= 1
 
     @_harmless(None)
@@ -168,7 +167,6 @@ class AutomaticRun:
 
     @_harmless(None)
     def loader_began(self, iterator: Any, started_ns: int) -> None:
-        """The wait is over: an iteration over a loader began."""
         self._is_asking = False
         self._waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
 
@@ -180,12 +178,10 @@ class AutomaticRun:
 
     @_harmless(None)
     def loader_ran_out(self, iterator: Any, started_ns: int) -> None:
-        """The wait is over: there are no more batches."""
         self._is_asking = False
         self._waits.ran_out(_loader(iterator), started_ns, time.perf_counter_ns())
 
     def loader_failed(self) -> None:
-        """The wait ended by an exception."""
         self._is_asking = False
 
     @_harmless(_NOTHING)

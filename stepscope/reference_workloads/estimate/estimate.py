@@ -93,7 +93,6 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """The whole step."""
         return self.compute + self.tensor_parallel + self.bubble + self.data_parallel + self.optimizer
 
 

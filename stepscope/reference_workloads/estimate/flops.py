@@ -82,7 +82,6 @@ def packed_size(preset: Preset) -> int:
 
 
 def key_size(preset: Preset) -> int:
-    """Width of the keys."""
     return preset.hidden_size // preset.num_heads * preset.num_groups
 
 

@@ -102,7 +102,6 @@ class RankMemory:
 
 
 def memory_by_rank(plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[RankMemory, ...]:
-    """Memory of each pipeline rank."""
     orders = step_order(plan)
     return tuple(_Walk(plan, preset, recipe, rank).run(orders[rank]) for rank in range(plan.pp))
 
@@ -132,7 +131,6 @@ class _Walk:
         self._in_flight = self._most_in_flight = 0
 
     def run(self, order: list[Task]) -> RankMemory:
-        """Walk through the rank's passes."""
         self._hold_states()
         self._backwards_left = Counter(task.stage for task in order if task.kind.sends_gradient)
         for task in order:

@@ -59,7 +59,6 @@ def injected(job: TrainingJob) -> TrainingJob:
 
 @contextmanager
 def _naming_the_fault(injection: Injection) -> Iterator[None]:
-    """Add the name of the fault to a UsageError that it causes."""
     try:
         yield
     except UsageError as error:

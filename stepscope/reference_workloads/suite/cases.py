@@ -60,7 +60,6 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Of the job's definition."""
         definition = asdict(replace(self.job, out="", run=""))
         definition["injections"] = [[injection.name, asdict(injection)] for injection in self.job.injections]
         text = json.dumps(definition, sort_keys=True, default=str)

@@ -62,7 +62,6 @@ class SuiteReport:
 def make_report(
     scores: Sequence[CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
 ) -> SuiteReport:
-    """Sum the scores up."""
     judged = [row.prediction.is_right for row in scores if row.prediction is not None]
     known = [is_right for is_right in judged if is_right is not None]
     warnings = [
@@ -109,12 +108,10 @@ def write_report(report: SuiteReport, folder: SuiteFolder) -> None:
 
 
 def encode_report(report: SuiteReport) -> bytes:
-    """The report as a JSON document."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
 def as_markdown(report: SuiteReport) -> str:
-    """The report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
     parts.append(_failed_controls(report))
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -197,7 +197,6 @@ def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
 
 
 def _refusal(case: Case) -> str | None:
-    """Why the case cannot be run here; None when it can."""
     try:
         injected(case.run.job)
     except StepscopeError as error:

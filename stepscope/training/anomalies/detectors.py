@@ -209,12 +209,10 @@ class ScaleCollapse:
 
 
 def loss_spike(figure: str = "loss") -> Spike:
-    """The rule for the loss."""
     return Spike("loss_spike", figure, least_ratio=LOSS_RATIO)
 
 
 def gradient_explosion(figure: str) -> Spike:
-    """The rule for a gradient norm."""
     return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
 
 
@@ -254,7 +252,6 @@ class RollingBaseline:
         return True
 
     def clear(self) -> None:
-        """Forget all."""
         self._values.clear()
         self._num_left = self._at_least
         self.is_known = False

@@ -51,7 +51,6 @@ class CaptureWindow:
 
     @property
     def is_partial(self) -> bool:
-        """Whether only some ranks take it."""
         return self.request is not None and self.request.ranks is not None
 
 
@@ -71,7 +70,6 @@ class CaptureSlot:
 
     @property
     def stop(self) -> int:
-        """The step after its last."""
         return self.start + self.steps
 
 

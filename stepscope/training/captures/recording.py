@@ -191,7 +191,6 @@ _BEGINNINGS = ("_prepare_trace", "_start_trace")
 
 
 def is_recording() -> bool:
-    """Whether any torch profiler records this process."""
     import torch
 
     return bool(torch._C._autograd._profiler_enabled())

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from stepscope.training.run.identity import initialized_distributed
+
 MESH_VARIABLE = "STEPSCOPE_MESH"
 """Environment: sizes by dimension, such as tp=2,pp=2,dp=2."""
 
@@ -117,8 +119,8 @@ def _from_environment(text: str) -> list[tuple[str, int]]:
 
 def _from_groups() -> list[tuple[str, int]]:
     """DeviceMesh describes each group as mesh_<dimension>; a dimension of all ranks has none of its own."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = initialized_distributed()
+    if distributed is None:
         return []
     groups = getattr(distributed.distributed_c10d._world, "pg_map", {})
     found = {str(getattr(group, "group_desc", "")): int(group.size()) for group in groups}
