@@ -38,7 +38,6 @@ from stepscope.core.protocol.messages import (
     encode,
 )
 from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.plan import CapturePlan
 from stepscope.training.captures.schedule import Schedule, SlowStep, SlowSteps, rule_from_environment
 from stepscope.training.run.identity import gpu_uuid
 from stepscope.training.settings import RunContext
@@ -61,6 +60,7 @@ class AgentLink:
         rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
 
     Attributes:
+        plan: the capture that each step belongs to.
         step_time: recent time of a step.
         tick_seconds: time from one `tick` to the next.
     """
@@ -84,16 +84,13 @@ class AgentLink:
             slow_steps=self._slow_steps,
             send=self._send,
         )
+        self.plan = self._captures.plan
         self.tick_seconds = self._captures.tick_seconds
         self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
         self._start_if_needed(0)
-
-    @property
-    def plan(self) -> CapturePlan:
-        return self._captures.plan
 
     def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
         """Take in a finished step, in about a microsecond.
