@@ -287,12 +287,8 @@ def _draw(label: int, height: int, width: int, generator: torch.Generator) -> to
     return (128 + 40 * stripes + 30 * clouds + 12 * noise).clamp(0, 255).to(torch.uint8)
 
 
-def _jpegs(folder: Path) -> Iterator[Path]:
-    return (Path(entry) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if _is_jpeg(entry))
-
-
-def _is_jpeg(entry: os.DirEntry[str]) -> bool:
-    return Path(entry.name).suffix.lower() in _SUFFIXES
+def _jpegs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
 
 
 def _import_pillow() -> Any:

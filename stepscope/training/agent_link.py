@@ -210,6 +210,7 @@ class HeartbeatSource:
         """The line on the newest step and the open one."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
+        figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
             return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
         return encode(
@@ -220,7 +221,7 @@ class HeartbeatSource:
                 ms=max(record.duration_ns, 0) / 1e6,
                 data_wait_ms=max(record.data_wait_ns, 0) / 1e6,
                 phases_ms={name: max(ns, 0) / 1e6 for name, ns in _first_of(record.phases).items()},
-                figures={} if settled is None else _sendable(settled.figures),
+                figures={name: value for name, value in figures.items() if -_MAX_FIGURE < value < _MAX_FIGURE},
                 doing=doing,
             )
         )
@@ -234,10 +235,6 @@ def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
     """The first few of them; copied whole first, as the training thread may add one meanwhile."""
     named = {name: value for name, value in dict(numbers).items() if name.isprintable() and 0 < len(name) <= _MAX_NAME}
     return dict(list(named.items())[:_MAX_NAMES])
-
-
-def _sendable(figures: Mapping[str, int | float]) -> dict[str, int | float]:
-    return {name: value for name, value in _first_of(figures).items() if -_MAX_FIGURE < value < _MAX_FIGURE}
 
 
 HEARTBEAT_SECONDS = 1.0
