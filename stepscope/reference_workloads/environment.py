@@ -38,13 +38,10 @@ def _gpus() -> list[dict[str, Any]]:
 
     limits = _gpu_limits()
     return [
-        {"name": torch.cuda.get_device_name(index)} | limits.get(_uuid(torch, index), {})
+        {"name": torch.cuda.get_device_name(index)}
+        | limits.get(f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}", {})
         for index in range(torch.cuda.device_count())
     ]
-
-
-def _uuid(torch: Any, index: int) -> str:
-    return f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
 def _gpu_limits() -> dict[str, dict[str, str | None]]:

@@ -75,7 +75,7 @@ class ParallelPlan:
 
     @property
     def rank_with_loss(self) -> int:
-        return rank_of_last_stage(self.schedule, self.pp) if self.pp > 1 else 0
+        return 0 if self.schedule in V_SCHEDULES else self.pp - 1
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
         return stages_of_rank(self.schedule, pp_rank, self.pp) if self.pp > 1 else (0,)
@@ -169,11 +169,6 @@ def stages_of_rank(schedule: str, pp_rank: int, pp: int) -> tuple[int, ...]:
     if schedule in V_SCHEDULES:
         return pp_rank, 2 * pp - 1 - pp_rank
     return tuple(range(pp_rank, NUM_CHUNKS * pp, pp))
-
-
-def rank_of_last_stage(schedule: str, pp: int) -> int:
-    """The pipeline rank that knows the loss."""
-    return 0 if schedule in V_SCHEDULES else pp - 1
 
 
 _DDP_MULTI_STAGE = (

@@ -38,7 +38,6 @@ from stepscope.core.protocol.messages import (
     encode,
 )
 from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.plan import CapturePlan
 from stepscope.training.captures.schedule import Schedule, SlowStep, SlowSteps, rule_from_environment
 from stepscope.training.run.identity import gpu_uuid
 from stepscope.training.settings import RunContext
@@ -61,6 +60,7 @@ class AgentLink:
         rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
 
     Attributes:
+        plan: the capture that each step belongs to.
         step_time: recent time of a step.
         tick_seconds: time from one `tick` to the next.
     """
@@ -84,16 +84,13 @@ class AgentLink:
             slow_steps=self._slow_steps,
             send=self._send,
         )
+        self.plan = self._captures.plan
         self.tick_seconds = self._captures.tick_seconds
         self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
         self._start_if_needed(0)
-
-    @property
-    def plan(self) -> CapturePlan:
-        return self._captures.plan
 
     def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
         """Take in a finished step, in about a microsecond.
@@ -213,6 +210,7 @@ class HeartbeatSource:
         """The line on the newest step and the open one."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
+        figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
             return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
         return encode(
@@ -223,7 +221,7 @@ class HeartbeatSource:
                 ms=max(record.duration_ns, 0) / 1e6,
                 data_wait_ms=max(record.data_wait_ns, 0) / 1e6,
                 phases_ms={name: max(ns, 0) / 1e6 for name, ns in _first_of(record.phases).items()},
-                figures={} if settled is None else _sendable(settled.figures),
+                figures={name: value for name, value in figures.items() if -_MAX_FIGURE < value < _MAX_FIGURE},
                 doing=doing,
             )
         )
@@ -237,10 +235,6 @@ def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
     """The first few of them; copied whole first, as the training thread may add one meanwhile."""
     named = {name: value for name, value in dict(numbers).items() if name.isprintable() and 0 < len(name) <= _MAX_NAME}
     return dict(list(named.items())[:_MAX_NAMES])
-
-
-def _sendable(figures: Mapping[str, int | float]) -> dict[str, int | float]:
-    return {name: value for name, value in _first_of(figures).items() if -_MAX_FIGURE < value < _MAX_FIGURE}
 
 
 HEARTBEAT_SECONDS = 1.0

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_FOREIGN_THREAD: Any = getattr(threading, "_DummyThread", ())
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -305,12 +306,7 @@ def _at_exit(end: Any) -> None:
 
 def _is_autograds() -> bool:
     """Whether Python did not begin the current thread, as is so for the threads on which autograd goes backward."""
-    return isinstance(threading.current_thread(), _foreign_thread())
-
-
-@functools.cache
-def _foreign_thread() -> Any:
-    return getattr(threading, "_DummyThread", ())
+    return isinstance(threading.current_thread(), _FOREIGN_THREAD)
 
 
 NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"

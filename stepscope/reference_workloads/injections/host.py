@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import (
+    EQUAL_STAGES,
     GPUS,
     NO_COMPILER,
     PINNED_CORES,
@@ -129,7 +130,7 @@ class LaunchBound(Injection):
         TRANSFORMER,
         GPUS,
         NO_COMPILER,
-        Need("stages of equal size", lambda job: job.plan.stage_layers is None),
+        EQUAL_STAGES,
     )
     shows: ClassVar[str] = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 

@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low as median
 from typing import Protocol
 
 NUM_REMEMBERED = 128
@@ -255,11 +256,6 @@ class RollingBaseline:
         self._values.clear()
         self._num_left = self._at_least
         self.is_known = False
-
-
-def median(values: Sequence[float] | deque[float]) -> float:
-    """The middle one of at least one value, the lower of two."""
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:

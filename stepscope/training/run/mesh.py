@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepscope.training.run.identity import initialized_distributed
@@ -126,8 +126,8 @@ def _from_groups() -> list[tuple[str, int]]:
     found = {str(getattr(group, "group_desc", "")): int(group.size()) for group in groups}
     named = {name.removeprefix("mesh_"): size for name, size in found.items() if name.startswith("mesh_")}
     whole = {name.lower() for name in named if name.lower() in KNOWN_DIMENSIONS}  # one may be flattened of others
-    return [(name, size) for name, size in named.items() if _is_whole_dimension(name.lower(), whole)]
-
-
-def _is_whole_dimension(name: str, whole: Collection[str]) -> bool:
-    return name in whole or _DIMENSION_OF_NAME.get(name) not in whole
+    return [
+        (name, size)
+        for name, size in named.items()
+        if name.lower() in whole or _DIMENSION_OF_NAME.get(name.lower()) not in whole
+    ]
