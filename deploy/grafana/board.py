@@ -1,7 +1,7 @@
-"""Which panels has the Grafana board of GPUs? Writes gpus.json beside: python deploy/grafana/board.py
+"""Grafana board of the GPUs of a cluster. `python deploy/grafana/board.py` writes gpus.json next to this file.
 
-The board asks for metrics of the node agent alone; a test sees to it that each of them is one, that Prometheus
-understands each query, and that the file is what this program writes.
+The board queries metrics of the node agent only. A test checks that each of them exists, that Prometheus parses each
+query, and that gpus.json is up to date.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _NAME = "{{instance}} GPU {{gpu}} {{mig_profile}}"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel.
+    """Panel of the board.
 
     Attributes:
-        title, description: of it.
+        title: heading of the panel.
+        description: text of its info icon.
         unit: Grafana's name of the unit.
-        queries: PromQL and legend.
-        kind: timeseries, stat, table.
-        width, height: in Grafana's columns and rows.
-        most: top of the axis; None: as it comes.
+        queries: pairs of PromQL expression and legend.
+        kind: `timeseries`, `stat` or `table`.
+        width: in columns of Grafana's grid, 24 in all.
+        height: in rows of Grafana's grid.
+        axis_max: upper end of the axis; None: chosen by Grafana.
     """
 
     title: str
@@ -39,7 +41,7 @@ class Panel:
     kind: str = "timeseries"
     width: int = 8
     height: int = 8
-    most: float | None = None
+    axis_max: float | None = None
 
 
 def _gpu(metric: str) -> str:
@@ -47,7 +49,7 @@ def _gpu(metric: str) -> str:
 
 
 def _ratio(title: str, description: str, metric: str) -> Panel:
-    return Panel(title, description, "percentunit", ((_gpu(metric), _NAME),), most=1.0)
+    return Panel(title, description, "percentunit", ((_gpu(metric), _NAME),), axis_max=1.0)
 
 
 def _rate(metric: str) -> str:
@@ -58,13 +60,19 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Fleet",
         (
-            Panel("GPUs that answer", "", "none", ((f"sum({_gpu('up')})", "up"),), "stat", 4, 4),
+            Panel("GPUs up", "GPUs that answer the agent.", "none", ((f"sum({_gpu('up')})", "up"),), "stat", 4, 4),
             Panel(
-                "GPUs that do not", "", "none", ((f"count({_gpu('up')} == 0) or vector(0)", "down"),), "stat", 4, 4
+                "GPUs down",
+                "GPUs that do not answer the agent.",
+                "none",
+                ((f"count({_gpu('up')} == 0) or vector(0)", "down"),),
+                "stat",
+                4,
+                4,
             ),
             Panel(
-                "Sick GPUs",
-                "Failed by the agent's judgement.",
+                "Failed GPUs",
+                "GPUs whose health state is `failed`.",
                 "none",
                 ((f'sum(stepscope_gpu_health{{state="failed",{_WHOSE[1:]}) or vector(0)', "failed"),),
                 "stat",
@@ -72,18 +80,18 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 4,
             ),
             Panel(
-                "Held and idle",
-                "Somebody has them, and no kernel ran for minutes.",
+                "Allocated but idle",
+                "GPUs that a job holds without running a kernel for minutes.",
                 "none",
                 ((f'sum(stepscope_gpu_use_state{{state="held_but_idle",{_WHOSE[1:]}) or vector(0)', "idle"),),
                 "stat",
                 4,
                 4,
             ),
-            Panel("Power", "", "watt", ((f"sum({_gpu('power_watts')})", "power"),), "stat", 4, 4),
+            Panel("Power", "Total power draw.", "watt", ((f"sum({_gpu('power_watts')})", "power"),), "stat", 4, 4),
             Panel(
-                "Agents that do not answer",
-                "",
+                "Agents down",
+                "Node agents that Prometheus cannot scrape.",
                 "none",
                 (('count(up{job="stepscope"} == 0) or vector(0)', "down"),),
                 "stat",
@@ -91,8 +99,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 4,
             ),
             Panel(
-                "Who has which GPU",
-                "Of the node agent's own jobs: Slurm, Kubernetes, or processes.",
+                "Jobs by GPU",
+                "Slurm jobs, Kubernetes pods or processes that hold each GPU.",
                 "none",
                 ((f"stepscope_gpu_job_info{_WHOSE} * on (instance, job_kind, job_id) group_left (job_name, user, team) "
                   "stepscope_job_info", ""),),
@@ -102,38 +110,39 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "What the GPUs do",
+        "Utilization",
         (
             Panel(
-                "GPUs by what they spent the last minute on",
-                "The agent's judgement by counters alone; docs/explanation/fleet-class.md.",
+                "GPUs by bottleneck",
+                "Main use of the last minute, classified from counters; docs/explanation/fleet-class.md.",
                 "none",
                 ((f"sum by (cause) ({_gpu('class')}) > 0", "{{cause}}"),),
                 width=12,
             ),
             Panel(
-                "Where their time went",
-                "Estimated shares, all GPUs together.",
+                "GPU time by activity",
+                "Estimated shares of time, average of all GPUs.",
                 "percentunit",
                 ((f"avg by (spent) ({_gpu('time_ratio')})", "{{spent}}"),),
                 width=12,
-                most=1.0,
+                axis_max=1.0,
             ),
-            _ratio("Tensor cores", "Share of cycles in which a tensor core pipe was active.", "tensor_active_ratio"),
-            _ratio("Memory traffic", "Share of cycles in which memory moved data.", "dram_active_ratio"),
-            _ratio("SMs", "Share of SM cycles with a warp resident.", "sm_active_ratio"),
-            _ratio("Utilisation", "Share of time in which any kernel ran; tells nothing of how well.",
+            _ratio("Tensor core activity", "Share of cycles in which a tensor core pipe was active.",
+                   "tensor_active_ratio"),
+            _ratio("Memory bandwidth", "Share of cycles in which device memory moved data.", "dram_active_ratio"),
+            _ratio("SM activity", "Share of SM cycles with a resident warp.", "sm_active_ratio"),
+            _ratio("GPU utilization", "Share of time in which any kernel ran; no measure of efficiency.",
                    "utilization_ratio"),
             Panel(
                 "Memory used",
-                "",
+                "Share of the GPU's memory in use.",
                 "percentunit",
                 ((f"{_gpu('memory_used_bytes')} / {_gpu('memory_total_bytes')}", _NAME),),
-                most=1.0,
+                axis_max=1.0,
             ),
             Panel(
-                "NVLink",
-                "Out above, in below.",
+                "NVLink traffic",
+                "Transmitted above zero, received below.",
                 "Bps",
                 (
                     (_gpu("nvlink_transmit_bytes_per_second"), f"{_NAME} out"),
@@ -143,31 +152,32 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "What slows them",
+        "Power, clocks and temperature",
         (
             Panel(
-                "Power of its limit",
-                "",
+                "Power",
+                "Power draw as a share of the power limit.",
                 "percentunit",
                 ((f"{_gpu('power_watts')} / {_gpu('power_limit_watts')}", _NAME),),
             ),
             Panel(
-                "Clock of the SMs",
-                "",
+                "SM clock",
+                "Frequency of the SM clock.",
                 "hertz",
                 ((_gpu("sm_clock_hertz"), _NAME),),
             ),
             Panel(
-                "Throttled",
-                "Reasons beside idling.",
+                "Throttling",
+                "Active throttle reasons, without idle.",
                 "none",
                 ((f'stepscope_gpu_throttle_reason{{reason!="idle",{_WHOSE[1:]} == 1', f"{_NAME} {{{{reason}}}}"),),
             ),
-            Panel("Temperature", "", "celsius", ((_gpu("temperature_celsius"), _NAME),)),
-            Panel("Temperature of the memory", "", "celsius", ((_gpu("memory_temperature_celsius"), _NAME),)),
+            Panel("GPU temperature", "Temperature of the GPU die.", "celsius", ((_gpu("temperature_celsius"), _NAME),)),
+            Panel("Memory temperature", "Temperature of the device memory.", "celsius",
+                  ((_gpu("memory_temperature_celsius"), _NAME),)),
             Panel(
-                "PCIe",
-                "Out above, in below.",
+                "PCIe traffic",
+                "Transmitted above zero, received below.",
                 "Bps",
                 (
                     (_gpu("pcie_transmit_bytes_per_second"), f"{_NAME} out"),
@@ -177,11 +187,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "What is wrong with them",
+        "Health",
         (
             Panel(
-                "Open events",
-                "What the agent found and what is to be done.",
+                "Open health events",
+                "Events found by the agent, with severity and action.",
                 "none",
                 ((f"stepscope_gpu_health_event{_WHOSE}", ""),),
                 "table",
@@ -189,14 +199,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "XIDs",
-                "Within the last hour.",
+                "XIDs of the last hour.",
                 "none",
                 ((f"time() - stepscope_gpu_xid_last_timestamp_seconds{_WHOSE} < 3600", f"{_NAME} XID {{{{xid}}}}"),),
                 width=12,
             ),
             Panel(
-                "Memory errors a second",
-                "Corrected ones that come fast stall a GPU before it fails.",
+                "ECC errors per second",
+                "A high rate of corrected errors stalls a GPU before it fails.",
                 "cps",
                 (
                     (_rate("ecc_corrected_errors_total"), f"{_NAME} corrected"),
@@ -204,39 +214,40 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
-                "NVLink errors a second",
-                "",
+                "NVLink errors per second",
+                "CRC errors of flits, and replays.",
                 "cps",
                 (
                     (_rate("nvlink_crc_flit_errors_total"), f"{_NAME} flits"),
                     (_rate("nvlink_replay_errors_total"), f"{_NAME} replays"),
                 ),
             ),
-            Panel("PCIe replays a second", "", "cps", ((_rate("pcie_replays_total"), _NAME),)),
+            Panel("PCIe replays per second", "Packets sent again after a transmission error.", "cps",
+                  ((_rate("pcie_replays_total"), _NAME),)),
         ),
     ),
     (
-        "Machine and agent",
+        "Host and agent",
         (
             Panel(
                 "CPU pressure",
-                "Share of time in which some thread waited for a core.",
+                "Share of time in which at least one thread waited for a core.",
                 "percentunit",
                 ((f'rate(stepscope_host_pressure_seconds_total{{resource="cpu",share="some",{_HOST[1:]}'
                   "[$__rate_interval])", "{{instance}}"),),
-                most=1.0,
+                axis_max=1.0,
             ),
             Panel(
-                "Memory that can be had",
-                "",
+                "Host memory available",
+                "Share of host memory available to new allocations.",
                 "percentunit",
                 ((f"stepscope_host_memory_available_bytes{_HOST} / stepscope_host_memory_total_bytes{_HOST}",
                   "{{instance}}"),),
-                most=1.0,
+                axis_max=1.0,
             ),
             Panel(
-                "Sources that give nothing",
-                "With the reason.",
+                "Collectors without data",
+                "Collectors that return no data, with the reason.",
                 "none",
                 ((f"stepscope_agent_collector_up{_HOST} == 0", "{{instance}} {{collector}} {{reason}}"),),
             ),
@@ -246,7 +257,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
 
 
 def board() -> dict[str, Any]:
-    """The board as Grafana imports it."""
+    """JSON model of the board, as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS:
@@ -274,7 +285,7 @@ def board() -> dict[str, Any]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    axis = {"min": 0.0, "max": panel.most} if panel.most is not None else {}
+    axis = {"min": 0.0, "max": panel.axis_max} if panel.axis_max is not None else {}
     targets = [
         {
             "refId": chr(ord("A") + place),
@@ -297,7 +308,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 def _variables() -> list[dict[str, Any]]:
     data = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
-    return [data, _variable("instance", "Machine", "stepscope_gpu_up"),
+    return [data, _variable("instance", "Node", "stepscope_gpu_up"),
             _variable("gpu", "GPU", 'stepscope_gpu_up{instance=~"$instance"}')]  # fmt: skip
 
 

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Slurm Epilog: did the job leave its GPUs with errors? Asks the driver only, which takes about a second.
+# Slurm Epilog: drains the node if the job left its GPUs with errors. It asks the driver only, about one second.
 #
 #   slurm.conf:  Epilog=/etc/slurm/epilog.d/stepscope.sh
 #
-# STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_LOGS: where reports are kept. STEPSCOPE_EXPECTED_GPUS: how many whole GPUs
-# the node has, also where MIG is on; a node with fewer is drained.
+# STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_LOGS: folder for reports. STEPSCOPE_EXPECTED_GPUS: number of physical GPUs
+# of the node, also with MIG enabled; a node with fewer is drained.
 set -u
 stepscope=${STEPSCOPE:-stepscope}
 logs=${STEPSCOPE_PREFLIGHT_LOGS:-/var/log/stepscope}
-expected=${STEPSCOPE_EXPECTED_GPUS:-} # 8, say; empty: as many as there are
+expected=${STEPSCOPE_EXPECTED_GPUS:-} # for example 8; empty: not checked
 if [[ ! $expected =~ ^[0-9]*$ ]]; then
-  logger -t stepscope "STEPSCOPE_EXPECTED_GPUS is no number: $expected; it is passed over"
+  logger -t stepscope "STEPSCOPE_EXPECTED_GPUS is not a number: $expected; ignored"
   expected=
 fi
 job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0
 command -v "$stepscope" >/dev/null || exit 0
-# in memory while it is made: neither a full disk nor a folder that cannot be had is a GPU's fault
+# the report is written to memory: a full disk or a missing folder is not a GPU fault
 report=/dev/null
 for folder in /dev/shm /run /tmp "$logs"; do
   file=$(mktemp -p "$folder" stepscope.XXXXXX 2>/dev/null) || continue
-  if printf '%65536s' '' 2>/dev/null >"$file"; then report=$file && break; fi # it has room for a report
+  if printf '%65536s' '' 2>/dev/null >"$file"; then report=$file && break; fi # has room for a report
   rm -f "$file"
 done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
@@ -35,17 +35,17 @@ kept=$logs/epilog-$job.txt
 reason=
 case $code in
   0) exit 0 ;;
-  1) reason=$(grep -m 1 '^FAIL ' "$report" | cut -c 1-200) ;; # any program that breaks ends with 1
+  1) reason=$(grep -m 1 '^FAIL ' "$report" | cut -c 1-200) ;; # any broken program exits with status 1
   4)
     reason=$(grep -m 1 -E '^(FAIL |stepscope:)' "$report" | cut -c 1-200)
     reason=${reason:-the driver does not answer}
     ;;
   124 | 137) reason="the driver hangs" ;;
 esac
-if [[ -z $reason ]]; then # wrong use, a broken installation: not the node's fault
-  logger -t stepscope "GPUs after job $job could not be asked (exit code $code), see $kept"
+if [[ -z $reason ]]; then # wrong options or a broken installation: not a node fault
+  logger -t stepscope "GPUs after job $job could not be checked (exit code $code), see $kept"
   exit 0
 fi
 logger -t stepscope "after job $job: $reason"
 scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope after job: $reason"
-exit 0 # the node is drained already, with the reason
+exit 0 # the node is already drained with the reason

@@ -85,7 +85,7 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
 @click.argument("file", type=FILE)
 def check_settings(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
-    from stepscope.agent.assembly import assembled
+    from stepscope.agent.service import assembled
 
     assembled(load(file))
     click.echo(f"{file}: these settings can be used")
@@ -109,8 +109,7 @@ def run(configuration: Configuration) -> None:
 
     Starts without a GPU or driver, too, and reports what is missing.
     """
-    from stepscope.agent.assembly import assembled
-    from stepscope.agent.service import serve
+    from stepscope.agent.service import assembled, serve
 
     parts = assembled(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
@@ -127,8 +126,8 @@ def run(configuration: Configuration) -> None:
 @json_option
 def check(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
-    from stepscope.agent.assembly import sources_of
     from stepscope.agent.check import check_machine
+    from stepscope.agent.service import sources_of
     from stepscope.cli.terminal.agent_check import check_lines
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")

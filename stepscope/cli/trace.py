@@ -92,13 +92,13 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
 
 
 def _rank(file: TraceFileInfo) -> str:
-    rank = "not told" if file.rank is None else str(file.rank)
-    return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend not told'})"
+    rank = "unknown" if file.rank is None else str(file.rank)
+    return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend unknown'})"
 
 
 def _group(group: GroupInfo) -> str:
     members = (
-        "members not told"
+        "members unknown"
         if group.ranks is None
         else f"{form(len(group.ranks), 'rank')} {number_runs(group.ranks, dash='-')}"
     )

@@ -13,7 +13,7 @@ from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing
 _UNITS = {metric.name: metric.unit for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
 _MAX_CLAMPED = 2.0
 """Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
-far over is no measurement."""
+far over is not a measurement."""
 
 
 class NoValue(NamedTuple):

@@ -222,7 +222,7 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
-"""What unpickling raises for bytes that are no index."""
+"""What unpickling raises for bytes that are not an index."""
 
 WHAT_NEXT = "give another one of the run's checkpoints/step{n} folders"
 

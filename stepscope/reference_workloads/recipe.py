@@ -156,7 +156,7 @@ class Recipe:
             )
         if not self.overlaps_reduction and (plan.dp == 1 or plan.replicate):
             raise UsageError(
-                "torch's `replicate` cannot be told when to reduce"
+                "torch's `replicate` has no option for when to reduce"
                 if plan.replicate
                 else "dp is 1: nothing is reduced",
                 where="--no-overlap",

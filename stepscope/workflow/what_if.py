@@ -8,9 +8,8 @@ from pathlib import Path
 
 from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.what_if.fixes import FIXES
-from stepscope.analyzer.what_if.operations.dependencies import find_dependencies
-from stepscope.analyzer.what_if.operations.grid import Grid, arrange
-from stepscope.analyzer.what_if.operations.slowdown import Removal, Replay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operation_slowdown import Removal, Replay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operations import Grid, arrange, find_dependencies
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR, PIPELINE_CAUSES
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.nccl_stalls import NcclSource, StallHistory, ras_address
+from stepscope.agent.hang_detection import NcclSource, StallHistory, ras_address
 from stepscope.collectors.nccl.ras import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError

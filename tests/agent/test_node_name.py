@@ -1,4 +1,4 @@
-"""Is the machine called as its operator says, before its cluster, before its host name?"""
+"""Node name: the operator's setting, then the cluster's name, then the host name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.metrics_page import MetricsPage
-from stepscope.agent.node_name import node_name
 
 
 def test_a_setting_before_the_cluster_before_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

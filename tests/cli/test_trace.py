@@ -1,4 +1,4 @@
-"""Does `stepscope trace info` keep data on stdout, warnings on stderr and its exit codes?"""
+"""`stepscope trace info`: data on stdout, warnings on stderr, documented exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_json_document_has_schema_files_and_warnings(trace: str) -> None:
 def test_piped_output_is_plain_lines_that_name_the_file(trace: str) -> None:
     lines = _run(trace).stdout.splitlines()
     assert all(line.startswith(f"{trace}: ") for line in lines)
-    assert f"{trace}: rank: 2 of 12 (backend not told)" in lines
+    assert f"{trace}: rank: 2 of 12 (backend unknown)" in lines
     assert f"{trace}: group 0: dp (ranks 0-3, 8, 10-11), named by 0 calls" in lines
     assert f"{trace}: problems: none" in lines
 

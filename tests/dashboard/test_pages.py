@@ -1,4 +1,4 @@
-"""Do the pages work in a real browser: right content, both themes, keyboard, no error, no request off this host?"""
+"""Pages in a real browser: content, both themes, keyboard, no errors, no requests to other hosts."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_an_unexpected_error_is_a_page_with_its_id_and_a_way_to_try_again(
     ("status", "content", "says"),
     [
         (502, "<html>Bad gateway</html>", "the server answers with status 502."),
-        (200, "<html>Please log in</html>", "the server's answer is no JSON."),
+        (200, "<html>Please log in</html>", "the server's answer is not JSON."),
         (422, '{"error": {"message": "timeline.json: is damaged", "what_next": ""}}', "timeline.json: is damaged"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Does Kubernetes' own client understand the manifests, every field of them?"""
+"""Kubernetes manifests: every field is known to the Kubernetes client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import load
+from stepscope.agent.service import assembled
 from tests.deploy.conftest import DEPLOY, Run
 
 _FOLDER = DEPLOY / "kubernetes"

@@ -1,4 +1,4 @@
-"""Do Slurm's prologue and epilogue check the GPUs that Slurm means? With our command, on nodes that are fake."""
+"""Slurm prolog and epilog check the GPUs of the job. With the real command, on fake nodes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_numbers_of_instances_have_all_gpus_checked_and_drain_no_node_that_is_we
     assert drained_for(told) == ""
     assert told[1] == ""
     assert "preflight passed: 2 of 2" in told[2]
-    assert "warning: Slurm's 9 tells no GPU on a machine with MIG" in told[2]
+    assert "warning: Slurm's 9 identifies no GPU on a machine with MIG" in told[2]
 
 
 def test_an_instance_is_checked_by_its_gpu(run: Scripts, node: FakeNvml) -> None:
@@ -135,7 +135,7 @@ def test_a_gpu_that_is_gone_from_driver_and_bus_drains_the_node(run: Scripts, no
     node.values["gpus"] = "7"
     node.write()
     gone = names[names.find("G") :] if "G" in names else "0"
-    assert drained_for(run(names)).startswith(f"FAIL  driver: Slurm names GPU {gone}, which the driver does not tell")
+    assert drained_for(run(names)).startswith(f"FAIL  driver: Slurm names GPU {gone}, which the driver does not know")
     assert drained_for(run("7")) == ""
 
 
@@ -158,5 +158,5 @@ def test_a_lost_gpu_is_the_one_whose_number_no_other_has(run: Scripts, node: Fak
 def test_a_number_of_gpus_that_is_none_is_said_and_passed_over(run: Scripts) -> None:
     code, calls, _ = run("0", expected="eight")
     assert code == 0
-    assert "STEPSCOPE_EXPECTED_GPUS is no number: eight" in calls
+    assert "STEPSCOPE_EXPECTED_GPUS is not a number: eight" in calls
     assert "scontrol" not in calls

@@ -1,4 +1,4 @@
-"""Does systemd understand the unit, and is it as locked up as an agent of GPUs can be?"""
+"""systemd unit: valid, and as restricted as an agent for GPUs can be."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import load
+from stepscope.agent.service import assembled
 from tests.deploy.conftest import DEPLOY, Run
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"

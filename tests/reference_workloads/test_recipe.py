@@ -1,4 +1,4 @@
-"""Do a recipe's options leave the maths alone, and are those refused that torch cannot do?"""
+"""Options of a recipe leave the maths unchanged, and options that torch cannot do are rejected."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ def test_selective_recomputation_repeats_norms_but_no_matrix_product() -> None:
     [
         (ParallelPlan(dp=2), Recipe(bucket_mb=1), "only DistributedDataParallel collects gradients in buckets"),
         (ParallelPlan(), Recipe(overlaps_reduction=False), "^--no-overlap: dp is 1: nothing is reduced"),
-        (ParallelPlan(dp=2, zero=0, replicate=True), Recipe(overlaps_reduction=False), "cannot be told when to reduce"),
+        (
+            ParallelPlan(dp=2, zero=0, replicate=True),
+            Recipe(overlaps_reduction=False),
+            "has no option for when to reduce",
+        ),
         (ParallelPlan(dp=2, tp=2, zero=1), Recipe(overlaps_reduction=False), "parameters stay DTensors"),
         (ParallelPlan(dp=2, zero=0), Recipe(prefetches=False), "^--no-prefetch: .* none are gathered ahead"),
         (ParallelPlan(), Recipe(loader_prefetch=2), "no workers"),

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from stepscope.agent.captures.backends import CaptureBackend
 from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
-from stepscope.agent.config.settings import CaptureLimits
-from stepscope.agent.node_name import node_name
+from stepscope.agent.config.settings import CaptureLimits, node_name
 from stepscope.core.errors import printable
 from stepscope.core.protocol.captures import (
     CaptureOrder,
@@ -201,7 +200,6 @@ class CaptureCoordinator:
         return [target for backend in self._backends for target in backend.targets()]
 
     def _publish(self) -> None:
-        """Show and keep what has changed."""
         reports = {name: capture.report for name, capture in self._captures.items()}
         final = [name for name, report in reports.items() if report.state.is_final]
         for name in final[: max(len(reports) - _MAX_KEPT, 0)]:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.agent.config.keys import Key, key, keys_of
 from stepscope.collectors.jobs.kubernetes.pod_resources import KUBELET_SOCKET
-from stepscope.collectors.jobs.team_naming import PROJECT_NAMES, TEAM_NAMES, TeamNaming
+from stepscope.collectors.jobs.processes import PROJECT_NAMES, TEAM_NAMES, TeamNaming
 from stepscope.core.protocol.captures import MAX_CAPTURED_STEPS
 from stepscope.core.protocol.messages import DEFAULT_SOCKET
 
@@ -186,10 +189,7 @@ class Kineto:
         metavar="DIR",
     )
     directory: str = key(
-        "",
-        "Folder for their traces. Empty: captures/ in the state directory.",
-        flag="--captures-dir",
-        metavar="DIR",
+        "", "Folder for their traces. Empty: captures/ in the state directory.", flag="--captures-dir", metavar="DIR"
     )
 
 
@@ -210,3 +210,14 @@ class Settings:
 
 KEYS: dict[str, Key] = keys_of(Settings)
 """All settings by `section.key`."""
+
+
+def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it.
+
+    Args:
+        setting: the name in the configuration.
+        environment: the process's own by default.
+    """
+    environment = os.environ if environment is None else environment
+    return setting or environment.get("NODE_NAME", "") or socket.gethostname()

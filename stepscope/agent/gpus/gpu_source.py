@@ -1,21 +1,25 @@
-"""Sources of the GPUs' readings and of GPU errors in the kernel log.
+"""Sources of the GPUs' readings and of GPU errors in the kernel log, and the GPU indices of other sources.
 
 `FirstRound` decides when every GPU has answered or was given up, `SilentGpus` what is reported of a GPU that stopped
-answering.
+answering. The first source that knows a GPU gives it its index, `Renumbered` sources take it over. Until the first
+source has answered, or was given up, they wait. An index is remembered while the first source is silent, and is
+given to no other GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.targets import Snapshot, TargetState
+from stepscope.agent.gpus.targets import Snapshot, Target
+from stepscope.agent.polling import SourceState
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.hardware.devices import Device, device_in
+from stepscope.core.hardware.devices import Device, device_in, device_of
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.gpu import GPU, SWITCH
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
@@ -33,15 +37,10 @@ class GpuSource:
     Args:
         probes: the probe processes.
         quiet_seconds: see `FirstRound`.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
-        self,
-        probes: GpuProbes,
-        *,
-        quiet_seconds: float,
-        wall_clock_ns: Callable[[], int] = time.time_ns,
+        self, probes: GpuProbes, *, quiet_seconds: float, wall_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._probes = probes
         self._first_round = FirstRound(quiet_seconds)
@@ -102,7 +101,6 @@ class KernelLogSource:
 
 
 def _log_findings(findings: Sequence[Finding]) -> None:
-    """Log the first of them, and the number of the others."""
     for finding in findings[:_MAX_LOG_LINES]:
         _log.warning("%s: %s", _name_of(finding.labels), finding.message)
     if len(findings) > _MAX_LOG_LINES:
@@ -131,11 +129,11 @@ class FirstRound:
         self._quiet_seconds = quiet_seconds
         self._clock = clock
         self._began: float | None = None
-        self._targets: tuple[TargetState, ...] = ()
+        self._targets: tuple[Target, ...] = ()
         self._changed = 0.0
         self._is_over = False
 
-    def waits_for(self, targets: Sequence[TargetState], refusal: MissingReason | None) -> str:
+    def waits_for(self, targets: Sequence[Target], refusal: MissingReason | None) -> str:
         """One line on the GPUs that have not answered; empty when the round is over or the driver does not answer.
 
         Args:
@@ -198,13 +196,13 @@ class SilentGpus:
         return Collection.joined(_lost_values(one, self._last[one.device], readings) for one in silent)
 
 
-def _is_silent(target: TargetState, now_ns: int) -> bool:
+def _is_silent(target: Target, now_ns: int) -> bool:
     if target.answered_ns is None:
         return False
     return target.reason is not None or now_ns - target.answered_ns > _SILENT_NS
 
 
-def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
+def _values_of(target: Target, readings: Iterable[Reading]) -> _LastValues:
     facts, values = None, set()
     for reading in _readings_of(target, readings):
         if reading.metric == _INFO:
@@ -214,7 +212,7 @@ def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
     return _LastValues(facts, frozenset(values))
 
 
-def _lost_values(target: TargetState, last: _LastValues, readings: Iterable[Reading]) -> Collection:
+def _lost_values(target: Target, last: _LastValues, readings: Iterable[Reading]) -> Collection:
     assert target.answered_ns is not None
     now = _values_of(target, readings)
     facts = () if last.facts is None or now.facts else (Reading(_INFO, 1.0, last.facts, target.answered_ns),)
@@ -222,7 +220,7 @@ def _lost_values(target: TargetState, last: _LastValues, readings: Iterable[Read
     return Collection(facts, tuple(Missing(metric, device.labels(), reason) for metric, device in lost))
 
 
-def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[Reading]:
+def _readings_of(target: Target, readings: Iterable[Reading]) -> Iterator[Reading]:
     """Readings of a GPU and of its MIG instances."""
     index = ("gpu", target.device.index)
     for one in readings:
@@ -230,3 +228,69 @@ def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[R
             device = device_in(dict(one.labels))
             if device.instance or device == target.device:
                 yield one
+
+
+_UP = GPU + "up"
+_Indices = dict[str, str]
+"""By UUID of the GPU."""
+
+
+class Renumbered:
+    """A source of GPUs with the label `gpu` as a source before it has it, joined by `uuid`.
+
+    Args:
+        state: state of the source, now.
+        first: state of the source whose indices count.
+    """
+
+    def __init__(self, state: Callable[[], SourceState], first: Callable[[], SourceState]) -> None:
+        self._state, self._first = state, first
+        self._known: _Indices = {}
+        self._latest: tuple[Collection, Collection, Collection] | None = None
+
+    def state(self) -> SourceState:
+        """The state now; its collection is the same object until one of the sources collects again. Thread-safe."""
+        state, of_first = self._state(), self._first()
+        if of_first.reason is MissingReason.NOT_YET and not self._known and state.collection.readings:
+            return SourceState(state.name, reason=MissingReason.NOT_YET, detail=f"{of_first.name} has not answered yet")
+        first, latest = of_first.collection, self._latest
+        if latest is None or latest[0] is not state.collection or latest[1] is not first:
+            self._known = {**self._known, **_indices(first)}
+            latest = self._latest = state.collection, first, _renumbered(state.collection, self._known)
+        return replace(state, collection=latest[2])
+
+
+def _indices(collection: Collection) -> _Indices:
+    gpus = (device_of(reading.labels) for reading in collection.readings if reading.metric == _UP)
+    return {gpu.uuid: gpu.index for gpu in gpus if gpu and gpu.uuid and gpu.index and not gpu.instance}
+
+
+def _with_unknown(indices: _Indices, own: _Indices) -> _Indices:
+    """Also GPUs that the first source does not know: their own index, or a free one if another GPU has it."""
+    given = dict(indices)
+    for uuid in sorted(own.keys() - indices.keys()):
+        taken = set(given.values())
+        free = (str(index) for index in itertools.count(len(given)) if str(index) not in taken)
+        given[uuid] = own[uuid] if own[uuid] not in taken else next(free)
+    return given
+
+
+def _renumbered(collection: Collection, known: _Indices) -> Collection:
+    own = _indices(collection)
+    indices = _with_unknown(known, own)
+    if all(indices[uuid] == index for uuid, index in own.items()):
+        return collection
+    renumbered: dict[Labels, Labels] = {}
+
+    def labels(old: Labels) -> Labels:
+        if old not in renumbered:
+            by_name = dict(old)
+            index = indices.get(by_name.get("uuid", ""))
+            renumbered[old] = old if index is None or "gpu" not in by_name else with_labels(old, gpu=index)
+        return renumbered[old]
+
+    return Collection(
+        tuple([replace(one, labels=labels(one.labels)) for one in collection.readings]),
+        tuple([replace(one, labels=labels(one.labels)) for one in collection.missing]),
+        tuple([replace(one, labels=labels(one.labels)) for one in collection.findings]),
+    )

@@ -20,8 +20,8 @@ from http import HTTPStatus
 from typing import Any
 
 from stepscope.agent.token_bucket import TokenBucket
-from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Route, text_reply
+from stepscope.agent.web.web_config import WebConfigReloader
 
 _SCHEME = "bearer"
 

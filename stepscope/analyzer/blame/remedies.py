@@ -67,7 +67,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.MISSING_RANK: "look at these ranks' own logs, their nodes' kernel logs and who ended them",
     Reason.HELD: "give the GPU back: end the session that holds it",
     Reason.HEAT: "look at fans, air or water flow, and the temperature of the room",
-    Reason.POWER_CAP: "raise the power limit where that is allowed (nvidia-smi -pl); a limit alone is no fault",
+    Reason.POWER_CAP: "raise the power limit where that is allowed (nvidia-smi -pl); a limit alone is not a fault",
     Reason.HARDWARE_SLOWDOWN: "look at power supply and cables: the hardware itself slows the GPU down",
     Reason.CLOCK_SETTING: "take the clock setting back: nvidia-smi -rgc, -rac",
 }

@@ -17,7 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.blame.remedies import REMEDIES
-from stepscope.analyzer.hang.mismatches import Mismatch, diverged_ranks, first_mismatches
+from stepscope.analyzer.hang.culprits import (
+    Lag,
+    LaggingRank,
+    Mismatch,
+    OpenCall,
+    diverged_ranks,
+    first_mismatches,
+    lagging_ranks,
+    message_waits,
+    open_calls,
+    waiting_groups,
+)
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
     Group,
@@ -26,15 +37,6 @@ from stepscope.analyzer.hang.progress import (
     longest_wait_seconds,
     older_dumps,
     with_timeouts_open,
-)
-from stepscope.analyzer.hang.waits import (
-    Lag,
-    LaggingRank,
-    OpenCall,
-    lagging_ranks,
-    message_waits,
-    open_calls,
-    waiting_groups,
 )
 from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict, group_words
 from stepscope.core.text.numbers import counted, form, ranks_words

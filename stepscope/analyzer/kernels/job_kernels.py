@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.copies import CopySums, is_pageable, takes_host_link
 from stepscope.analyzer.kernels.flags import (
     CATEGORIES,
     DECIDED,
@@ -22,7 +21,14 @@ from stepscope.analyzer.kernels.flags import (
     flagged,
 )
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
-from stepscope.analyzer.kernels.rank_kernels import Example, KernelGroups, RankKernels
+from stepscope.analyzer.kernels.rank_kernels import (
+    CopySums,
+    Example,
+    KernelGroups,
+    RankKernels,
+    is_pageable,
+    takes_host_link,
+)
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.core.documents.analysis import CopyTime, Job, KernelFinding, KernelTime, Roofline, RootCause
 from stepscope.core.documents.evidence import Evidence

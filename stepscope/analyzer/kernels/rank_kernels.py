@@ -1,4 +1,4 @@
-"""Kernels of one rank: time by name, operator, module and call, as sums that can be added over ranks.
+"""Kernels of one rank: time by name, operator, module and call, and its copies, as sums that can be added over ranks.
 
 Kernels with equal name, operator, module, shapes and launch are summed once, by interned ids; all groups are then
 built from these few combinations.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.copies import CopySums, copy_sums
 from stepscope.analyzer.kernels.flags import (
     CATEGORIES,
     DECIDED,
@@ -27,12 +26,13 @@ from stepscope.analyzer.kernels.flags import (
     Sums,
     flag_kernels,
 )
-from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
+from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, is_nvidia
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.analyzer.rows import combinations, distinct
+from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
 
@@ -339,3 +339,74 @@ def _shapes(trace: TraceColumns, combined: _Combinations, at: int) -> str:
 
 def _call(trace: TraceColumns, combined: _Combinations, at: int) -> str:
     return f"{_operator(trace, combined, at)} {_shapes(trace, combined, at)}".rstrip()
+
+
+_PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}
+"""PCIe generation of data-centre GPUs by major compute capability: Pascal and Volta, Ampere, Hopper and Blackwell (data
+sheets). NVLink-C2C hosts are faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySums:
+    """All copies of one kind ("HtoD (Pageable -> Device)") in one rank's window.
+
+    `num_bytes` and `sized_ns` cover the copies with a recorded size; `link_bytes_per_second` is the host link's, None
+    for copies that do not use it and where it is unknown.
+    """
+
+    kind: str
+    count: int
+    duration_ns: int
+    num_bytes: int
+    sized_ns: int
+    link_bytes_per_second: float | None
+
+    def __add__(self, other: CopySums) -> CopySums:
+        return replace(
+            self,
+            count=self.count + other.count,
+            duration_ns=self.duration_ns + other.duration_ns,
+            num_bytes=self.num_bytes + other.num_bytes,
+            sized_ns=self.sized_ns + other.sized_ns,
+        )
+
+
+def takes_host_link(kind: str) -> bool:
+    """Whether copies of this kind go between host and device."""
+    return kind.startswith(("HtoD", "DtoH"))
+
+
+def is_pageable(kind: str) -> bool:
+    """Whether copies of this kind have one end in host memory that is not pinned."""
+    return takes_host_link(kind) and "Pageable" in kind
+
+
+def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) -> list[CopySums]:
+    """Sum the copies among some device rows by their kind."""
+    rows = rows[trace.category[rows] == Category.MEMCPY]
+    names, which = np.unique(trace.name[rows], return_inverse=True)
+    duration = trace.end_ns[rows] - trace.start_ns[rows]
+    size = trace.num_bytes[rows]
+    sums = []
+    for place, name in enumerate(names.tolist()):
+        mine = which == place
+        sized = mine & (size != NONE)
+        kind = trace.names[name].removeprefix("Memcpy ")
+        sums.append(
+            CopySums(
+                kind=kind,
+                count=int(np.count_nonzero(mine)),
+                duration_ns=int(duration[mine].sum()),
+                num_bytes=int(size[sized].sum()),
+                sized_ns=int(duration[sized].sum()),
+                link_bytes_per_second=_host_link(device) if takes_host_link(kind) else None,
+            )
+        )
+    return sums
+
+
+def _host_link(device: TraceDevice | None) -> float | None:
+    if device is None or device.compute_capability is None or not is_nvidia(device):
+        return None
+    generation = _PCIE_GENERATION.get(device.compute_capability[0])
+    return None if generation is None else PCIE_BYTES_PER_SECOND[generation]

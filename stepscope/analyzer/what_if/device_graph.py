@@ -1,22 +1,28 @@
-"""Construction of the dependency graph of a rank with a device, from its trace."""
+"""Dependency graph of a rank with a device: streams, events, blocking calls, full launch queues.
+
+Recorded: a stream that waits for an event waits for everything queued on the event's stream before the event was
+recorded; work queued before the wait call does not wait. A host that waits for a stream waits for everything queued on
+it before the call. Records join their calls by correlation id, never by event handle, because handles are reused.
+
+Inferred: where no synchronisation record names the event, a wait is inferred from the host's wait call, and never
+against the measurement: an activity that began before another had ended did not wait for it. The measurement decides
+whether an edge exists, never its weight.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import calls_in_order
-from stepscope.analyzer.intervals import Intervals, contains
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.what_if.device_dependencies import (
-    Streams,
-    blocking_edges,
-    event_edges,
-    queue_edges,
-    read_streams,
-    stream_edges,
-)
+from stepscope.analyzer.rows import distinct, last_row_of_id, on_lanes, row_mask
 from stepscope.analyzer.what_if.launches import (
     ObservedCalls,
     event_latency,
@@ -28,10 +34,10 @@ from stepscope.analyzer.what_if.launches import (
     stream_gaps,
     work_between_calls,
 )
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph, hash_names
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, Edges, HostCalls, Mask, RankGraph, hash_names
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 
 MAX_ACTIVITIES = 500_000
 """Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""
@@ -146,3 +152,302 @@ def _last_of_window(activities: Activities, streams: Streams, window: Window) ->
     """Last activity of each stream that ends in the window."""
     inside = [members[activities.end_ns[members] <= window.end_ns] for members in streams.members]
     return np.array([members[-1] for members in inside if len(members)], np.int64)
+
+
+_STREAM_WAITS = re.compile(r"^Stream Wait Event$", re.IGNORECASE)
+_STREAM_SYNC = re.compile(r"^Stream Sync", re.IGNORECASE)
+_EVENT_SYNC = re.compile(r"^Event Sync", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWaits:
+    """Waits between streams that synchronisation records describe, where the trace holds both ends.
+
+    Attributes:
+        edges: activity -> first activity of the waiting stream that was launched after the wait call.
+        wait_rows: rows of all wait calls that a record explains, for which nothing is inferred.
+    """
+
+    edges: Edges
+    wait_rows: Rows
+
+
+def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits:
+    """Recorded waits between streams, without those that the trace refutes (target began before source ended)."""
+    waits = trace.waits
+    selected = trace.named(waits.row, _STREAM_WAITS.search)
+    calls = _calls_of(trace, trace.correlation[waits.row[selected]])
+    recorded = _calls_of(trace, waits.record[selected])
+    source_stream = waits.stream[selected]
+    target_stream = _streams(trace)[trace.lane[waits.row[selected]]]
+    known = (calls != NONE) & (recorded != NONE)
+    source = _launched(activities, activities.stream, source_stream[known], trace.start_ns[recorded[known]])
+    target = _launched(activities, activities.stream, target_stream[known], trace.start_ns[calls[known]], is_next=True)
+    both = (source != NONE) & (target != NONE)
+    source, target = source[both], target[both]
+    holds = activities.end_ns[source] <= activities.start_ns[target]
+    return RecordedWaits(Edges(source[holds], target[holds]), calls[known])
+
+
+def recorded_blocking(trace: TraceColumns, activities: Activities, calls: ObservedCalls) -> tuple[Edges, Rows]:
+    """Edges from activities to the synchronize calls that wait for them, as recorded; and all calls with a record.
+
+    Calls that wait for the whole device need no record: their name says so.
+    """
+    rows = trace.rows_named(lambda name: _STREAM_SYNC.search(name) or _EVENT_SYNC.search(name), Category.SYNC_RECORD)
+    synchronize = np.flatnonzero(calls.blocks)
+    place = last_row_of_id(trace.correlation[calls.row[synchronize]], synchronize, trace.correlation[rows])
+    rows, place = rows[place != NONE], place[place != NONE]
+    of_stream = trace.named(rows, _STREAM_SYNC.search)
+    stream = _streams(trace)[trace.lane[rows]]
+    until = calls.start_ns[place].copy()
+    known = of_stream.copy()
+    for at in np.flatnonzero(~of_stream).tolist():
+        of_event = np.flatnonzero(trace.waits.row == rows[at])
+        recorded = _calls_of(trace, trace.waits.record[of_event])
+        if len(recorded) and recorded[0] != NONE:
+            stream[at], until[at], known[at] = trace.waits.stream[of_event[0]], trace.start_ns[recorded[0]], True
+    place = place[known]
+    source = _launched(activities, activities.stream, stream[known], until[known])
+    ended = (source != NONE) & (activities.end_ns[source] <= calls.end_ns[place])
+    return Edges(source[ended], place[ended]), place
+
+
+def _calls_of(trace: TraceColumns, correlation: npt.NDArray[np.signedinteger]) -> Rows:
+    """Runtime call with each correlation id, or NONE."""
+    rows = trace.rows_of(Category.RUNTIME)
+    return last_row_of_id(trace.correlation[rows], rows, correlation)
+
+
+def _streams(trace: TraceColumns) -> Nanoseconds:
+    return np.array([lane.thread for lane in trace.lanes], np.int64)
+
+
+def _launched(
+    activities: Activities, queues: IntColumn, wanted: IntColumn, time_ns: Nanoseconds, *, is_next: bool = False
+) -> Rows:
+    """Last activity launched on each wanted queue (stream or thread) before each time, or the first from then on.
+
+    `queues` has the queue of each activity; `wanted` and `time_ns` are parallel, as is the result, NONE without one.
+    """
+    found = np.full(len(wanted), NONE, np.intp)
+    linked = activities.launch_row != NONE
+    for queue in distinct(wanted).tolist():
+        here = np.flatnonzero(wanted == queue)
+        members = np.flatnonzero((queues == queue) & linked)
+        members = members[np.argsort(activities.launch_ns[members], kind="stable")]
+        place = np.searchsorted(activities.launch_ns[members], time_ns[here]) - (not is_next)
+        inside = (place >= 0) & (place < len(members))
+        found[here[inside]] = members[place[inside]]
+    return found
+
+
+MAX_PENDING_LAUNCHES = 1026
+"""Launches that can be pending on a device: the next one returns only when one of them starts. Measured on H100 with
+CUDA 13: 1,023 to 1,025 at every launch that took long."""
+
+PENDING_SLACK = 4
+BLOCKED_NS = 20_000
+"""Duration from which a synchronize call must have waited for something."""
+
+RETURNS_WITHIN_NS = 100_000
+"""Longest time from the end of the awaited work to the return of the blocked call."""
+
+_WAIT_EVENT = re.compile(r"StreamWaitEvent")
+_RECORD_EVENT = re.compile(r"EventRecord")
+_WHOLE_DEVICE = re.compile(r"(Device|Ctx|Thread)Synchronize")
+_ONE_STREAM = re.compile(r"StreamSynchronize")
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Activities by stream.
+
+    Attributes:
+        members: indices of each stream's activities, by start.
+        number: by activity, the index of its stream in `members`.
+        launch_order: rank of each activity by launch; those without a launch first.
+    """
+
+    members: list[Rows]
+    number: IntColumn
+    launch_order: IntColumn
+
+
+def read_streams(activities: Activities) -> Streams:
+    """Group the activities by stream."""
+    members: list[Rows] = []
+    number = np.zeros(len(activities), np.int64)
+    for stream in distinct(activities.stream).tolist():
+        selected = np.flatnonzero(activities.stream == stream)
+        number[selected] = len(members)
+        members.append(selected)
+    order = np.empty(len(activities), np.int64)
+    order[np.argsort(activities.launch_ns, kind="stable")] = np.arange(len(activities))  # ties by start
+    return Streams(members, number, order)
+
+
+def stream_edges(streams: Streams) -> Edges:
+    """Edges from each activity to the next one on its stream."""
+    return Edges(
+        np.concatenate([selected[:-1] for selected in streams.members] or [np.empty(0, np.intp)]),
+        np.concatenate([selected[1:] for selected in streams.members] or [np.empty(0, np.intp)]),
+    )
+
+
+def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
+    """Waits between streams, recorded where possible and else inferred.
+
+    A communication kernel waits for what its thread launched before it on its current stream. Any other activity
+    launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
+    """
+    recorded = recorded_waits(trace, activities)
+    launched = np.flatnonzero(activities.launch_row != NONE)
+    launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
+    if not len(launched):
+        return Edges.none()
+    found = [recorded.edges]
+    waiting = launched[_called_for(trace, activities, launched, recorded.wait_rows)]
+    for number in range(len(streams.members)):
+        selected = waiting[streams.number[waiting] != number]
+        found.append(Edges(_last_ended(activities, streams, number, selected), selected).known())
+    for lane in distinct(activities.launch_lane[launched]).tolist():
+        inferred = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
+        found.append(inferred.only(~np.isin(inferred.target, recorded.edges.target)))
+    edges = Edges.joined(found)
+    pairs = distinct(edges.source.astype(np.int64) * len(activities) + edges.target)
+    return Edges(*np.divmod(pairs, len(activities)))
+
+
+def _called_for(trace: TraceColumns, activities: Activities, launched: Rows, explained: Rows) -> Mask:
+    """Which launches (no communication) are the first after a wait call that is neither NCCL's own nor recorded.
+
+    The wait call may come from another thread: the training loop waits, then autograd's thread launches. NCCL itself
+    records an event and lets a stream of its own wait for it after each launch.
+    """
+    lanes = distinct(activities.launch_lane[launched]).tolist()
+    waits, records = (
+        on_lanes(trace, trace.rows_named(pattern.search, Category.RUNTIME), lanes)
+        for pattern in (_WAIT_EVENT, _RECORD_EVENT)
+    )
+    if not len(np.setdiff1d(waits, explained)):
+        return np.zeros(len(launched), np.bool_)
+    launches = activities.launch_row[launched]
+    calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launches))))
+    calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
+    is_wait, is_record = row_mask(trace, waits)[calls], row_mask(trace, records)[calls]
+    communicates = activities.work[launched] == Work.COMMUNICATION
+    is_communication = row_mask(trace, launches[communicates])[calls]
+    internal = np.zeros(len(calls), np.bool_)
+    internal[2:] = is_wait[2:] & is_record[1:-1] & is_communication[:-2]
+    is_other_launch = ~(is_wait | is_record | is_communication)
+    internal |= row_mask(trace, explained)[calls]
+    waits_so_far = np.cumsum(is_wait & ~internal)[is_other_launch]
+    first_after = calls[is_other_launch][np.diff(waits_so_far, prepend=0) > 0]
+    return row_mask(trace, first_after)[launches]
+
+
+def _last_ended(activities: Activities, streams: Streams, number: int, waiting: Rows) -> Rows:
+    """By waiting activity, the last one of a stream that was launched before it and had ended when it began."""
+    members = streams.members[number]
+    ended = np.maximum.accumulate(activities.end_ns[members])
+    by_time = np.searchsorted(ended, activities.start_ns[waiting], side="right")
+    by_launch = np.searchsorted(
+        np.maximum.accumulate(streams.launch_order[members]), streams.launch_order[waiting], side="left"
+    )
+    place = np.minimum(by_time, by_launch) - 1
+    return _take(members, place)
+
+
+def _take(members: Rows, place: IntColumn) -> Rows:
+    """`members[place]`, or NONE where the place is negative."""
+    found: Rows = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    return found
+
+
+def _current_stream(activities: Activities, streams: Streams, launched: Rows) -> Edges:
+    """Edges to the communication kernels of a thread from the last activity before on the thread's current stream."""
+    communicates = activities.work[launched] == Work.COMMUNICATION
+    others, kernels = launched[~communicates], launched[communicates]
+    place = np.searchsorted(streams.launch_order[others], streams.launch_order[kernels]) - 1
+    kernels = kernels[place >= 0]
+    stream = streams.number[others[place[place >= 0]]]
+    source = np.full(len(kernels), NONE, np.intp)
+    for number in range(len(streams.members)):
+        here = stream == number
+        source[here] = _last_ended(activities, streams, number, kernels[here])
+    return Edges(source, kernels).known()
+
+
+def blocking_edges(
+    trace: TraceColumns, activities: Activities, streams: Streams, calls: ObservedCalls
+) -> tuple[Edges, Mask]:
+    """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
+    found = [Edges(calls.waits_for, np.arange(len(calls))).known()]
+    synchronize = np.flatnonzero(calls.blocks)
+    whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
+    ended_last = np.full(len(synchronize), NONE, np.intp)
+    for members in streams.members:
+        found.append(Edges(_last_before(activities, members, calls, synchronize[whole]), synchronize[whole]).known())
+        _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
+    recorded, calls_with_record = recorded_blocking(trace, activities, calls)
+    is_inferred = ~np.isin(synchronize, calls_with_record)
+    waited = is_inferred & took_long & ~whole
+    at_rest = synchronize[is_inferred & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
+    # the stream that such a call waits for is unknown: the last activity that its thread launched
+    last = _launched(activities, activities.launch_lane, calls.lane[at_rest], calls.start_ns[at_rest])
+    found += [
+        recorded,
+        Edges(ended_last[waited], synchronize[waited]).known(),
+        Edges(_if_ended(activities, last, calls, at_rest), at_rest).known(),
+    ]
+    edges = Edges.joined(found)
+    blocked = np.zeros(len(calls), np.bool_)
+    blocked[edges.target] = True
+    return edges, blocked
+
+
+def _last_before(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """Last activity of a stream launched before each call, if it had ended when the call returned."""
+    place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
+    return _if_ended(activities, _take(members, place), calls, chosen)
+
+
+def _if_ended(activities: Activities, source: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """The activities that had ended when the call returned, else NONE."""
+    return np.where((source != NONE) & (activities.end_ns[source] <= calls.end_ns[chosen]), source, NONE)
+
+
+def _ended_during(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """Activity of a stream that ended last before each call returned, if that was during the call."""
+    ended = np.maximum.accumulate(activities.end_ns[members])
+    place = np.searchsorted(ended, calls.end_ns[chosen], side="right") - 1
+    source = _take(members, place)
+    end = activities.end_ns[source]
+    fits = (end > calls.start_ns[chosen]) & (calls.end_ns[chosen] - end < RETURNS_WITHIN_NS)
+    return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
+
+
+def _keep_later(activities: Activities, best: Rows, other: Rows) -> None:
+    """Replace entries of `best` by those of `other` that ended later."""
+    end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
+    later = (other != NONE) & (activities.end_ns[other] > end)
+    best[later] = other[later]
+
+
+def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, Mask]:
+    """Edges from started activities to launches that return only then (queue full); and which launches were held up."""
+    orphans = np.flatnonzero(activities.launch_row == NONE)
+    launches = np.flatnonzero(calls.first_activity != NONE)
+    queued = np.concatenate((orphans, calls.first_activity[launches]))  # both in launch order
+    num_orphans = len(orphans)
+    blocked = np.zeros(len(calls), np.bool_)
+    if not len(launches):
+        return Edges.none(), blocked
+    number = num_orphans + np.arange(len(launches))
+    started = np.sort(activities.start_ns[queued], kind="stable")
+    pending = number + 1 - np.searchsorted(started, calls.end_ns[launches], side="right")
+    blocked[launches] = pending >= MAX_PENDING_LAUNCHES - PENDING_SLACK
+    held = number >= MAX_PENDING_LAUNCHES
+    return Edges(queued[number[held] - MAX_PENDING_LAUNCHES], launches[held]), blocked

@@ -68,7 +68,7 @@ def command(
     if not speaks:
         return
     _show(bench, output, as_json=as_json)
-    if ended_by is not None:  # told last: what was measured until then is kept
+    if ended_by is not None:  # reported last: what was measured until then is kept
         raise ended_by
     if failed(bench):
         click.get_current_context().exit(1)

@@ -1,8 +1,8 @@
-"""Capture backend for processes started with KINETO_USE_DAEMON=1: libkineto asks this daemon for captures.
+"""Capture backend for processes started with KINETO_USE_DAEMON=1, and their metrics.
 
-These processes need no stepscope. Three kinds of threads: the server's answers polls and nothing else; the worker looks
-at processes and files and decides five times a second; two readers compress traces, at the lowest priority, because
-training runs beside. Callers wait for none of them.
+libkineto asks this daemon for captures; these processes need no stepscope. Three kinds of threads: the server's answers
+polls and nothing else; the worker looks at processes and files and decides five times a second; two readers compress
+traces, at the lowest priority, because training runs beside. Callers wait for none of them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Offer, Take
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess
+from stepscope.collectors.kineto_daemon.processes import (
+    KEY_PREFIX,
+    KinetoProcess,
+    PendingRequests,
+    Target,
+    Targets,
+    key_of,
+)
 from stepscope.collectors.kineto_daemon.server import AddressInUseError, KinetoServer
-from stepscope.collectors.kineto_daemon.targets import KEY_PREFIX, PendingRequests, Target, Targets, key_of
 from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind
 from stepscope.core.errors import UsageError
-from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.metrics.agent import KINETO
+from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
 from stepscope.core.protocol.captures import (
     Alignment,
     CaptureProgress,
@@ -70,7 +77,6 @@ class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
     Attributes:
-        name: of the backend.
         server: answers the processes' polls.
         why_closed: why it answers no process although it is open; None while it does. `try_again` may change that.
     """
@@ -158,7 +164,7 @@ class KinetoBackend:
         pids = {one.peer.pid: one.ancestors_in_our_namespace for one in processes}
         return frozenset(pid for pid, ancestors in pids.items() if int(name) in (pid, *ancestors))
 
-    def request(self, request: CaptureRequest, keys: Collection[str]) -> None:
+    def request(self, request: CaptureRequest, keys: Iterable[str]) -> None:
         """Capture these processes together; keys of other backends are ignored."""
         keys = _own(keys)
         reason = _why_unsupported(request)
@@ -168,7 +174,7 @@ class KinetoBackend:
         elif keys:
             self._worker.post(lambda: self._begin(request, keys))
 
-    def cancel(self, capture_id: str, keys: Collection[str]) -> None:
+    def cancel(self, capture_id: str, keys: Iterable[str]) -> None:
         """Cancel it in all its processes; `updates` has at least one of each of `keys`. No trace of it is kept."""
         if keys := _own(keys):
             self._worker.post(lambda: self._cancel(capture_id, keys))
@@ -304,7 +310,7 @@ def _closed_by(error: UsageError) -> Missing:
     return Missing("", (), reason, str(error))
 
 
-def _own(keys: Collection[str]) -> tuple[str, ...]:
+def _own(keys: Iterable[str]) -> tuple[str, ...]:
     """The keys of this backend: other processes of a capture may be captured by another."""
     return tuple(sorted(key for key in keys if key.startswith(KEY_PREFIX)))
 
@@ -334,3 +340,49 @@ def _why_unsupported(request: CaptureRequest) -> str | None:
 def _monotonic(unix_ns: int | None) -> float | None:
     """The same moment, monotonic seconds."""
     return None if unix_ns is None else time.monotonic() + (unix_ns - time.time_ns()) / 1e9
+
+
+_CHECK_SECONDS = 30.0
+"""Between checks of the address: its owner may end, such as an agent that is replaced or a dynolog that is stopped."""
+_NUM_FREE_CHECKS = 5
+"""Checks in a row before it is taken: a dynolog that is restarted or upgraded is back by then."""
+
+
+class KinetoSource:
+    """Metrics of the processes that poll the agent.
+
+    Args:
+        backend: answers them; tries again once the address that it could not use is free for two minutes.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        backend: KinetoBackend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._backend = backend
+        self._clock, self._wall_clock_ns = clock, wall_clock_ns
+        self._check_at, self._num_free = clock() + _CHECK_SECONDS, 0
+
+    def collect(self) -> Collection:
+        """Number of processes, and those that cannot be answered."""
+        if self._backend.why_closed is not None and self._clock() >= self._check_at:
+            self._check_at = self._clock() + _CHECK_SECONDS
+            self._num_free = self._num_free + 1 if self._backend.server.is_free() else 0
+            if self._num_free >= _NUM_FREE_CHECKS:
+                self._backend.try_again()
+        if self._backend.why_closed is not None:
+            return Collection((), (self._backend.why_closed,))
+        now_ns, server = self._wall_clock_ns(), self._backend.server
+        readings = (
+            Reading(KINETO + "processes", float(len(server.processes())), (), now_ns),
+            Reading(KINETO + "rejected_total", float(server.num_rejected), (), now_ns),
+        )
+        findings = tuple(
+            Finding("kineto_folder", server.foreign_folder_text(folder), labels_of(folder=folder), now_ns)
+            for folder in server.foreign_folders()
+        )
+        return Collection(readings, (), findings)

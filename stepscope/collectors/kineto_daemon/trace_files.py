@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from stepscope.collectors.kineto_daemon.capture import Offer, ProcessView, Take
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer
+from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, PendingRequests, Target, ranks_to_keep
 from stepscope.collectors.kineto_daemon.protocol import TraceRequest
-from stepscope.collectors.kineto_daemon.targets import PendingRequests, Target, ranks_to_keep
 from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.protocol.captures import CaptureRequest
@@ -124,7 +123,6 @@ def remove_left_behind(now_ns: int) -> None:
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove a folder of files."""
     with suppress(OSError), _opened_in(parent, name) as folder:
         for inner in os.listdir(folder):
             with suppress(OSError):

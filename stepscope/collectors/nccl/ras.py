@@ -122,7 +122,7 @@ def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0)
 
     Args:
         address: host and port.
-        seconds: for all of it; NCCL is told to answer without ranks that take half as long.
+        seconds: for all of it; NCCL is asked to leave out ranks that take half as long.
 
     Raises:
         OSError: nobody listens there, or answers in time.

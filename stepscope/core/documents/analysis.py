@@ -78,7 +78,7 @@ class TraceQuality:
     clock_residual_us: float | None = None
     """spread of the clocks after alignment; None with a single clock"""
     profiler_distortion: float | None = None
-    """captured step / unprofiled step - 1"""
+    """profiled step / unprofiled step - 1"""
     clipped_us: float = 0.0
     """time cut off the clipped activities"""
     early: float = 0.0

@@ -217,7 +217,7 @@ class CaptureReport:
         host: the agent's machine.
         created_ns: when it was requested.
         ranks: those of this node.
-        is_cancelled: a cancellation was requested; ranks that were told so report their own state.
+        is_cancelled: a cancellation was requested; ranks that know of it report their own state.
     """
 
     host: Word

@@ -109,7 +109,7 @@
       } catch (error) {
         if (error.name === "AbortError") return;
         console.debug(error);
-        this.fail(error instanceof SyntaxError ? "the server's answer is no JSON." : "the server does not answer.");
+        this.fail(error instanceof SyntaxError ? "the server's answer is not JSON." : "the server does not answer.");
       }
     }
 
@@ -125,7 +125,7 @@
       this.draw();
     }
 
-    /** What a refusal says for itself; one that is not ours (a proxy's page, say) has its status told. */
+    /** The message of a refusal; the status of one that is not ours, such as a proxy's page. */
     async reason(answer) {
       try {
         return (await answer.json()).error.message;

@@ -68,9 +68,9 @@ def read_bench(path: Path) -> Bench:
         bench = msgspec.json.decode(content, type=Bench)
         msgspec.json.decode(content, type=_InnerParts)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"is no {BENCH_SCHEMA} document ({error})", where=str(path)) from error
+        raise DataError(f"is not a {BENCH_SCHEMA} document ({error})", where=str(path)) from error
     if bench.schema != BENCH_SCHEMA or not bench.scales or not all(_is_sound(scale) for scale in bench.scales):
-        raise DataError(f"is no {BENCH_SCHEMA} document with steps in it", where=str(path))
+        raise DataError(f"is not a {BENCH_SCHEMA} document with steps in it", where=str(path))
     return bench
 
 

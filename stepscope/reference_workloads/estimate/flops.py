@@ -2,7 +2,7 @@
 
 Closed form. A parameter of a matrix costs 2 FLOPs a token forwards and twice that backwards. Attention's two products
 cost 4 x sequence x hidden a token forwards, of which the causal mask leaves half. Norms, GELU, softmax and the
-optimizer are no matrix FLOPs and are left out, as MFU has it. Executed FLOPs count what activation checkpointing
+optimizer are not matrix FLOPs and are left out, as MFU has it. Executed FLOPs count what activation checkpointing
 computes again, and the scores that flash attention's backward pass makes again (5 products where the maths has 4).
 
 torch's checkpoint ends where the last tensor that the backward pass needs is there again: at the inputs of a block's

@@ -115,7 +115,7 @@ def expose_communication(stage: nn.Module, *, overlaps_reduction: bool, prefetch
             module.set_custom_reduce_scatter(BlockingReduceScatter())
     if not prefetches:
         for module in sharded:
-            # Torch gathers the next block's parameters by itself unless told of others: of itself, gathered already.
+            # Torch prefetches the next block unless another one is given: here the block itself, gathered already.
             module.set_modules_to_backward_prefetch([module])
             # Gathers are queued behind the computation before them instead of on a stream of their own.
             module._set_unshard_async_op(True)

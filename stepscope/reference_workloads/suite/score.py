@@ -91,7 +91,7 @@ class CaseScore:
         expected_reasons: by cause, one of which must be named with it; no entry where any will do.
         why: short reason where the outcome is not a plain success.
         severity: step with the fault / step without, neither profiled; None where the fault changes the model.
-        overhead: captured step / unprofiled step - 1.
+        overhead: profiled step / unprofiled step - 1.
         prediction: None where the fault has no fix, or its cause was not called.
         control_error: why the control's run failed, where it is another run: there is no severity then.
     """

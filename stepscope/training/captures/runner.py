@@ -260,7 +260,7 @@ class CaptureRunner:
             except (RuntimeError, OSError):  # it is lost, which `finish` raises
                 logger.debug("stepping aside failed", exc_info=True)
             logger.warning(
-                "another torch profiler began while stepscope captured step %d and on; it goes on alone, stepscope"
+                "another torch profiler began while stepscope profiled step %d and on; it goes on alone, stepscope"
                 " keeps the %d whole steps it has",
                 recording.first_step,
                 recording.num_whole_steps,

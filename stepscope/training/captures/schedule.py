@@ -50,14 +50,14 @@ class Schedule:
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}", where="schedule")
         if self.first < self.warmup:
             raise UsageError(
-                f"the first captured step is {self.first}, but "
+                f"the first profiled step is {self.first}, but "
                 f"{counted(self.warmup, 'warm-up step comes', 'warm-up steps come')} before it",
                 where="schedule",
                 what_next=f"give first={self.warmup} or more",
             )
         if self.period is not None and self.period < self.warmup + self.active:
             raise UsageError(
-                f"{self.warmup} warm-up and {counted(self.active, 'captured step')} do "
+                f"{self.warmup} warm-up and {counted(self.active, 'profiled step')} do "
                 f"not fit into every {counted(self.period, 'step')}",
                 where="schedule",
                 what_next=f"capture every {self.warmup + self.active} steps or less often",

@@ -126,7 +126,7 @@ class StepListeners(_ListenerGroup[StepListener]):
 
 
 class SettledListeners(_ListenerGroup[SettledListener]):
-    """Those that wait for a step's late figures."""
+    """Listeners that wait for a step's deferred scalars."""
 
     def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
         super().__init__(listeners, ("step_settled",))
@@ -197,7 +197,7 @@ _LONGEST_HURRY_SECONDS = 1.0
 
 
 class PendingSteps:
-    """Passes finished steps on in their order, each once its late figures are there.
+    """Passes finished steps on in their order, each once its deferred scalars are there.
 
     Args:
         listeners: called with each step before it is written.

@@ -174,7 +174,7 @@ class DeferredScalars:
             while self._events and self._events[-1].query():
                 self._events.pop()
         except RuntimeError:  # a fault on the GPU, which is training's own to report
-            logger.debug("late figures are lost", exc_info=True)
+            logger.debug("deferred scalars are lost", exc_info=True)
             self.slots.clear()
             self._events.clear()
         return not self._events

@@ -12,7 +12,7 @@ from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
 
 _GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
-"""Reasons that are no finding: a machine may have no GPUs or InfiniBand."""
+"""Reasons that are not findings: a machine may have no GPUs or InfiniBand."""
 _NORMAL_OF = {
     "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without that permission
     "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's

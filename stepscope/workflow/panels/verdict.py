@@ -153,7 +153,7 @@ def _secondary(causes: list[SecondaryCause]) -> Child:
 
 
 def root_causes_panel(analysis: Analysis) -> Element:
-    """A bar per cause, the largest first; losses and useful work are told apart."""
+    """A bar per cause, the largest first; losses and useful work are distinguished."""
     rows = sorted((row for row in analysis.root_causes if row.fraction > 0), key=lambda row: -row.fraction)
     largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
     items = [_cause(row, largest, analysis.job.world_size) for row in rows]

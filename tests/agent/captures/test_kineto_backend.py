@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.kineto_daemon import backend as backend_module
-from stepscope.collectors.kineto_daemon import targets
-from stepscope.collectors.kineto_daemon.backend import KinetoBackend
+from stepscope.collectors.kineto_daemon import processes
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.collectors.kineto_daemon.processes import JobPlace
-from stepscope.collectors.kineto_daemon.source import KinetoSource
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.protocol.captures import Alignment, CaptureRequest, CaptureState, CaptureUpdate
@@ -110,7 +109,7 @@ def test_ranks_that_begin_to_ask_are_there_together(
     backend: KinetoBackend, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_two = JobPlace(rank=0, world_size=4, local_size=2)
-    monkeypatch.setattr(targets, "job_place", lambda *_: of_two)
+    monkeypatch.setattr(processes, "job_place", lambda *_: of_two)
     ranks = [Libkineto(backend.server.address, place.parent, job_id=77) for _ in range(2)]
     late = Libkineto(backend.server.address, place.parent, job_id=78)
     for client in (late, ranks[0]):

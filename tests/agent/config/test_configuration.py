@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import Origin, as_document, as_toml, load, reference, shown, variable_of
 from stepscope.agent.config.keys import Key, typed_value, value_from_text
 from stepscope.agent.config.settings import KEYS, Settings
+from stepscope.agent.service import assembled
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
 from stepscope_reference import PAGES

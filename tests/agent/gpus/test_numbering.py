@@ -1,8 +1,8 @@
-"""Has a GPU one number, also where a second source counts in its own way?"""
+"""GPU numbering: one index per GPU, also when a second source counts differently."""
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.numbering import Renumbered
+from stepscope.agent.gpus.gpu_source import Renumbered
 from stepscope.agent.polling import SourceState
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of

@@ -1,4 +1,4 @@
-"""Does each check tell the two sides of its threshold apart, and say what is to be done?"""
+"""Health checks: both sides of each threshold, and the action of each event."""
 
 from __future__ import annotations
 
@@ -199,6 +199,13 @@ def test_a_pcie_link_is_measured_against_what_gpu_and_slot_can_both_do() -> None
     machine.set({"pcie_link_width": 8.0})
     machine.looks(10)
     assert machine.codes() == ["pcie_downgrade"]
+
+
+def test_a_pcie_link_whose_maximum_width_is_0_proves_nothing() -> None:
+    machine = Machine()
+    machine.set({**_LINK, "pcie_link_width": 0.0, "pcie_link_width_max": 0.0, "utilization_ratio": 1.0})
+    assert not machine.looks(30)
+    assert "pcie_downgrade" in machine.health().unchecked
 
 
 def test_a_pcie_link_without_a_load_that_is_known_proves_nothing() -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from stepscope.agent.assembly import assembled
 from stepscope.agent.config.configuration import load
-from stepscope.agent.web import config_reload
+from stepscope.agent.service import assembled
 from stepscope.agent.web import server as connections
+from stepscope.agent.web import web_config
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Request, Route, text_reply
 from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import UsageError
 from tests.agent.web.certificates import self_signed, signed
 
@@ -182,8 +182,8 @@ def test_clients_need_a_certificate_of_an_allowed_name(tmp_path: Path, certifica
 def test_certificate_and_users_change_while_it_runs(
     tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_reload, "_RETRY_SECONDS", 0.0)
-    caplog.set_level(logging.ERROR, config_reload.__name__)
+    monkeypatch.setattr(web_config, "_RETRY_SECONDS", 0.0)
+    caplog.set_level(logging.ERROR, web_config.__name__)
     with _agent(tmp_path, _TLS + _users(alice="old"), certificates) as agent:
         assert agent.get("/metrics", _basic("alice", "old"))[0] == 200
         agent.replace("web.yml", (_TLS + _users(alice="new")).encode())

@@ -14,7 +14,7 @@ import pytest
 from stepscope.collectors.kineto_daemon import backend as backend_module
 from stepscope.collectors.kineto_daemon import trace_files
 from stepscope.collectors.kineto_daemon.backend import BEGUN, GONE, TAKEN, UNKNOWN, KinetoBackend
-from stepscope.collectors.kineto_daemon.targets import Targets
+from stepscope.collectors.kineto_daemon.processes import Targets
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState
 from tests.collectors.kineto_daemon.libkineto import Libkineto, trace_text
 

@@ -1,4 +1,4 @@
-"""Which processes are trainers, and whose trace is which rank's?"""
+"""Trainer processes among the Kineto clients, and the rank of each trace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from stepscope.collectors.kineto_daemon.processes import (
     JobPlace,
     KinetoProcess,
     Peer,
+    Target,
+    Targets,
     is_helper,
+    key_of,
     parse_environ,
     place_of_environment,
+    ranks_to_keep,
+    run_name,
 )
-from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep, run_name
 from stepscope.collectors.kineto_daemon.trace_files import make_capture_folder
 
 

@@ -1,4 +1,4 @@
-"""Does a bench fail its gate when it is slower beyond noise, and refuse one that measured something else?"""
+"""Bench baseline: the gate fails beyond noise, and baselines of another measurement are rejected."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_what_differs_at_other_scales_alone_is_no_other_work() -> None:
 def test_what_is_no_bench_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "b.json"
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"is no stepscope\.bench/1"):
+    with pytest.raises(DataError, match=r"is not a stepscope\.bench/1"):
         read_bench(file)
     empty = asdict(_bench({1: 0.25})) | {"scales": []}
     file.write_bytes(msgspec.json.encode(empty))
@@ -201,7 +201,7 @@ def test_what_is_no_bench_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_odd_inner_parts_are_told_with_their_place(tmp_path: Path, part: dict[str, Any], where: str) -> None:
     file = tmp_path / "b.json"
     file.write_bytes(msgspec.json.encode(asdict(_bench({1: 0.25})) | part))
-    with pytest.raises(DataError, match=rf"is no stepscope\.bench/1 document \(.*`\$\.{where}`\)"):
+    with pytest.raises(DataError, match=rf"is not a stepscope\.bench/1 document \(.*`\$\.{where}`\)"):
         read_bench(file)
 
 

@@ -1,4 +1,4 @@
-"""Do the agents of several nodes capture together, or else not at all?"""
+"""Agents of several nodes capture together, or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stepscope.agent.captures.coordinator import CaptureCoordinator
 from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.state_directory import agent_token
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.protocol.captures import (
     Alignment,

@@ -191,7 +191,7 @@ class PcieChecks:
         if self._replays.add(replays) and replays is not None:
             yield self._losing(replays.time_ns, best_generation or generation, width or best_width)
         is_settled = self._is_settled(values.get("utilization_ratio"), generation)
-        if generation and width and best_generation and best_width:
+        if generation and width and best_generation and best_width and best_width.value > 0:
             is_best = generation.value >= best_generation.value and width.value >= best_width.value
             if is_best:
                 yield good("pcie_downgrade", generation.time_ns)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
+from stepscope.collectors.jobs.kubernetes.pods import ApiServer
 from tests.agent.web.certificates import self_signed
 
 TOKEN = "eyJhbGciOi.of-a.service-account"

@@ -1,4 +1,4 @@
-"""Is a pod's owner, queue and team told by the API, and is the API asked seldom, whatever it answers?"""
+"""Pod facts: owner, queue and team from the API server, which is asked rarely whatever it answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.collectors.jobs.kubernetes.api_server import ApiError, ApiServer
-from stepscope.collectors.jobs.kubernetes.pods import Pod, PodDirectory, pod_of
-from stepscope.collectors.jobs.team_naming import TeamNaming
+from stepscope.collectors.jobs.kubernetes.pods import ApiError, ApiServer, Pod, PodDirectory, pod_of
+from stepscope.collectors.jobs.processes import TeamNaming
 from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.agent.web.certificates import self_signed
 from tests.collectors.jobs.kubernetes.fake_api import NODE, Api, pod, running

@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.operations.dependencies import Dependencies, find_dependencies
-from stepscope.analyzer.what_if.operations.grid import Grid, arrange
-from stepscope.analyzer.what_if.operations.slowdown import Replay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operation_slowdown import Replay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operations import Dependencies, Grid, arrange, find_dependencies
 from stepscope.core.errors import DataError
 from stepscope.trace.formats.operation_table import read_operation_table
 from stepscope.trace.operations import OperationTable
-from tests.analyzer.what_if.operations.pipelined_job import (
-    Task,
-    all_forwards_first,
-    one_forward_one_backward,
-    operation_table,
-)
+from tests.analyzer.what_if.pipelined_job import Task, all_forwards_first, one_forward_one_backward, operation_table
 
 FORWARD_SECONDS, BACKWARD_SECONDS = 1.0, 2.0
 

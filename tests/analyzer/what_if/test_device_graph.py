@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.ledger.activities import device_activities
-from stepscope.analyzer.what_if.device_dependencies import blocking_edges, event_edges, read_streams
+from stepscope.analyzer.what_if.device_graph import blocking_edges, event_edges, read_streams
 from stepscope.analyzer.what_if.launches import observe_calls
 from stepscope.analyzer.what_if.rank_graph import Edges
 from tests.analyzer.build import COMPUTE_STREAM, COPY_STREAM, TraceBuilder

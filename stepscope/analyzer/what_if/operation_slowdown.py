@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.rows import distinct
-from stepscope.analyzer.what_if.operations.dependencies import Dependencies
-from stepscope.analyzer.what_if.operations.grid import COMMUNICATION, OPTIMIZER, Grid
+from stepscope.analyzer.what_if.operations import COMMUNICATION, OPTIMIZER, Dependencies, Grid
 from stepscope.core.errors import DataError
 
 CLOCK_ERROR_SECONDS = 1e-2

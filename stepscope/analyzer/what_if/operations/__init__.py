@@ -1,1 +1,0 @@
-"""What-if of a pipelined job by its table of operations: its step without stragglers."""
