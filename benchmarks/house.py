@@ -73,7 +73,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """All figures of one checkout.
+    """Figures of one checkout.
 
     Attributes:
         modules: Python files of the package.
@@ -158,7 +158,7 @@ def read_modules(root: Path) -> list[Module]:
 
 
 def one_importer(modules: Iterable[Module]) -> dict[str, str]:
-    """Modules that one other module alone imports, and that one."""
+    """Modules imported by exactly one other module, with that module."""
     importers: dict[str, set[str]] = defaultdict(set)
     for module in modules:
         for imported in module.imports:
@@ -167,7 +167,7 @@ def one_importer(modules: Iterable[Module]) -> dict[str, str]:
 
 
 def import_circles(modules: Iterable[Module]) -> list[list[str]]:
-    """Groups of modules each of which leads to all others by imports at top level."""
+    """Import cycles: groups of modules that reach each other by top-level imports."""
     graph = {module.name: module.top_imports for module in modules}
     reachable = {name: _reachable(graph, name) for name in graph}
     circles = {
@@ -247,7 +247,7 @@ def _reachable(graph: dict[str, frozenset[str]], start: str) -> set[str]:
 
 
 def _measured(root: Path, what: str, *arguments: str) -> dict[str, int] | None:
-    """What a process of its own tells that runs the code of `root`; None where it cannot."""
+    """Output of a process that runs the code of `root`; None if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PYTHONPATH": str(root),
@@ -264,7 +264,7 @@ def _measured(root: Path, what: str, *arguments: str) -> dict[str, int] | None:
 
 
 class _Entered:
-    """Files of the package whose code is entered on a thread that is watched.
+    """Files of the package whose code is entered on the watched thread.
 
     Attributes:
         entered: functions and class bodies; functions: those alone.
@@ -319,7 +319,7 @@ def _watched(entered: _Entered, call: Callable[[], object]) -> None:
 
 
 def _measure_step() -> dict[str, int]:
-    """Train a little under `profile()`; what most of the steady steps enter on the training thread."""
+    """Train a little under `profile()`; return the files that most steady steps enter on the training thread."""
     import torch
 
     import stepscope

@@ -21,7 +21,7 @@ _POLLED_EVERY_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run cost.
+    """Cost of one run.
 
     Attributes:
         peak_bytes: largest resident memory of the process itself (of its largest child, if that is larger).
@@ -39,7 +39,7 @@ class Cost:
 
     @property
     def last_line(self) -> str:
-        """What a failure mostly says last."""
+        """Last line of the output, mostly the error."""
         lines = self.output.strip().splitlines()
         return lines[-1] if lines else "no output"
 
@@ -119,12 +119,12 @@ def children(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Pages that it shares with others count whole."""
+    """Resident memory (RSS): shared pages count whole."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def proportional_bytes(pid: int) -> int | None:
-    """Pages of shared libraries count once among those who share them; None where the kernel does not tell."""
+    """Proportional memory (PSS): shared pages are divided among their users; None if the kernel does not report it."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -133,7 +133,7 @@ def proportional_bytes(pid: int) -> int | None:
 
 
 def times_woken(pid: int) -> int:
-    """How often it waited for something and got it."""
+    """Number of voluntary context switches."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
@@ -149,7 +149,7 @@ _RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A median, and between what it is with 95 %."""
+    """Median with its 95% interval."""
 
     median: float
     low: float
@@ -157,7 +157,7 @@ class Interval(NamedTuple):
 
     def __str__(self) -> str:
         """For people."""
-        return f"{self.median:.4f} (95 %: {self.low:.4f} to {self.high:.4f})"
+        return f"{self.median:.4f} (95%: {self.low:.4f} to {self.high:.4f})"
 
 
 def interval_of(values: Sequence[float]) -> Interval:

@@ -1,7 +1,7 @@
-"""Ranks of a benchmark's job: forked ones that may hang, and all ranks of a workload on one GPU.
+"""Ranks of a benchmark's job: forked processes that may hang, and all ranks of a workload on one GPU.
 
-Who forks ranks may not have touched a GPU. NCCL refuses two ranks on a GPU of one host, so on one GPU each rank is told
-to be on another: they talk as over TCP.
+The forking process must not have used a GPU. NCCL rejects two ranks of one host on one GPU, so there each rank claims
+another host and they communicate over TCP.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOR_EVER = 3600.0
 
 
 def forked(work: Callable[[], None]) -> int:
-    """A process that does this and no more; its id."""
+    """Fork a process that only runs this; return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     with about_to_fork():
@@ -47,19 +47,19 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def running(processes: Iterable[int]) -> list[int]:
-    """Those that have not ended."""
+    """Processes that have not ended."""
     return [process for process in processes if os.waitpid(process, os.WNOHANG)[0] == 0]
 
 
 def end(processes: Iterable[int]) -> None:
-    """Kill them."""
+    """Kill the processes."""
     for process in processes:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
 
 
 def wait(is_so: Callable[[], bool], seconds: float) -> None:
-    """Until it is so, or for so long."""
+    """Wait until the condition holds, or for so long."""
     until = time.monotonic() + seconds
     while not is_so() and time.monotonic() < until:
         time.sleep(0.1)
@@ -74,12 +74,12 @@ def device_of(backend: str, rank: int) -> torch.device:
 
 
 def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-    """All wait; NCCL has to be told on which GPU."""
+    """Barrier of all ranks; NCCL needs the GPU."""
     dist.barrier(group, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def occupy_gpu() -> None:
-    """A kernel of some hours. The host goes on, until it waits for it."""
+    """Launch a kernel of some hours. The host continues until it waits for it."""
     torch.cuda._sleep(1 << 45)  # type: ignore[no-untyped-call]  # as torch has it
 
 
@@ -87,14 +87,14 @@ _END_SECONDS = 10.0
 
 
 def pose_as_machine(rank: int, world_size: int, port: int) -> None:
-    """Be the one rank of a machine, for a job whose store is at this port here."""
+    """Act as the only rank of a machine, for a job whose store is at this local port."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"NCCL_HOSTID": f"machine-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Port without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -135,7 +135,7 @@ def run_on_one_gpu(plan: ParallelPlan, *, out: str | os.PathLike[str], run: str,
 
 
 def results_of(pipes: list[connection.Connection]) -> list[WorkloadResult]:
-    """Of all ranks, in their order."""
+    """Results of all ranks, in rank order."""
     results: dict[int, WorkloadResult] = {}
     while len(results) < len(pipes):
         waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}

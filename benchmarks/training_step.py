@@ -1,7 +1,7 @@
-"""Training step of about a wished length: a transformer's forward, backward and optimizer step.
+"""Training step of a given approximate length: a transformer's forward, backward and optimizer step.
 
-On a GPU its kernels take longer than a host needs to launch them, as in any training that uses the GPU; one that is
-bound by its host has kernels so small that all the host does besides counts.
+On a GPU its kernels take longer than their launches, as in any GPU-bound training; the CPU-bound variant has kernels so
+small that all other work of the host counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Workload:
     """The same step for every case.
 
     Attributes:
-        step: makes `loss` anew, a tensor on the device, and the gradients of `model`.
+        step: computes `loss`, a tensor on the device, and the gradients of `model`.
         step_ms: how long it takes.
         launch_ms: what the host takes of it, as long as nothing makes it wait for the GPU.
     """
@@ -74,7 +74,7 @@ class Workload:
 
 
 def seconds_per_step(step: Step, num_steps: int, synchronize: Step) -> float:
-    """Mean of so many, all work on the GPU included."""
+    """Mean step time of so many steps, GPU work included."""
     synchronize()
     started = time.perf_counter()
     for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""How does a test see who collects garbage, and when?"""
+"""Observer of garbage collection: the process that collects, and when."""
 
 from __future__ import annotations
 

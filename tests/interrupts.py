@@ -1,4 +1,4 @@
-"""How does a child process get its SIGINT back? A test run that a shell started in the background ignores it."""
+"""Restored SIGINT of child processes: a test run started in the background of a shell ignores it."""
 
 from __future__ import annotations
 

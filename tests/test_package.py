@@ -1,4 +1,4 @@
-"""Is the package cheap to import, complete when built, and are its signposts right?"""
+"""Package: cheap to import, complete when built, with correct entry points."""
 
 from __future__ import annotations
 

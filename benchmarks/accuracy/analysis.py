@@ -44,9 +44,9 @@ def main() -> None:
     for case, expected in truth.items():
         analysis = analyze([str(folder / case)]).analysis
         deviations = {
-            f"{group}, rank {rank.rank}": abs(_sum(rank.ledger, headings) - expected["ranks"][rank.rank][group]) * 100
+            f"{group}, rank {rank.rank}": abs(_sum(rank.ledger, categories) - expected["ranks"][rank.rank][group]) * 100
             for rank in analysis.ranks
-            for group, headings in _GROUPS.items()
+            for group, categories in _GROUPS.items()
         }
         largest = max(deviations, key=lambda name: deviations[name])
         worst = max(worst, deviations[largest])
@@ -58,8 +58,8 @@ def main() -> None:
     print(f"\n{right} of {len(truth)} causes right, largest deviation {worst:.3f} points")
 
 
-def _sum(ledger: Ledger, headings: tuple[TimeCategory, ...]) -> float:
-    return sum(ledger[heading] for heading in headings)
+def _sum(ledger: Ledger, categories: tuple[TimeCategory, ...]) -> float:
+    return sum(ledger[category] for category in categories)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""False alarms of anomaly detection on mere noise, by rule and kind of noise.
+"""False alarms of anomaly detection on pure noise, by rule and kind of noise.
 
 python benchmarks/accuracy/anomaly_noise.py [--steps 1000000] [--runs 200]
 """
@@ -20,7 +20,7 @@ Noise = Callable[[random.Random], Iterator[float]]
 
 
 def independent(draw: Callable[[random.Random], float]) -> Noise:
-    """Noise whose steps do not depend on each other."""
+    """Noise with independent steps."""
 
     def noise(generator: random.Random) -> Iterator[float]:
         while True:
@@ -30,7 +30,7 @@ def independent(draw: Callable[[random.Random], float]) -> Noise:
 
 
 def remembering(rho: float, level: float, sigma: float) -> Noise:
-    """Normal noise whose memory fades by `rho` a step."""
+    """Autocorrelated normal noise: AR(1) with coefficient `rho`."""
 
     def noise(generator: random.Random) -> Iterator[float]:
         state = 0.0
@@ -42,12 +42,12 @@ def remembering(rho: float, level: float, sigma: float) -> Noise:
 
 
 def student(generator: random.Random) -> float:
-    """Student's t of three degrees of freedom."""
+    """Noise by Student's t distribution with three degrees of freedom."""
     return generator.gauss(0, 1) / math.sqrt(sum(generator.gauss(0, 1) ** 2 for _ in range(3)) / 3)
 
 
 def random_walk(generator: random.Random) -> Iterator[float]:
-    """Memory that goes up as often as down."""
+    """Random walk of memory: up as often as down."""
     level = 10 * GIB
     while True:
         level += 0.01 * GIB * generator.gauss(0, 1)
@@ -55,16 +55,16 @@ def random_walk(generator: random.Random) -> Iterator[float]:
 
 
 def sawtooth(generator: random.Random) -> Iterator[float]:
-    """Memory that is freed now and then."""
+    """Sawtooth of memory: grows and is freed now and then."""
     period = generator.randrange(50, 300)
     while True:
         yield from (10 * GIB + place / period * 3 * GIB for place in range(period))
 
 
 FIGURES: dict[str, Noise] = {
-    "normal, 2 %": independent(lambda generator: 2.3 + 0.05 * generator.gauss(0, 1)),
-    "normal, 4 %, memory of 10 steps": remembering(0.9, 2.3, 0.1),
-    "normal, 4 %, memory of 100 steps": remembering(0.99, 2.3, 0.1),
+    "normal, 2%": independent(lambda generator: 2.3 + 0.05 * generator.gauss(0, 1)),
+    "normal, 4%, memory of 10 steps": remembering(0.9, 2.3, 0.1),
+    "normal, 4%, memory of 100 steps": remembering(0.99, 2.3, 0.1),
     "exponential": independent(lambda generator: generator.expovariate(1)),
     "uniform": independent(lambda generator: generator.random()),
     "normal, rounded to tenths": independent(lambda generator: round(2.3 + 0.05 * generator.gauss(0, 1), 1)),
@@ -73,18 +73,18 @@ FIGURES: dict[str, Noise] = {
     "Student's t, 3": independent(lambda generator: 2.3 + 0.05 * student(generator)),
 }
 STEP_TIMES: dict[str, Noise] = {
-    "normal, 5 %": independent(lambda generator: 30 * (1 + 0.05 * generator.gauss(0, 1))),
+    "normal, 5%": independent(lambda generator: 30 * (1 + 0.05 * generator.gauss(0, 1))),
     "log-normal 0.2": independent(lambda generator: 30 * math.exp(0.2 * generator.gauss(0, 1))),
     "log-normal 0.5": independent(lambda generator: 30 * math.exp(0.5 * generator.gauss(0, 1))),
     "every tenth three times as long": independent(lambda generator: 30 * (3 if generator.random() < 0.1 else 1)),
-    "normal, 10 %, memory of 10 steps": remembering(0.9, 30, 3),
-    "normal, 10 %, memory of 100 steps": remembering(0.99, 30, 3),
+    "normal, 10%, memory of 10 steps": remembering(0.9, 30, 3),
+    "normal, 10%, memory of 100 steps": remembering(0.99, 30, 3),
     "half of the steps half as long again": independent(lambda generator: 30 * (1 + (generator.random() < 0.5) / 2)),
 }
 MEMORY: dict[str, Noise] = {
-    "normal, 10 %": independent(lambda generator: 10 * GIB + GIB * generator.gauss(0, 1)),
-    "normal, 10 %, memory of 10 samples": remembering(0.9, 10 * GIB, GIB),
-    "normal, 10 %, memory of 100 samples": remembering(0.99, 10 * GIB, GIB),
+    "normal, 10%": independent(lambda generator: 10 * GIB + GIB * generator.gauss(0, 1)),
+    "normal, 10%, memory of 10 samples": remembering(0.9, 10 * GIB, GIB),
+    "normal, 10%, memory of 100 samples": remembering(0.99, 10 * GIB, GIB),
     "sawtooth": sawtooth,
     "random walk": random_walk,
 }
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def grows(samples: Iterator[float]) -> bool:
-    """Whether a run's memory is said to grow."""
+    """Whether the memory of a run is reported to grow."""
     growth = MemoryGrowth("memory_allocated_bytes", least_bytes=16 * 2**20, least_ratio=0.01)
     return any(growth.see(place, num_bytes) for place, num_bytes in enumerate(islice(samples, SAMPLES_A_RUN)))
 

@@ -1,12 +1,11 @@
-"""False alarms of `stepscope compare`, and how often it finds a real +5 %. Simulated, seeded, no files.
+"""False alarms of `stepscope compare`, and how often it finds a real +5%. Simulated, seeded, no files.
 
     python benchmarks/accuracy/compare_noise.py [--trials 2000]
 
-Step times follow one law for all methods: runs of the same code differ (normal, `between`), steps within a run are
-correlated (AR(1), 0.5 from step to step), are noisy (`within`), and one in fifty takes half as long again. Beside ours
-stand what others do with the same numbers: a Mann-Whitney test over all steps (what benchstat does with its samples), a
-percentile bootstrap of the difference of medians over all steps (criterion, critcmp's source), and a plain threshold of
-2 % on the medians.
+Step times have the same distribution for all methods: runs of the same code differ (normal, `between`), steps within a
+run are correlated (AR(1), 0.5 from step to step), are noisy (`within`), and one in fifty takes half as long again.
+Compared methods: a Mann-Whitney test over all steps (what benchstat does with its samples), a percentile bootstrap of
+the difference of medians over all steps (criterion, critcmp's source), and a plain threshold of 2% on the medians.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def mann_whitney(a: Floats, b: Floats, random: np.random.Generator) -> bool:  # 
 
 
 def bootstrap(a: Floats, b: Floats, random: np.random.Generator) -> bool:
-    """The 95 % percentile interval of the difference of medians over all steps is without 0, and 1 % is exceeded."""
+    """Whether the 95% percentile interval of the difference of medians over all steps excludes 0, and exceeds 1%."""
     medians = [
         np.median(side.ravel()[random.integers(0, side.size, (NUM_RESAMPLES, side.size))], axis=1) for side in (a, b)
     ]
@@ -105,7 +104,7 @@ METHODS: dict[str, Callable[[Floats, Floats, np.random.Generator], bool]] = {
     "ours": ours,
     "Mann-Whitney": mann_whitney,
     "bootstrap": bootstrap,
-    "2 % threshold": threshold,
+    "2% threshold": threshold,
 }
 
 
@@ -123,8 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     trials = parser.parse_args().trials
-    print("A/A: share of comparisons of the same code that are called changed; +5 %: share of real ones that are found")
-    print(f"| runs a side | steps | within | between | {' | '.join(f'{name}: A/A, +5 %' for name in METHODS)} |")
+    print("A/A: share of comparisons of the same code reported as changed; +5%: share of real +5% changes found")
+    print(f"| runs a side | steps | within | between | {' | '.join(f'{name}: A/A, +5%' for name in METHODS)} |")
     print("| --- | --- | --- | --- |" + " --- |" * len(METHODS))
     for scenario in SCENARIOS:
         false, true = rates(scenario, 1.0, trials), rates(scenario, 1.05, trials)

@@ -5,7 +5,7 @@
 
 Each set is real training communication: a world group, tensor-parallel and data-parallel groups, some steps of
 all-reduces, then one fault. After a while each rank writes its flight recorder into a run directory, as a watchdog
-would. The truth lies beside it: a set is right when kind and ranks are exactly those. What ranks print lies there, too.
+would. The truth is stored beside it: a set is right if kind and ranks are exactly equal. So is the output of ranks.
 Needs torch with gloo; or with NCCL and two GPUs, one for each of 2 ranks. There the host waits for its GPU at the end
 of each step, or in every second round of faults ("ahead") never.
 """
@@ -49,7 +49,7 @@ _LAYOUTS = {"gloo": ((2, 2), (4, 2), (2, 4), (4, 4), (8, 2), (1, 8)), "nccl": ((
 
 @dataclass(frozen=True)
 class Case:
-    """One job and its truth; `kind` is None for a job that goes well."""
+    """Job with its truth; `kind` is None for a job without a hang."""
 
     fault: str
     tp: int
@@ -68,7 +68,7 @@ class Case:
 
 
 def cases(number: int, seed: int, backend: str) -> list[Case]:
-    """So many jobs, faults in turn, the rest drawn."""
+    """Draw so many jobs, with the faults in turn."""
     chance = random.Random(seed)
     faults = [fault for fault in _FAULTS if fault != ("kernel" if backend == "gloo" else "two_sleep")]
     made: dict[str, Case] = {}
@@ -86,7 +86,7 @@ def cases(number: int, seed: int, backend: str) -> list[Case]:
 
 
 def main() -> int:
-    """Print the table; 1 when a goal is missed."""
+    """Print the table; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=36)
     parser.add_argument("--seed", type=int, default=0)
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _judged(case: Case, folder: Path) -> tuple[bool, float]:
-    """Whether the answer is right, and its seconds; what is wrong is said."""
+    """Whether the answer is right, and its seconds; errors are printed."""
     begin = time.process_time()
     try:
         verdict = read_hang([str(folder)]).verdict
@@ -227,7 +227,7 @@ def _die(*_: object) -> bool:
 
 
 def _hold_lock(*_: object) -> bool:
-    """The interpreter's lock is held: no other thread runs, so there will be no dump."""
+    """Hold the interpreter's lock: no other thread runs, so there is no dump."""
     ctypes.PyDLL(None).sleep(int(max(_DUMP_SECONDS.values()) + 4))
     os._exit(1)
 

@@ -1,13 +1,13 @@
-"""Accuracy of parallel layouts: which compute what one process does, and what the refused ones do.
+"""Accuracy of parallel layouts against one process, also of those that are rejected.
 
-Prints the rows that docs/explanation/layouts.md sums up.
+Prints the rows summarized in docs/explanation/layouts.md.
 
     python -m benchmarks.accuracy.layouts [--only TEXT] [--device cuda]
 
 Each layout trains the tiny model six steps, on this machine's processors or on as many GPUs as it has. Its gradients
 of the first step are compared, parameter by parameter, with those of one process: the largest norm of a difference
-over the norm of the reference. The loss alone would not do: Adam does not see gradients that are all too large.
-Refused layouts are trained all the same, past the refusal, to show what it is for.
+over the norm of the reference. The loss alone is not enough: Adam hides gradients that are all too large by the same
+factor. Rejected layouts are trained as well, past the check, to show why it exists.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _fits(case: Case, device: str) -> bool:
 
 
 def _print_row(case: Case, device: str) -> bool:
-    """Whether the layout is right, or refused."""
+    """Print a row; return whether the layout is right, or rejected."""
     is_refused = _is_refused(case)
     reference_loss, reference = _reference(case.architecture, case.dtype, device)
     here = "refused" if is_refused else "runs"

@@ -1,12 +1,12 @@
-"""Accuracy of live hang detection: real jobs, hung on purpose or healthy, and whether the guilty rank is named in time.
+"""Accuracy of live hang detection: real jobs, hung on purpose or healthy; the guilty rank must be reported in time.
 
     nice python -m benchmarks.accuracy.live_hang [--hangs 20] [--at-once 1] [--healthy-minutes 10] [--ranks 8] [-o DIR]
     nice python -m benchmarks.accuracy.live_hang --backend nccl --ranks 2 --hangs 7 --at-once 4
         --healthy-minutes 7.5 [-o DIR]
 
-Each job is hung on purpose after some steps; the agent's parts listen in a process of their own. A call is right when
-it names exactly the guilty, and comes within 30 s of the stop. Beside them a healthy job trains, in which rank 0 writes
-a checkpoint for a minute, told and not told, evaluates, and all ranks wait for a compiler. NCCL's ranks do not notice
+Each job is hung on purpose after some steps; the agent's parts listen in their own process. A report is right if it
+names exactly the guilty ranks within 30 s of the stop. Beside them a healthy job trains, in which rank 0 writes a
+checkpoint for a minute, announced and not, evaluates, and all ranks wait for a compiler. NCCL's ranks do not notice
 that a peer has died; gloo's do, and stand still here in its place. With nccl each rank of a job needs a GPU of its own;
 jobs take turns on them, and one more fault is a kernel that never ends. What ranks log lies in their runs.
 """
@@ -51,14 +51,14 @@ _HEALTHY = "healthy"
 
 @dataclass(frozen=True)
 class Call:
-    """Who was said to be guilty, when, by whom."""
+    """Report of a hang: guilty ranks, time and reporter."""
 
     seconds: float
     ranks: tuple[int, ...]
 
 
 def main() -> int:
-    """Print the table; 1 when a goal is missed."""
+    """Print the table; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hangs", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=1, help="so many hung jobs side by side")
@@ -92,7 +92,7 @@ def main() -> int:
         end([*healthy, agent])
     if agents_seconds:
         seconds = f"{statistics.median(agents_seconds):.0f} s, at most {max(agents_seconds):.0f} s"
-        print(f"{right} of {options.hangs} called right within {GOAL_SECONDS:.0f} s; median {seconds}")
+        print(f"{right} of {options.hangs} reported right within {GOAL_SECONDS:.0f} s; median {seconds}")
     if options.healthy_minutes:
         print(f"{false} false alarms in {options.healthy_minutes:g} minutes of healthy training")
     if options.output is None:
@@ -125,7 +125,7 @@ def _hung(jobs: list[tuple[Job, Path]], told: Path) -> Iterator[tuple[Job, Call 
 
 def _calls(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None]:
     if not (folder / "stopped").exists():
-        print(f"{folder.name} has not come to its step; see {folder}", file=sys.stderr, flush=True)
+        print(f"{folder.name} has not reached its step; see {folder}", file=sys.stderr, flush=True)
         return None, None
     stopped = (folder / "stopped").stat().st_mtime
     calls: list[Call | None] = [None, None]
@@ -245,7 +245,7 @@ class Job:
 
 
 def train(job: Job, rank: int, folder: Path) -> None:
-    """One rank, in a process of its own; what it logs goes into `folder`."""
+    """Train as one rank, in its own process; its log goes into `folder`."""
     logging.basicConfig(filename=folder / f"rank{rank}.log", format="%(created)f %(levelname)s %(message)s", force=True)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.world_size)}
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"

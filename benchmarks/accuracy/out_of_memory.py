@@ -2,10 +2,10 @@
 
     python -m benchmarks.accuracy.out_of_memory [JOB ...] [-o DIR]
 
-Each job of `out_of_memory_jobs` ends in torch's own OutOfMemoryError inside `stepscope.profile`. Judged are the cause,
-the part of the step, the first change and, of a leak, what each step keeps; allocated, reserved and active bytes of the
-snapshots are compared with torch's counters at the same moment, and those of the failure with torch's message. Jobs
-with a limit run at once, the others alone. Needs a GPU of 80 to 200 GiB that nobody else uses.
+Each job of `out_of_memory_jobs` ends in torch's own OutOfMemoryError inside `stepscope.profile`. Checked are the cause,
+the part of the step, the first advice and, for a leak, the bytes kept by each step; allocated, reserved and active
+bytes of the snapshots are compared with torch's counters at the same moment, and those of the failure with torch's
+message. Jobs with a limit run in parallel, the others alone. Needs a GPU of 80 to 200 GiB without other users.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST_ROUNDING_BYTES = 20 << 20
 
 
 def main() -> int:
-    """Print the table; 1 when anything is wrong."""
+    """Print the table; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all by default")
     parser.add_argument("-o", "--output", type=Path, help="keep the runs here")
@@ -77,7 +77,7 @@ def _batches(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def run(jobs: Sequence[Job], output: Path) -> None:
-    """At once, each in a process of its own; what they say is in `<job>.log`."""
+    """Run jobs in parallel, each in its own process with its output in `<job>.log`."""
     with ExitStack() as stack:
         if any(job.has_company for job in jobs):
             stack.enter_context(_company())
@@ -96,7 +96,7 @@ def run(jobs: Sequence[Job], output: Path) -> None:
 
 @contextmanager
 def _company() -> Iterator[None]:
-    """Another process has most of the GPU meanwhile."""
+    """Context in which another process holds most of the GPU."""
     command = [*_command(HOLDER), "-"]
     with subprocess.Popen(command, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
@@ -113,7 +113,7 @@ def _command(name: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would change the jobs or the profile."""
+    """Environment without variables that would change the jobs or the profile."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -124,7 +124,7 @@ def _environment() -> dict[str, str]:
 
 
 def judge(job: Job, folder: Path) -> list[str]:
-    """What is wrong of a run, a line each."""
+    """Errors of a run, one line each."""
     try:
         truth = json.loads((folder / TRUTH_FILE).read_bytes())
         note = json.loads((folder / oom_report_path(0)).read_bytes())
@@ -172,14 +172,14 @@ def _faults(
 
 
 def _read(path: str, report: MemoryReport) -> dict[str, int]:
-    """What stepscope makes of a snapshot."""
+    """Analysis of a snapshot by stepscope."""
     blocks = [block for segment in read_snapshot(Path(path)).segments for block in segment.blocks]
     active = sum(block.size for block in blocks if block.is_allocated or block.is_awaited)
     return {"allocated": report.allocated_bytes, "reserved": report.reserved_bytes, "active": active}
 
 
 def _message_faults(message: str, note: Mapping[str, Any], oom: OutOfMemory) -> Iterator[str]:
-    """torch's own words, of two decimals."""
+    """Differences from torch's message, which has two decimals."""
     expected = {
         "requested": note["requested_bytes"],
         "free": note["device_free_bytes"],
@@ -209,7 +209,7 @@ def _differs(what: str, found: object, expected: object) -> Iterator[str]:
 
 
 def _words(folder: Path) -> str:
-    """What was said of a run, and how large its snapshots are."""
+    """Summary of a run: its result, and the size of its snapshots."""
     try:
         _, report = read_memory([str(folder)])[0]
     except Exception as error:  # said again by `judge`

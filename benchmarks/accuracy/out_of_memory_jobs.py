@@ -1,9 +1,9 @@
-"""Training jobs that run out of GPU memory, each for a known reason, and record the truth. One process a job.
+"""Training jobs that run out of GPU memory, each for a known reason, and record the truth. One process per job.
 
     python -m benchmarks.accuracy.out_of_memory_jobs JOB DIRECTORY
 
-`truth.json` beside the run says where in the step it ended, torch's message, and torch's own counters at the failure
-and at the end of a step. A limit of torch's keeps jobs small; those without one need the whole GPU.
+`truth.json` beside the run has the part of the step in which it ended, torch's message, and torch's counters at the
+failure and at the end of a step. A memory limit of torch keeps jobs small; those without one need the whole GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMN_BYTES, _CUT_BYTES = 96 * _MIB, 56 * _MIB
 
 @dataclass(frozen=True)
 class Job:
-    """One training and what is right to say of it.
+    """Training job and its right diagnosis.
 
     Attributes:
         remedy: what the first change begins with; None where nothing is known of what the memory was for.
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def kept_bytes(self) -> int:
-        """What each step keeps."""
+        """Bytes that each step keeps."""
         return _ROWS * _BYTES_A_ROW if self.cause == "leak" else 0
 
 
@@ -103,7 +103,7 @@ JOBS = {
 
 
 def main() -> int:
-    """Run the job out of memory; 1 when it does not."""
+    """Run the job out of memory; return 1 if it does not."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     if name == HOLDER:
         hold()
@@ -118,7 +118,7 @@ def main() -> int:
 
 
 def hold() -> None:
-    """Have most of the GPU until standard input ends."""
+    """Hold most of the GPU until standard input ends."""
     free, _ = torch.cuda.mem_get_info()
     held = torch.empty(int(_HELD_SHARE * free), dtype=torch.uint8, device=_DEVICE)
     print(f"holds {held.numel() / _GIB:.1f} GiB", flush=True)
@@ -126,7 +126,7 @@ def hold() -> None:
 
 
 def train(job: Job, folder: Path, told: dict[str, Any]) -> None:
-    """Steps without end; `told` says which part runs, for when there is no memory."""
+    """Train without end; `told` holds the current part of the step, for the time without memory."""
     if not job.begins_inside:
         limit(job)
         torch._C._cuda_attach_out_of_memory_observer(  # type: ignore[attr-defined]  # CUDA builds only
@@ -166,14 +166,14 @@ def train(job: Job, folder: Path, told: dict[str, Any]) -> None:
 
 
 def limit(job: Job) -> None:
-    """Let torch have so much of the GPU and no more."""
+    """Limit the memory that torch may use."""
     _, total = torch.cuda.mem_get_info()
     if job.limit_gib is not None:
         torch.cuda.set_per_process_memory_fraction(job.limit_gib * _GIB / total)
 
 
 def make_model(job: Job) -> nn.Module:
-    """Of wide layers."""
+    """Model of wide layers."""
     widths = [_INPUTS, *[job.width] * job.num_layers]
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -182,7 +182,7 @@ def make_model(job: Job) -> nn.Module:
 
 
 def fill(job: Job) -> list[torch.Tensor]:
-    """A table that is loaded, then cut column by column; what was cut off stays with torch, in pieces."""
+    """Load a table, then cut it column by column; torch keeps the pieces."""
     torch.cuda.empty_cache()
     assert job.limit_gib is not None
     room = int(job.limit_gib * _GIB) - torch.cuda.memory_reserved() - 160 * _MIB
@@ -201,7 +201,7 @@ def wait_in_vain() -> None:
 
 
 def counters() -> dict[str, int]:
-    """torch's own."""
+    """Counters of torch's allocator."""
     found = torch.cuda.memory_stats()
     return {name: found[f"{name}_bytes.all.current"] for name in ("allocated", "reserved", "active")}
 

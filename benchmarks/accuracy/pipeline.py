@@ -4,8 +4,8 @@
 
 Trains 4 pipeline stages on this machine's CPU with layers that sleep, so that every process is a device of its own.
 The truth needs no trace and none of our analysis: each process adds up what its layers slept, and its steps without
-the optimizer, by its own clock (truth/rank{r}.jsonl). Ends with 1 when a case is off by more than 3 points, when parts
-do not add up, or when another cause is named than was built in.
+the optimizer, by its own clock (truth/rank{r}.jsonl). Exits with status 1 if a case is off by more than 3 points, if
+parts do not add up, or if the verdict is not the injected cause.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CASES = (
 
 
 def run(case: Case, out: Path, name: str, nap_ms: float) -> tuple[Analysis, float]:
-    """Train and analyse one case; also the idle share of the captured steps by the processes' own clocks."""
+    """Train and analyze one case; also the idle share of the profiled steps by the processes' own clocks."""
     result = run_workload(
         ParallelPlan(
             pp=STAGES, schedule=case.schedule, micro_batches=case.micro_batches, stage_layers=case.stage_layers
@@ -76,7 +76,7 @@ def run(case: Case, out: Path, name: str, nap_ms: float) -> tuple[Analysis, floa
 
 
 def main() -> None:
-    """Run every case, print one row each."""
+    """Run every case and print one row each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nap-ms", type=float, default=100.0)
     parser.add_argument("--repeat", type=int, default=1)
@@ -94,10 +94,10 @@ def main() -> None:
 
 
 def _report(case: Case, analysis: Analysis, truth: float) -> bool:
-    """Print a row; whether the case is as it must be."""
+    """Print a row; return whether the case is right."""
     p = analysis.pipeline
     if p is None:
-        print(f"| {case.name} | {case.micro_batches} | not recognised |")
+        print(f"| {case.name} | {case.micro_batches} | not recognized |")
         return False
     off = 100 * (p.measured - truth)
     adds_up = abs(p.structural + p.imbalance + p.variance - p.measured) < 1e-9

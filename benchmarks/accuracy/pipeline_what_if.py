@@ -1,10 +1,10 @@
-"""Accuracy of `stepscope whatif --fix pipeline_bubble`: predictions against runs that have so many micro-batches.
+"""Accuracy of `stepscope whatif --fix pipeline_bubble`: predictions against runs with that many micro-batches.
 
     python benchmarks/accuracy/pipeline_what_if.py [--layer-ms 80] [--out FOLDER]
 
 Trains on this machine's CPU with layers that sleep, so that every process is a device of its own. The same batch is cut
 into 2, 4 and 8 micro-batches (a layer sleeps as much less a micro-batch), and each run is predicted from the coarser
-ones. Ends with 1 when a replay with nothing changed misses by more than 3 %.
+ones. Exits with status 1 if an unchanged replay is off by more than 3%.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("traces", type=Path)
     folder = parser.parse_args().traces
     paths = sorted((folder / "h100x2").glob("*/*.json.gz")) + sorted((folder / "public/tracelens").glob("h100_*.gz"))
-    print("| trace | shapes | borrowed | parameters | together | by name | nothing |")
+    print("| trace | shapes | borrowed | parameters | total | by name | unknown |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     worst = 1.0
     for path in paths:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def gpt_flops() -> float:
-    """6 for each parameter that enters a product and each token, and causal attention: half the square, thrice."""
+    """FLOPs of a step: 6 per matrix parameter and token, plus causal attention (half the square, three times)."""
     layers, width, vocabulary, batch, sequence = 12, 2048, 32000, 4, 2048
     weights = layers * 12 * width**2 + vocabulary * width
     attention = (
@@ -58,7 +58,7 @@ def gpt_flops() -> float:
 
 
 def resnet50_flops() -> float:
-    """Forward and backward of 32 images of 224 x 224, counted by torch."""
+    """FLOPs of forward and backward of 32 images of 224 x 224, counted by torch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

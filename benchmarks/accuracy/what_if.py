@@ -3,7 +3,7 @@
     python benchmarks/accuracy/what_if.py ../shared/traces/h100x2
 
 Each case's replay with nothing changed is compared with its measured whole steps. Removing the built-in cause of three
-cases has to give the healthy run's step: as captured, and without the profiler.
+cases must give the healthy run's step time: as profiled, and without the profiler.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _print_predictions(reports: dict[str, WhatIfReport], truth: dict[str, dict[s
     if CONTROL not in reports:
         return 0
     captured, unprofiled = reports[CONTROL].measured_step_ms, truth[CONTROL]["unprofiled_step_ms"]
-    print(f"\npredicted step of {CONTROL}: {captured:.1f} ms captured, {unprofiled:.1f} ms unprofiled")
+    print(f"\npredicted step of {CONTROL}: {captured:.1f} ms profiled, {unprofiled:.1f} ms unprofiled")
     missed = 0
     for case, cause in PREDICTED:
         if case not in reports:
@@ -89,7 +89,7 @@ def _print_predictions(reports: dict[str, WhatIfReport], truth: dict[str, dict[s
 
 
 def _print_ablations(folder: Path, cases: list[str]) -> int:
-    """Replay errors when the graph lacks one kind of edge: what the small errors stand on."""
+    """Replay errors when the graph lacks one kind of edge: the edges that keep errors small."""
     print(f"{'case':14} {'all edges':>10} " + " ".join(f"{kind.name.lower():>10}" for kind in ABLATED))
     for case in cases:
         model = replay_model(read_job([str(folder / case)]).views)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.agent.beside_training [--step-ms 30] [--host-bound] [--rounds 60] [--seconds 1] [--out FILE]
 
-A real agent reads all GPUs once a second; a transformer trains on the first. A round is four blocks, each as long as
-the agent's interval: with the agent, frozen, frozen, with it; so what gets slower or faster meanwhile tells in both.
-All blocks begin alike, after steps that are not timed. Told are the rounds' ratio, median and 95 % interval, and beside
-it how far two neighbouring frozen blocks are apart: the bare noise. First, what the agent takes of the CPU and of
-memory while the same loop runs. That blocks had readings is told by the page, and by how often the reading processes
-were woken, which in the others is never. Ends with 1 where the interval reaches over 1.005, or readings failed.
+A real agent reads all GPUs once per second; a transformer trains on the first. A round is four blocks, each as long as
+the agent's interval: with the agent, frozen, frozen, with it, so that a drift affects both kinds. All blocks begin
+alike, after untimed steps. Printed are the CPU and memory use of the agent, the ratio of the rounds (median and 95%
+interval), and the ratio of neighbouring frozen blocks as the noise. /metrics and the wake-ups of the reader processes
+prove that the agent read in its blocks and in no others. Exits with status 1 if the interval reaches over 1.005, or if
+readings failed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _train(workload: Workload, seconds: float) -> float:
 
 
 def cost(agent: RealAgent, workload: Workload, seconds: float) -> str:
-    """What the agent takes of one core and of memory, while the loop runs; and a step's time anew."""
+    """CPU and memory use of the agent while the loop runs, and the step time measured again."""
     family = agent.family()
     before, began = [cpu_seconds(pid) for pid in family], time.monotonic()
     workload.step_ms = 1e3 * _train(workload, seconds)  # as it is once all is warm: blocks are as long as was asked
@@ -113,8 +113,8 @@ def _measured(agent: RealAgent, workload: Workload, rounds: int, seconds: float)
     with_agent, frozen, oldest = alternate(agent, workload, rounds, seconds)
     ratio, noise = ratio_of(with_agent.step_seconds, frozen.step_seconds), noise_of(frozen.step_seconds)
     on, off = (1e3 * median(blocks.step_seconds) for blocks in (with_agent, frozen))
-    print(f"  with the agent x without: {ratio}; a step takes {on:.2f} and {off:.2f} ms, {rounds} rounds")
-    print(f"  frozen x frozen: {noise}")
+    print(f"  with the agent / without: {ratio}; a step takes {on:.2f} and {off:.2f} ms, {rounds} rounds")
+    print(f"  frozen / frozen: {noise}")
     woken = sum(with_agent.woken) / with_agent.timed_seconds
     is_well = woken >= _LEAST_WOKEN and oldest <= _OLDEST_SECONDS and not any(frozen.woken)
     print(
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("this needs a GPU that CUDA can use", file=sys.stderr)
+        print("a CUDA GPU is needed", file=sys.stderr)
         sys.exit(2)
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -151,7 +151,7 @@ def main() -> None:
             results[f"{step_ms:g} ms"] = found
             is_right &= is_so
         wrong = troubles(agent.scrape()[1])
-    print(f"troubles with reading: {wrong or 'none'}; {time.monotonic() - began:.0f} s")
+    print(f"failed readings: {wrong or 'none'}; {time.monotonic() - began:.0f} s")
     if options.out:
         options.out.write_text(json.dumps(results | {"troubles": wrong}, indent=1) + "\n")
     sys.exit(0 if is_right and not wrong else 1)

@@ -1,10 +1,10 @@
-"""Cost of reading 8 GPUs once a second, and of asking for the readings. On the fake driver of the tests.
+"""Cost of reading 8 GPUs once per second, and of requesting the readings. On the fake driver of the tests.
 
     python -m benchmarks.agent.gpu_reading_cost [--gpus 8] [--interval 1] [--seconds 60] [--out FILE.json]
 
-CPU of the reading processes and of the process that asks them, as shares of one core; memory as the kernel counts it,
-resident (RSS) and proportional (PSS: pages of shared libraries counted once among those who share them). Then again
-while one GPU hangs. A real driver's own time comes on top: 1 to 4 ms a GPU and round on recorded H100s.
+CPU of the reader processes and of the process that polls them, as shares of one core; resident (RSS) and proportional
+memory (PSS: pages of shared libraries are divided among their users). Measured again while one GPU hangs. A real driver
+adds its own time: 1 to 4 ms per GPU and round on recorded H100s.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Reliability of captures by Kineto: a plain PyTorch job is captured on the first command, with the steps asked for.
+"""Reliability of Kineto captures: a plain PyTorch job is captured on the first command, with the requested steps.
 
     python -m benchmarks.agent.kineto_captures [--captures 20] [--ranks 1] [--poll-seconds 5]
         [--at-once 1] [--device cuda]
 
-A real agent, and for each capture a job of its own, started with KINETO_USE_DAEMON=1, and one `stepscope capture`: at
-the job's first sign of life, while it imports or loads, or while it trains. The traces are judged here by the marks of
-the job itself: how many optimizer steps, whether there are operators, on a GPU its kernels, and whether ranks begin at
-the step of the same number.
+A real agent, and for each capture a new job, started with KINETO_USE_DAEMON=1, and one `stepscope capture`: at the
+job's first sign of life, while it imports or loads, or while it trains. The traces are checked against the marks of the
+job itself: number of optimizer steps, presence of operators and (on a GPU) kernels, and the same first step on all
+ranks.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class _Held:
-    """What is in a trace: optimizer steps, operators, kernels, and the job's own number of its first whole mark."""
+    """Content of a trace: optimizer steps, operators, kernels, and the job's number of its first whole step."""
 
     num_steps: int
     num_operators: int
@@ -132,7 +132,7 @@ def _held(path: Path) -> _Held:
 
 
 def _capture(setting: _Setting, number: int) -> tuple[str, float]:
-    """One job, one command; what is wrong with its traces, and seconds from the command to its end."""
+    """Run one job and one command; return the errors of its traces, and seconds from the command to its end."""
     num_steps = 1 + number % 5
     delay = _JOB_DELAYS[number % len(_JOB_DELAYS)]
     step = _STEP_SECONDS[number // 2 % len(_STEP_SECONDS)]
@@ -173,7 +173,7 @@ def _captured(setting: _Setting, num_steps: int, loop: tuple[float, float], comm
 
 
 def main() -> None:
-    """Capture, and say how often it was right."""
+    """Run the captures and print how many were right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captures", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=1)

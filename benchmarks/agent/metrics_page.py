@@ -1,8 +1,8 @@
-"""Time to make /metrics of 8 GPUs, from readings of the fake driver of the tests and of this host.
+"""Time to render /metrics of 8 GPUs, from readings of the tests' fake driver and of this host.
 
     python -m benchmarks.agent.metrics_page [--gpus 8] [--scrapes 500] [--out FILE.json]
 
-The page is made as a scrape makes it, in the text formats of Prometheus and of OpenMetrics, with gzip, and with DCGM's
+The page is rendered as for a scrape, in the text formats of Prometheus and OpenMetrics, with gzip, and with DCGM's
 names beside ours. Wall time: run it on a quiet machine.
 """
 
@@ -43,7 +43,7 @@ def _gpu_readings(num_gpus: int) -> Collection:
 
 
 def main() -> None:
-    """Measure and print; ends with 1 over the limit."""
+    """Measure and print; return 1 above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--scrapes", type=int, default=500)

@@ -1,7 +1,7 @@
 """Real agent beside a benchmark: started, scraped, frozen.
 
-Frozen are the agent and then the processes that read GPUs: they end what they were asked, so that none stands still
-within a call of the driver, and the agent finds their answers when it goes on.
+The agent is frozen first, then its reader processes, which finish their request: none stops within a driver call, and
+the agent finds their answers when it resumes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Page = dict[str, dict[Labels, float]]
 
 
 class RealAgent:
-    """`stepscope agent run`, which answers.
+    """Running `stepscope agent run` that answers requests.
 
     Attributes:
         pid: of its own process.
@@ -48,7 +48,7 @@ class RealAgent:
         self._frozen: list[int] = []
 
     def scrape(self) -> tuple[float, Page]:
-        """When it was asked (seconds since the epoch), and what it says of GPUs and of itself.
+        """Time of the scrape (seconds since the epoch), and the metrics of GPUs and agent.
 
         Raises:
             OSError, http.client.HTTPException: it does not answer.
@@ -69,11 +69,11 @@ class RealAgent:
         return asked_at, page
 
     def family(self) -> list[int]:
-        """The agent and the processes that read GPUs."""
+        """Process ids of the agent and its reader processes."""
         return [self.pid, *children(self.pid)]
 
     def freeze(self) -> None:
-        """Let it do nothing, until `thaw`."""
+        """Stop the agent until `thaw`."""
         family = self.family()
         self._frozen = family
         os.kill(family[0], signal.SIGSTOP)
@@ -82,7 +82,7 @@ class RealAgent:
             os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on, the readers first: what one still had to answer is there when the agent looks at the time."""
+        """Resume the agent, readers first, so that pending answers have arrived when the agent checks the time."""
         for pid in reversed(self._frozen):
             if pid == self._frozen[0]:
                 time.sleep(_LAST_CALL_SECONDS)
@@ -92,7 +92,7 @@ class RealAgent:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Frozen for a while."""
+        """Context in which the agent is frozen."""
         self.freeze()
         try:
             yield
@@ -107,13 +107,13 @@ def gpus_read(page: Page) -> dict[str, float]:
 
 
 def _collections(page: Page) -> float:
-    """How often the GPUs' source was asked, by a page."""
+    """Number of polls of the GPU source, from /metrics."""
     counts = page.get("stepscope_agent_collections_total", {})
     return sum(count for labels, count in counts.items() if dict(labels)["collector"] == "nvml")
 
 
 def troubles(page: Page) -> dict[str, float]:
-    """What did not go well with the reading of the GPUs: processes that timed out or crashed, one started again."""
+    """Failures of GPU reading: processes that timed out, crashed or were restarted."""
     counts = {name: sum(page.get(f"stepscope_agent_{name}", {}).values()) for name in ("probe_timeouts_total",
               "probe_crashes_total", "probes_left_behind", "probe_starts_total")}  # fmt: skip
     counts["probe_starts_total"] -= 1
@@ -124,7 +124,7 @@ def troubles(page: Page) -> dict[str, float]:
 
 @contextmanager
 def started_agent(folder: Path, *options: str, environment: Mapping[str, str] = os.environ) -> Iterator[RealAgent]:
-    """An agent that answers; without a socket for training, unless the options have one.
+    """Start an agent and wait until it answers; without a training socket unless the options set one.
 
     Args:
         folder: for its log and state.
@@ -137,7 +137,7 @@ def started_agent(folder: Path, *options: str, environment: Mapping[str, str] = 
     command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0", "--socket", ""]
     command += ["--state-dir", str(folder / "state"), *options]
     log = folder / "agent.log"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # one that is told to end cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up on SIGTERM
     with (
         log.open("w") as stream,
         subprocess.Popen(
@@ -164,7 +164,7 @@ def started_agent(folder: Path, *options: str, environment: Mapping[str, str] = 
 
 @contextmanager
 def real_agent(folder: Path) -> Iterator[RealAgent]:
-    """An agent that reads once a second, and has read its GPUs twice.
+    """Agent that reads once per second, and has read its GPUs twice.
 
     Raises:
         RuntimeError: it does not start, or reads no GPU.

@@ -2,11 +2,11 @@
 
     python -m benchmarks.agent.scrapes [--gpus 8] [--scrapes 300] [--seconds 20] [--hang-seconds 600] [--urgent]
 
-`stepscope agent run` as a process: CPU and memory of it and of the processes that read GPUs, unasked; then scrapes over
-HTTP as Prometheus asks (OpenMetrics, gzip), while all GPUs answer, while one hangs, while the driver hangs for as long
-as is said. On a busy machine the wall time of a scrape tells of the machine. Hence beside it: the agent's CPU time, and
-in turn with each scrape one of a server that answers with a page of the same size and does nothing else. With
-`--urgent` (needs root) both servers and who asks them go before whatever else runs, as if the machine were idle.
+`stepscope agent run` as a process: CPU and memory of it and of its reader processes without scrapes; then HTTP scrapes
+as by Prometheus (OpenMetrics, gzip), while all GPUs answer, while one hangs, and while the driver hangs. On a busy
+machine the wall time of a scrape depends on the load. Therefore the agent's CPU time is printed too, and every scrape
+alternates with one of a server that only returns a page of the same size. With `--urgent` (needs root) both servers and
+the client get priority over all other processes, as if the machine were idle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 
 def _serve_beside() -> None:
-    """The server that does nothing, as a process of its own: says its port and serves until its input ends."""
+    """Reference server in its own process: prints its port and serves until its input ends."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page)
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -95,7 +95,9 @@ def _unasked(pid: int, seconds: float) -> None:
     elapsed = time.monotonic() - begin
     shares = [(cpu_seconds(one) - before[one]) / elapsed for one in family]
     rss_mib = sum(map(resident_bytes, family)) / 1024**2
-    print(f"unasked: CPU of one core {shares[0]:.2%} and {sum(shares[1:]):.2%} for reading; {rss_mib:.0f} MiB RSS")
+    print(
+        f"without scrapes: CPU of one core {shares[0]:.2%} and {sum(shares[1:]):.2%} for reading; {rss_mib:.0f} MiB RSS"
+    )
 
 
 def main() -> None:

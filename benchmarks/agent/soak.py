@@ -1,11 +1,11 @@
-"""Soak test of the agent: 24 hours of its work in some minutes, on the fake driver of the tests.
+"""Soak test of the agent: 24 hours of its work in a few minutes, on the fake driver of the tests.
 
     python -m benchmarks.agent.soak [--hours 24] [--gpus 8]
 
-Time is made up: what the agent does at its intervals (a reading of all GPUs each second, host, jobs, health and fleet
-class each at theirs, a scrape every 15 s) is done one after the other as fast as it goes. Every two hours a GPU hangs
-for five minutes. Memory, files, threads and processes are looked at each hour; from a quarter of the time on they may
-not grow: 1 if they do. What the HTTP server and the training socket do is not part of it.
+Time is simulated: the periodic work of the agent (reading all GPUs every second; host, jobs, health and fleet class at
+their intervals; a scrape every 15 s) runs one task after the other at full speed. Every two hours a GPU hangs for five
+minutes. Memory, files, threads and processes are measured each hour; after a quarter of the time they must not grow,
+else the exit status is 1. The HTTP server and the training socket are not covered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BLAMED_SECONDS = 15.0
 
 
 class MadeUpTime:
-    """Stands in for the clocks of this process; goes on when told."""
+    """Simulated clock of this process, advanced by the test."""
 
     def __init__(self) -> None:
         self.start_ns = time.time_ns()
@@ -44,7 +44,7 @@ class MadeUpTime:
 
 
 class OfMadeUpTime:
-    """Readings of a process that goes by the real clock, as if they were read now."""
+    """Readings of a process on the real clock, restamped to the simulated time."""
 
     def __init__(self, collector: Any) -> None:
         self._collector = collector
@@ -57,7 +57,7 @@ class OfMadeUpTime:
 
 @dataclass(frozen=True)
 class Use:
-    """What the process holds."""
+    """Resources held by the process."""
 
     hour: int
     mib: float
@@ -67,7 +67,7 @@ class Use:
 
 
 def main() -> int:
-    """Print what is held, hour by hour; 1 where it grows."""
+    """Print the held resources hour by hour; return 1 if they grow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--gpus", type=int, default=8)

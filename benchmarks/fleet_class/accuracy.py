@@ -3,11 +3,11 @@
     python -m benchmarks.fleet_class.accuracy ../shared/traces/h100x2     # the recorded runs
     python -m benchmarks.fleet_class.accuracy windows.jsonl               # what fleet_class.sampling recorded
 
-Prints the tables of docs/explanation/accuracy.md. Training is counted apart from idle time, which would hide it. Each
-source is a projection of the same samples; windows shorter than a minute are drawn out to one, with the power of their
-own work.
-"Held out" fits the thresholds anew on all other runs, from wide ranges and without looking at the defaults, and asks
-them of the run that was left out. `--write FILE` keeps the windows of training.
+Prints the tables of docs/explanation/accuracy.md. Training is counted separately from idle time, which would hide it.
+Each source is a projection of the same samples; windows shorter than a minute are extended to one, with the power of
+their own work.
+"Held out" fits the thresholds on all other runs, from wide ranges and without the defaults, and applies them to the run
+that was left out. `--write FILE` stores the windows of training.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _AS_COUNTERS_SEE = {Cause.PIPELINE_BUBBLE: Cause.COMMUNICATION}
 """A bubble is a wait for a peer; which, only a trace tells."""
 _PASSES = 2
 _NUM_HELD_OUT = 4
-"""Sources, the best first, for which thresholds are fitted anew."""
+"""Sources for which thresholds are fitted, the best first."""
 _FEWEST_RUNS = 3
 """To fit thresholds to some of them."""
 
@@ -96,7 +96,7 @@ def held_out(windows: Sequence[Labelled]) -> list[tuple[Labelled, Cause]]:
 
 
 def _windows_table(windows: Sequence[Labelled]) -> None:
-    print("| run | GPU | samples | right | class | confidence | by its counters | by its trace |")
+    print("| run | GPU | samples | right | class | confidence | counters | trace |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for window in windows:
         told = _class_of(window)
@@ -111,7 +111,7 @@ def _windows_table(windows: Sequence[Labelled]) -> None:
 
 def _jobs_table(windows: Sequence[Labelled], truth: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
     """Both GPUs of each run together, against what was built in."""
-    print("\n| run | built in | the job's class | confidence | which |\n| --- | --- | --- | --- | --- |")
+    print("\n| run | built in | the job's class | confidence | GPU |\n| --- | --- | --- | --- | --- |")
     for run, of_run in _by_run(windows).items():
         built_in = Cause(truth[run]["cause"][0])
         told = class_of_job([_class_of(window) for window in of_run])

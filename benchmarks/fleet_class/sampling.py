@@ -4,9 +4,9 @@
     python -m benchmarks.fleet_class.sampling OUT --cases '*-healthy' --on-one-gpu
     python -m benchmarks.fleet_class.accuracy OUT/windows.jsonl
 
-Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train. Between windows of
-30 s, which no profiler disturbs, steps are captured; the label of a GPU's window is its rank's ledger in the captures
-before and after it (`windows`). A short run tells how long a case's steps are, or `--step-ms ddp-healthy=195`.
+Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train. Steps are captured
+between unprofiled windows of 30 s; the label of a GPU's window is its rank's ledger in the captures before and after it
+(`windows`). A short run measures the step time of a case, unless given: `--step-ms ddp-healthy=195`.
 Runs that a fault ends have no label and are left out. Traces are analysed while the next case trains, and windows kept
 as soon as they are known, so that a session that ends early has what it had.
 
@@ -83,7 +83,7 @@ class Cut:
 
 
 class Recorder:
-    """Samples all GPUs by the agent's sources, and cuts windows. A context manager.
+    """Recorder of all GPUs by the agent's sources, cut into windows. A context manager.
 
     Args:
         interval: between samples, in seconds, and from the beginning of a window to that of the next.
@@ -111,7 +111,7 @@ class Recorder:
         self._sources.__exit__()
 
     def cuts(self) -> list[Cut]:
-        """All windows so far; those of a GPU overlap."""
+        """All windows until now; those of a GPU overlap."""
         return list(self._cuts)
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ def record_case(
     step_seconds: float | None,
     train: Callable[..., WorkloadResult] = run_workload,
 ) -> Path:
-    """Train one case for a while; its run directory.
+    """Train one case for a while and return its run directory.
 
     Args:
         train: starts the ranks.
@@ -188,7 +188,7 @@ def _train(
 def captures_of(run: Path) -> tuple[Captures, list[str]]:
     """What each rank did in the captures of a run, and what could not be analysed.
 
-    Kept in the run, so that labels can be made anew where its traces are not.
+    Stored in the run, so that labels can be made again without its traces.
     """
     captures: Captures = {}
     troubles = []
@@ -244,7 +244,7 @@ def _step_seconds(text: str) -> dict[str, float]:
     try:
         return {name: float(ms) / 1e3 for name, ms in (word.split("=") for word in text.split(",") if word)}
     except ValueError:
-        raise UsageError(f"steps are told as NAME=MILLISECONDS,..., not {text!r}") from None
+        raise UsageError(f"--step-ms takes NAME=MILLISECONDS,..., not {text!r}") from None
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
     python -m benchmarks.fleet_class.states OUT
     python -m benchmarks.fleet_class.accuracy OUT/windows.jsonl
 
-Needs a GPU, of which it takes the first. What is right is known by what was started: nobody; a process with memory on
-the GPU that sleeps; two ranks of NCCL, of which one never comes to the all-reduce, both on that GPU and talking as over
-TCP. A window begins once each process has said that it is so far.
+Needs a GPU, and uses the first. The right class follows from what was started: no process; a sleeping process with
+memory on the GPU; two NCCL ranks on that GPU over TCP, of which one never enters the all-reduce. A window begins once
+each process has reported that it is ready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stepscope.core.vocabulary.causes import Cause
 _WINDOW_SECONDS = 56.0
 """A little less than the agent's minute, and as much as a hang takes to be told."""
 _START_SECONDS = 90.0
-"""Until all processes are so far, at most."""
+"""Longest time until all processes are ready."""
 _SETTLE_SECONDS = 5.0
 """After that: power is an average of a second."""
 _LATE_SECONDS = 30.0
@@ -70,7 +70,7 @@ def _never_come(ready: Event, port: int) -> None:
 
 
 def _reduced(rank: int, port: int) -> torch.Tensor:
-    """Some all-reduces that both ranks did."""
+    """Run some all-reduces on both ranks."""
     pose_as_machine(rank, _NUM_RANKS, port)
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=FOR_EVER))
@@ -91,10 +91,10 @@ STATES: dict[str, tuple[Sequence[Work], Cause]] = {
 
 @contextmanager
 def running(works: Sequence[Work]) -> Iterator[list[SpawnProcess]]:
-    """Processes that do this, all of them so far.
+    """Processes that run this, all of them ready.
 
     Raises:
-        RuntimeError: one has ended, or is not so far in time.
+        RuntimeError: one has ended, or is not ready in time.
     """
     context, port = get_context("spawn"), free_port()
     ready = [context.Event() for _ in works]
@@ -118,13 +118,13 @@ def running(works: Sequence[Work]) -> Iterator[list[SpawnProcess]]:
 
 
 def check_alive(processes: Sequence[SpawnProcess]) -> None:
-    """Raises RuntimeError when one has ended."""
+    """Raise RuntimeError if a process has ended."""
     if any(process.exitcode is not None for process in processes):
         raise RuntimeError("a process ended early; its own output says why")
 
 
 def _record(name: str, seconds: float) -> Labelled:
-    """The first window of this state."""
+    """Record the first window of this state."""
     works, cause = STATES[name]
     with running(works) as processes:
         time.sleep(_SETTLE_SECONDS)
@@ -141,7 +141,7 @@ def _record(name: str, seconds: float) -> Labelled:
 
 
 def main() -> None:
-    """Record all, and say what each is taken for."""
+    """Record all states and print the class of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--window", type=float, default=_WINDOW_SECONDS, help="seconds")
@@ -150,7 +150,7 @@ def main() -> None:
         parser.error("unset CUDA_VISIBLE_DEVICES: the first GPU of the driver is taken")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML's
     if not torch.cuda.is_available():
-        print("this needs a GPU that CUDA can use", file=sys.stderr)
+        print("a CUDA GPU is needed", file=sys.stderr)
         sys.exit(2)
     options.out.mkdir(parents=True, exist_ok=True)
     windows = []

@@ -1,10 +1,10 @@
-"""Labelled windows: one GPU's samples of which it is known what the GPU did, and where they come from.
+"""Labelled windows: samples of one GPU with the known activity of that GPU, and their sources.
 
 A window's label is its rank's ledger in the captures before and after it, as no profiler ran in the window itself.
 
-Recorded are NVML's and GPM's samples of two H100s at 5 Hz. Of nine runs there is a trace of the same minutes: its steps
-are the labelled windows, and `truth.json` has an independent plain reading of what each GPU did in them. Between runs
-no process held the GPUs; from the first use of a run's memory to its first kernels it is held and does nothing.
+The recording has NVML and GPM samples of two H100s at 5 Hz. Nine runs have a trace of the same minutes: its steps are
+the labelled windows, and `truth.json` has an independent reading of what each GPU did in them. Between runs no process
+held the GPUs; from a run's first use of memory to its first kernels a GPU is held but idle.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Labelled:
 
 
 def right_of(spent: Mapping[str, float], host: Cause, healthy: frozenset[Cause]) -> frozenset[Cause]:
-    """Which classes are right.
+    """Classes that are right for a window.
 
     Args:
         spent: the plain reading of a trace.
@@ -86,13 +86,13 @@ def right_of(spent: Mapping[str, float], host: Cause, healthy: frozenset[Cause])
 
 
 def projected(window: Labelled, missing: Sequence[str]) -> Labelled:
-    """The window as a source without these figures would have seen it."""
+    """Window as seen by a source without these figures."""
     nothing: dict[str, Any] = dict.fromkeys(missing)
     return replace(window, samples=tuple(replace(sample, **nothing) for sample in window.samples))
 
 
 def as_minute(window: Labelled) -> Labelled:
-    """The window drawn out to a minute, with the power of its own work: its samples, repeated where there are few."""
+    """Window extended to a minute by repeating its samples, with the power of its own work."""
     if window.seconds >= _MINUTE:
         return window
     samples = window.samples * math.ceil(_FEWEST_SAMPLES / len(window.samples))
@@ -109,7 +109,7 @@ def write_windows(path: Path, windows: Iterable[Labelled]) -> None:
 
 
 def read_windows(path: Path) -> list[Labelled]:
-    """What `write_windows` wrote."""
+    """Windows read back from a file of `write_windows`."""
     return [_from_json(json.loads(line)) for line in path.read_text().splitlines() if line]
 
 
@@ -165,7 +165,7 @@ class Captured:
     """A rank's mean step in a capture.
 
     Attributes:
-        shares: of the step, by heading.
+        shares: of the step, by category.
     """
 
     step_ms: float
@@ -173,43 +173,44 @@ class Captured:
 
 
 def mean_step(ledger: RankLedger) -> Captured | None:
-    """Of the steps that are whole: the last one lacks what comes before the next. None where there is none."""
+    """Mean of the complete steps: the last one lacks what precedes the next. None if there is none."""
     steps: Sequence[StepLedger] = ledger.steps[:-1] or ledger.steps
     total = sum(step.ms for step in steps)
     if not total:
         return None
     return Captured(
-        total / len(steps), {heading: sum(s.ms * s.ledger[heading] for s in steps) / total for heading in TimeCategory}
+        total / len(steps),
+        {category: sum(s.ms * s.ledger[category] for s in steps) / total for category in TimeCategory},
     )
 
 
 def at_pace(captured: Captured, step_ms: float) -> dict[TimeCategory, float]:
-    """Shares of a step of this length: the work stays as long, and what the GPU waits for hosts fills the rest.
+    """Shares in a step of this length: the work takes the same time, waits for the host fill the rest.
 
     So what a profiler adds is taken out, on the rank that it makes late and on those that wait for it. Where nothing is
     waited for, or the work alone takes longer, the shares stay as they are.
     """
-    work = sum(captured.shares[heading] for heading in _WORK)
+    work = sum(captured.shares[category] for category in _WORK)
     rest = step_ms - work * captured.step_ms
     if work >= 1.0 or rest < 0.0:
         return dict(captured.shares)
     scale = rest / ((1.0 - work) * captured.step_ms)
     in_ms = {
-        heading: share * captured.step_ms * (1.0 if heading in _WORK else scale)
-        for heading, share in captured.shares.items()
+        category: share * captured.step_ms * (1.0 if category in _WORK else scale)
+        for category, share in captured.shares.items()
     }
-    return {heading: ms / step_ms for heading, ms in in_ms.items()}
+    return {category: ms / step_ms for category, ms in in_ms.items()}
 
 
 def label_of(shares: Mapping[TimeCategory, float]) -> tuple[dict[str, float], frozenset[Cause]]:
-    """What the rank's time went into, and which classes say so."""
+    """Label of a window: use of the rank's time, and the classes that agree with it."""
     spent = {
-        "compute": sum(shares[heading] for heading in COMPUTE_CATEGORIES),
-        "exposed_comm": sum(shares[heading] for heading in EXPOSED_COMMUNICATION_CATEGORIES),
+        "compute": sum(shares[category] for category in COMPUTE_CATEGORIES),
+        "exposed_comm": sum(shares[category] for category in EXPOSED_COMMUNICATION_CATEGORIES),
         "copy": shares[TimeCategory.COPY],
-        "idle": sum(shares[heading] for heading in IDLE_CATEGORIES),
+        "idle": sum(shares[category] for category in IDLE_CATEGORIES),
     }
-    why = max(IDLE_CATEGORIES, key=lambda heading: shares[heading])
+    why = max(IDLE_CATEGORIES, key=lambda category: shares[category])
     bounds = {Cause.COMPUTE_BOUND: shares[TimeCategory.COMPUTE_BOUND] + shares[TimeCategory.COMPUTE_OTHER]}
     bounds |= {
         Cause.MEMORY_BOUND: shares[TimeCategory.MEMORY_BOUND],
@@ -223,7 +224,7 @@ def label_of(shares: Mapping[TimeCategory, float]) -> tuple[dict[str, float], fr
 def label_between(beside: Sequence[Captured], step_ms: float) -> tuple[dict[str, float], frozenset[Cause]]:
     """The same of a window of steps of this length, from the captures beside it, which count alike."""
     each = [at_pace(captured, step_ms) for captured in beside]
-    return label_of({heading: fmean(shares[heading] for shares in each) for heading in TimeCategory})
+    return label_of({category: fmean(shares[category] for shares in each) for category in TimeCategory})
 
 
 def undisturbed(steps: Sequence[Step]) -> list[tuple[int, list[Step], int]]:
@@ -244,7 +245,7 @@ def undisturbed(steps: Sequence[Step]) -> list[tuple[int, list[Step], int]]:
 
 
 def pace_within(steps: Sequence[Step], begin_ns: int, end_ns: int) -> float | None:
-    """Milliseconds a step, of those that lie in this time; hosts run ahead, so that single ones tell little."""
+    """Mean milliseconds per step within this time; single steps are unreliable, as hosts run ahead."""
     inside = [step for step in steps if begin_ns <= step.start_ns and step.end_ns <= end_ns]
     return (inside[-1].end_ns - inside[0].start_ns) / 1e6 / len(inside) if inside else None
 

@@ -3,8 +3,8 @@
     python -m benchmarks.fuzz.diagnostics ../shared/traces [--inputs 100000] [--seed 0]
 
 Recorded files of `stepscope hang`, `nccl` and `memory` are damaged: bytes, numbers and lines changed, left out,
-doubled, swapped, cut off. Each input goes the whole way of its verb. Anything but an answer or an expected error, and
-anything that takes over five seconds, is printed with its seed and ends with 1.
+doubled, swapped, cut off. Each input runs the whole command. Anything but a result or an expected error, and anything
+that takes over five seconds, is printed with its seed and makes the program exit with status 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBER = re.compile(rb"\d+")
 
 @dataclass(frozen=True)
 class Target:
-    """One verb and the recorded jobs it is tried on: of each, file name and content."""
+    """Command and the recorded jobs it runs on, each with file name and content."""
 
     name: str
     run: Callable[[str], object]
@@ -50,7 +50,7 @@ class Target:
 
 
 def main() -> int:
-    """Print the outcomes; 1 when one was not handled."""
+    """Print the outcomes; return 1 if an input was not handled."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="recorded traces")
     parser.add_argument("--inputs", type=int, default=100_000)
@@ -90,7 +90,7 @@ def _job(files: Iterator[Path] | list[Path]) -> dict[str, bytes]:
 
 
 def _small(content: bytes) -> dict[str, bytes]:
-    """A snapshot of the same form with few entries; pickled anew, as this one is our own."""
+    """Snapshot of the same form with few entries, pickled again; safe, as it is our own."""
     import pickle
 
     whole = pickle.loads(content)

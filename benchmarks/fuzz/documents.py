@@ -1,4 +1,4 @@
-"""Damaged documents for the fuzzer: what runs keep beside their traces, operation tables, gates of comparisons.
+"""Damaged documents for the fuzzer: files of a run beside its traces, operation tables, gates of comparisons.
 
 Half of them are damaged as text; in the others values are replaced by odd ones, so that more of them can be decoded.
 """
@@ -32,12 +32,12 @@ _KINDS = (
 
 
 def make_analysis(random: Random) -> bytes:
-    """A kept analysis."""
+    """A stored analysis."""
     return _made(random, random.choice(_seeds()["analysis"]))
 
 
 def make_timeline(random: Random) -> bytes:
-    """Kept time lines."""
+    """Stored timelines."""
     return _made(random, random.choice(_seeds()["timeline"]))
 
 
@@ -124,7 +124,7 @@ def _made(random: Random, seed: bytes) -> bytes:
 
 
 def _replace(random: Random, value: Any) -> None:
-    """Walk down to some value and put an odd one in its place, of the same kind more often than not."""
+    """Replace a random value by an odd one, mostly of the same kind."""
     for _ in range(12):
         places = sorted(value) if isinstance(value, dict) else range(len(value))
         if not places:

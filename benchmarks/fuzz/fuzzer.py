@@ -1,12 +1,12 @@
-"""Fuzzer: does any input make stepscope fail in an undocumented way, or cost more than a second or 500 MB?
+"""Fuzzer of the analysis: finds inputs that fail in an undocumented way, or take over a second or 500 MB.
 
     nice python -m benchmarks.fuzz.fuzzer [--inputs 1000000] [--seed 20261128] [--workers 1]
         [--state FILE] [--failures DIR]
     python -m benchmarks.fuzz.fuzzer --one INDEX
 
-Input number i of a seed is always the same; targets.py says which kinds there are, how often, and how far each is
-taken. Only stepscope's own errors may come out, in one line; warnings are errors; what comes out must add up, be finite
-and survive its own document. With --state an interrupted run goes on where it stopped.
+Input number i of a seed is always the same; targets.py lists the kinds of input, their frequency and how far each is
+processed. Only stepscope's own errors are allowed, in one line; warnings are errors; results must add up, be finite and
+survive a round trip through their document. With --state an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXAMPLES_KEPT = 3
 
 @dataclass(slots=True)
 class Outcome:
-    """What a number of inputs came to: how often each end, and for each kind of failure where it was first seen."""
+    """Result of a number of inputs: count of each outcome, and the first inputs of each kind of failure."""
 
     ends: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[int]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class TooSlowError(BaseException):
 
 
 def main() -> int:
-    """Run the inputs, print what came out; 1 when there was a failure."""
+    """Run the inputs and print the outcomes; return 1 if any failed."""
     options = _options()
     if options.one is not None:
         _prepare()
@@ -127,7 +127,7 @@ def _too_slow(_number: int, _frame: FrameType | None) -> None:
 
 
 def run_chunk(seed: int, start: int, size: int) -> Outcome:
-    """Run `size` inputs from number `start` on."""
+    """Run `size` inputs, starting at number `start`."""
     outcome = Outcome()
     try:
         for index in range(start, start + size):
@@ -184,7 +184,7 @@ def _run(name: str, content: Any, random: Random) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """The error, and the innermost line of ours that it came from."""
+    """Kind of a failure: the error and the innermost line of stepscope that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "stepscope" in frame.filename]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside"
     return f"{type(error).__name__} in {where}: {str(error)[:120]}"

@@ -1,6 +1,6 @@
 """Jobs for the fuzzer: small whole ones with every kind of event, whose events are then made wrong.
 
-What comes out is JSON that any parser takes, or nearly, so that it reaches the analysis behind the reader.
+The output is valid or almost valid JSON, so that it reaches the analysis behind the reader.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _spread_or_squeeze(random: Random, job: Job) -> None:
 
 
 def _jitter(random: Random, job: Job) -> None:
-    """Every event elsewhere: what overlapped follows, what followed overlaps or nests."""
+    """Move every event: overlapping events become sequential, sequential ones overlap or nest."""
     width = random.choice((0.001, 1, 30, 300))
     for event in _some(random, job):
         if isinstance(event.get("ts"), (int, float)):

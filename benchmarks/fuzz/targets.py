@@ -1,4 +1,4 @@
-"""Targets of the fuzzer: what is done with an input of each kind, as far as a user would take it."""
+"""Targets of the fuzzer: processing of an input of each kind, as far as a user would take it."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def run_job(files: Sequence[bytes], random: Random) -> str:
 
 
 def _check(analysis: Analysis) -> None:
-    """What holds of any analysis: the ledger adds up, shares are shares, and the document comes back as it went."""
+    """Invariants of any analysis: the ledger adds up, shares are within 0 and 1, the document survives a round trip."""
     ledgers: list[dict[Any, float]] = [analysis.ledger, *(rank.ledger for rank in analysis.ranks)]
     ledgers += [step.ledger for rank in analysis.ranks for step in rank.steps]
     ledgers.append({row.cause: row.fraction for row in analysis.root_causes})
@@ -234,7 +234,7 @@ def known_analysis() -> Analysis:
 
 
 def run_analysis(content: bytes, random: Random) -> str:
-    """Decode a kept analysis; what can be decoded is shown and compared."""
+    """Decode a stored analysis; show and compare it if it can be decoded."""
     analysis = decode_analysis(content)
     if random.random() > SHARE_SHOWN:
         return "decoded"
@@ -243,7 +243,7 @@ def run_analysis(content: bytes, random: Random) -> str:
 
 
 def run_timeline(content: bytes, _: Random) -> str:
-    """Decode kept time lines and draw them."""
+    """Decode stored timelines and draw them."""
     for line in decode_timelines(content):
         track = make_track(line)
         length = int(track.edges_ns[-1] - track.edges_ns[0])

@@ -1,8 +1,8 @@
-"""Comparison of what an agent, nvidia-smi and NVML report of GPUs with what was done on them meanwhile.
+"""Comparison of GPU metrics of an agent, nvidia-smi and NVML with the work done meanwhile.
 
-A value of GPM is an average since the reading before; it is compared with what was done in that very time.
+A GPM value is an average since the previous reading; it is compared with the work of exactly that time.
 
-Each is watched from a thread of its own.
+Each source is polled from its own thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _AsSmi(NamedTuple):
     """nvidia-smi's field, the agent's metric, the scale to its unit, and how far they may differ: the larger of two.
 
     Attributes:
-        is_seldom: the agent reads it every 10 s: it may say what nvidia-smi said a while ago.
+        is_slow: the agent polls it every 10 s, so it may show an older value of nvidia-smi.
         is_instant: it is another one every instant: what the agent says must be within what nvidia-smi says.
     """
 
@@ -41,7 +41,7 @@ class _AsSmi(NamedTuple):
     scale: float = 1.0
     absolute: float = 0.0
     share: float = 0.0
-    is_seldom: bool = False
+    is_slow: bool = False
     is_instant: bool = False
 
 
@@ -59,10 +59,10 @@ _AS_SMI = (
     _AsSmi("utilization.memory", "memory_bandwidth_busy_ratio", 0.01, 0.05),
     _AsSmi("temperature.gpu", "temperature_celsius", 1, 2),
     _AsSmi("temperature.memory", "memory_temperature_celsius", 1, 2),
-    _AsSmi("pcie.link.gen.gpucurrent", "pcie_link_generation", is_seldom=True),
-    _AsSmi("pcie.link.width.current", "pcie_link_width", is_seldom=True),
+    _AsSmi("pcie.link.gen.gpucurrent", "pcie_link_generation", is_slow=True),
+    _AsSmi("pcie.link.width.current", "pcie_link_width", is_slow=True),
     _AsSmi("ecc.mode.current", "ecc_enabled"),
-    _AsSmi("ecc.errors.corrected.volatile.total", "ecc_corrected_errors_total", is_seldom=True),
+    _AsSmi("ecc.errors.corrected.volatile.total", "ecc_corrected_errors_total", is_slow=True),
     _AsSmi("ecc.errors.uncorrected.volatile.total", "ecc_uncorrected_errors_total"),
     _AsSmi("pstate", "performance_state"),
 )
@@ -128,7 +128,7 @@ def as_share(below: float, above: float) -> Callable[[float, float], bool]:
 
 
 class Comparison:
-    """Compares, and says each comparison at once. GPUs are numbered by CUDA's index.
+    """Compares, and prints each comparison at once. GPUs are numbered by CUDA's index.
 
     Args:
         uuids: of the GPUs, in CUDA's order.
@@ -166,7 +166,7 @@ class Comparison:
                     continue
                 agent, truth, is_right = median(told) if told else None, median(now) if now else None, False
                 if agent is not None and truth is not None:
-                    if one.is_seldom:
+                    if one.is_slow:
                         ever = [one.scale * value for value in _values(samples, one.field)]
                         truth = min(ever, key=lambda value: abs(value - agent))
                     if one.is_instant:

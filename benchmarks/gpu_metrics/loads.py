@@ -1,9 +1,9 @@
-"""Work of a known size for GPUs, when how much of it was done, and how many cycles their SMs had.
+"""Work of known size for GPUs, with the time it was done and the cycles of the SMs.
 
 python -m benchmarks.gpu_metrics.loads RANK RANKS FOLDER SECONDS     a rank of all-reduces, which waits for a line first
 
-NVML reports the clock that is set. While tensor cores are at work, SMs have some 10 % fewer cycles than that, so a
-kernel reads their own counters.
+NVML reports the configured clock. While tensor cores work, SMs have about 10% fewer cycles than that, so a kernel reads
+their own counters.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CycleCounter:
         self._kernel = torch.cuda._compile_kernel(_SOURCE, "read_cycles")
 
     def read(self) -> Tensor:
-        """Launch a reading on the current stream: each SM's cycles so far, 0 where it was not reached.
+        """Launch a reading on the current stream: cycle counter of each SM, 0 if it was not reached.
 
         Returns:
             (SMs,) int64, in the host's memory: filled once the stream is past it, without waiting for what comes after.
@@ -68,7 +68,7 @@ ALL_REDUCE_MIB = (256, 1024)
 
 
 class Load(NamedTuple):
-    """Work to be repeated.
+    """Unit of work that can be repeated.
 
     Attributes:
         launch: does it once, on the device that is current.
@@ -146,7 +146,7 @@ def from_gpu(num_bytes: int) -> Load:
 
 
 def seconds_of(load: Load) -> float:
-    """How long one takes."""
+    """Seconds that one repetition takes."""
     load.launch()
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Truth of the agent's GPU metrics: against nvidia-smi, and against work of a known size. Needs GPUs.
+"""Check of the agent's GPU metrics against nvidia-smi and against work of known size. Needs GPUs.
 
     python -m benchmarks.gpu_metrics.truth [--seconds 4.5] [--out FILE.json]
 
-A real agent reads once a second. Beside it all GPUs rest, then multiply, copy, read, talk to the host and, where there
-are several, to each other over NVLink, at full and partial duty; ratios are over what the GPU could have done in the
-cycles that it had, as its SMs count them. Last, a profiler runs beside the agent. What is off is said once more at the
-end, which is 1 then.
+A real agent reads once per second. Meanwhile all GPUs idle, then multiply, copy, read, transfer to the host and, if
+there are several, to each other over NVLink, at full and partial duty; ratios are relative to what the GPU could have
+done in its cycles, as counted by its SMs. Last, a profiler runs beside the agent. Deviations are listed again at the
+end, with exit status 1.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _UNITS = {"TFLOP/s": 1e12, "GB/s": 1e9}
 
 
 class Truth:
-    """What runs on the GPUs, and what of it is compared."""
+    """Work on the GPUs and its comparison with the metrics."""
 
     def __init__(self, agent: RealAgent, seconds: float, folder: Path) -> None:
         self._agent, self._seconds, self._folder = agent, seconds, folder
@@ -78,7 +78,7 @@ class Truth:
         self.found.as_smi("rest", begin, begin + self._seconds)
 
     def products(self) -> None:
-        """Tensor cores, and what nvidia-smi says under this load.
+        """Tensor cores, and nvidia-smi under this load.
 
         Sizes are no multiples of all tiles: some percent of the FLOPs are done on zeros that fill a tile up.
         """
@@ -92,7 +92,7 @@ class Truth:
         self._product(8192, 0.25)
 
     def _product(self, size: int, duty: float = 1.0) -> Phase:
-        """Over what could be done in the cycles that the SMs had."""
+        """Ratio to what could be done in the cycles of the SMs."""
         what = f"bf16 {size} at {duty:.0%}"
         phase = self._run(what, functools.partial(loads.matmul, size), duty, unit="TFLOP/s")
 
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
-        print("this needs a GPU that CUDA can use, and nvidia-smi", file=sys.stderr)
+        print("a CUDA GPU and nvidia-smi are needed", file=sys.stderr)
         sys.exit(2)
     sys.setswitchinterval(0.0005)  # the loads' threads wait no longer for those that watch
     began = time.monotonic()

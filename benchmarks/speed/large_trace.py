@@ -1,15 +1,14 @@
-"""Time and memory to read and analyse a large trace, beside other ways of doing it.
+"""Time and memory to read and analyze a large trace, compared with other tools.
 
     python -m benchmarks.speed.large_trace [TRACE] [--megabytes 500] [--steps 5] [--repeats 3] [--only read,analyze,...]
 
-Writes one large trace: copies of TRACE (of a synthetic trace when none is given), each shifted in time and ids, in a
-few long steps. Runs each way in a process of its own, all ways in turn, and prints the medians of CPU seconds, wall
-seconds and peak memory, and how many times less CPU ours takes than HolisticTraceAnalysis: its load and temporal
-breakdown, in one run.
+Writes one large trace: copies of TRACE (by default a synthetic trace), each shifted in time and ids, in a few long
+steps. Runs each tool in its own process, in turn, and prints the medians of CPU seconds, wall seconds and peak memory,
+and the ratio of the CPU time of HolisticTraceAnalysis (load and temporal breakdown, in one run) to ours.
 
-    read, analyze            ours: to columns alone; the whole command
+    read, analyze            stepscope: columns only; the whole command
     read-pure, analyze-pure  the same without the accelerators in C
-    hta                      HolisticTraceAnalysis, in a virtual environment that is kept for the next time
+    hta                      HolisticTraceAnalysis, in a virtual environment that is kept for later runs
     tracelens                TraceLens' TreePerfAnalyzer: load and GPU timeline, where --tracelens can be installed
     json                     json.load alone
 """
@@ -66,14 +65,14 @@ _WAYS = ("read", "analyze", "read-pure", "analyze-pure", "hta", "tracelens", "js
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to do it: a command, and what it needs in its environment."""
+    """Tool under test: its command and environment."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def main() -> None:
-    """Make the trace, run the ways, print the table."""
+    """Make the trace, run the tools, print the table."""
     options = _options()
     # as pip does when it installs: a source tree may have no bytecode, and the environment may forbid to keep any
     compileall.compile_dir(Path(stepscope.__file__).parent, quiet=2)
@@ -148,7 +147,7 @@ def _python_with(environment: Path, packages: list[str]) -> Path | None:
 
 def _print_table(costs: dict[str, Cost], size: int) -> None:
     hta = costs.get("hta")
-    print("| way | CPU s | wall s | MB/s of CPU | peak memory | of the file | HTA's CPU, times | HTA's wall, times |")
+    print("| tool | CPU s | wall s | MB/s of CPU | peak memory | of the file | HTA's CPU, times | HTA's wall, times |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, cost in costs.items():
         cpu = f"{hta.cpu_seconds / cost.cpu_seconds:.1f}" if hta else "-"

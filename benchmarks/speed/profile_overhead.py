@@ -3,11 +3,11 @@
     python -m benchmarks.speed.profile_overhead [--device cuda] [--step-ms 3,30] [--host-bound]
         [--blocks 40] [--out FILE]
 
-The step is a transformer's (`training_step`), made as long as asked. Cases against the same loop without stepscope:
-`off` (enabled=False), `armed` (telemetry of every step, no capture under way), `telemetry` (the same with figures that
-lie on the device, the model watched, and an OpenTelemetry meter where installed). Captures against torch.profiler with
-the same options: the captured steps themselves, what ends the recording, and the steps after it, in which torch's way
-exports and ours writes on another thread.
+The step is that of a transformer (`training_step`) of the given length. Cases, compared with the same loop without
+stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture active), `telemetry` (also with scalars
+on the device, the model watched, and an OpenTelemetry meter if installed). Captures are compared with torch.profiler
+with the same options: the profiled steps, the stop of the recording, and the steps after it, in which torch exports and
+stepscope writes on another thread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _provide_meters() -> None:
 
 
 def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Interval]:
-    """Ratio of each case's time to the bare loop's, block against neighbouring block, with a 95 % interval."""
+    """Ratio of each case's time to the bare loop's, block against neighbouring block, with a 95% interval."""
     cases: dict[str, Callable[[Path], AbstractContextManager[Step]]] = {
         "off": _off,
         "armed": _armed,
@@ -103,7 +103,7 @@ def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Interval
 
 
 def host_cost_us(num_steps: int, out: Path) -> float:
-    """Microseconds that an armed `prof.step` takes of the training thread."""
+    """Microseconds of the training thread that an armed `prof.step` takes."""
     with _armed(out) as mark:
         for _ in range(_SETTLE):
             mark()
@@ -189,13 +189,13 @@ def main() -> None:
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
             for name, ratio in armed_cost(workload, options.blocks, out).items():
-                print(f"  {name:<9} x bare: {ratio}")
+                print(f"  {name:<9} / bare: {ratio}")
                 case[name] = ratio._asdict()
             case["capture"] = capture_cost(workload, options.captures, out)
             for who in ("torch", "stepscope"):
                 times = {name: round(value, 1) for name, value in case["capture"][who].items()}
                 print(f"  capture by {who}: {times}")
-            print(f"  captured steps x torch's: {Interval(**case['capture']['captured_step_ratio'])}")
+            print(f"  profiled steps / torch's: {Interval(**case['capture']['captured_step_ratio'])}")
             results[f"{step_ms:g} ms"] = case
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""Overhead of `stepscope run` on a script that knows nothing of it. Ratios of runs with and without it, in pairs.
+"""Overhead of `stepscope run` on an unchanged script. Ratios of runs with and without it, in pairs.
 
     python -m benchmarks.speed.run_overhead [--step-ms 3,30] [--pairs 12] [--steps 300] [--out FILE.json]
 
-The script trains a small network on batches of a DataLoader and tells its own seconds a step. The two of a pair run one
-right after the other, which of them first by turns, so that a busy machine slows both. Before it, what a Python costs
-that never trains: its start alone, and its start with torch.
+The script trains a small network on batches of a DataLoader and prints its seconds per step. The two runs of a pair
+follow each other directly, in alternating order, so that a busy machine slows both. Before them: the cost for a Python
+that never trains, at its start alone and at its start with torch.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _layers_for(script: Path, step_ms: float) -> int:
 
 
 def _of_a_start(code: str, *, under: bool) -> _Seconds:
-    """Of the Python alone: `stepscope run` itself starts once a job and is left out."""
+    """Cost of the start of Python alone: `stepscope run` itself starts once per job and is excluded."""
     order = RunOptions("runs", None, "auto", DEFAULT_SCHEDULE, with_stack=False)
     ran = measure([sys.executable, "-c", code], environment_for(order, os.environ) if under else None)
     return _Seconds(ran.wall_seconds, ran.cpu_seconds)
 
 
 def _pairs(measured: Callable[[bool], _Seconds], num_pairs: int) -> list[tuple[_Seconds, _Seconds]]:
-    """Without and with, in turns."""
+    """Pairs of runs without and with stepscope, in alternating order."""
     pairs = []
     for pair in range(num_pairs):
         if pair % 2:

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.agent.service import silent_gpus, wait_for_all
-from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.sources import GPUS, Sources, silent_gpus, wait_for_all
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason
@@ -25,7 +24,6 @@ class SourceReport:
     """One source.
 
     Attributes:
-        name: of the source.
         reason, detail: why it gives nothing; None and empty where it does.
         num_readings: values of its last collection.
         seconds: how long that took; None before the first.
@@ -46,7 +44,6 @@ class AgentCheck:
 
     Attributes:
         warnings: sources and GPUs that have not answered before the check was over.
-        schema: of the document.
     """
 
     sources: tuple[SourceReport, ...]

@@ -117,7 +117,6 @@ class _DeviceBuilder:
             self.up = False, missing.reason.value
 
     def finished(self, now_ns: int) -> NodeDevice:
-        """The device as the document has it."""
         is_up, reason = self.up or (None, "")
         known = self.values.keys() | self.by_label.keys()
         return NodeDevice(
@@ -169,7 +168,6 @@ def _add_source(found: dict[Device, _DeviceBuilder], collection: Collection, fir
 
 
 def _order(device: Device) -> tuple[int, str, str]:
-    """By GPU, then by instance."""
     number = int(device.index) if device.index.isascii() and device.index.isdecimal() else 1 << 30
     return number, device.instance.zfill(4), device.compute_instance.zfill(4)
 

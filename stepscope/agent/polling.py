@@ -56,11 +56,9 @@ class ScheduledSource:
     A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
 
     Args:
-        name: of the source.
         collector: called in the source's thread.
         interval: seconds from the begin of one collection to the next.
         deadline: seconds after which a collection counts as timed out.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,7 @@ from stepscope.agent.exporter.metrics_page import STALE_SECONDS, MetricsPage
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.hang_detection import ras_address
 from stepscope.agent.node_api import api_routes, node_of
-from stepscope.agent.polling import SourceState
-from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.sources import GPUS, Sources, summary_of_sources, wait_for_all
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.access import Access
@@ -39,9 +38,6 @@ from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
-from stepscope.core.text.numbers import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,6 @@ class Parts:
     """Parts of an agent; nothing runs or listens yet.
 
     Attributes:
-        address: to listen on.
         guard: access rules and encryption of connections.
         sources: to read.
         dcgm_names: names under which GPUs are shown as dcgm-exporter does; None: not at all.
@@ -197,9 +192,6 @@ def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
         raise UsageError(str(error), where=configuration.origin_of(path)) from None
 
 
-_LOOK_SECONDS = 0.2
-
-
 def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
     """Read and serve until `stop` is set.
 
@@ -246,44 +238,6 @@ def _node(parts: Parts, host: str) -> Node:
 def _rounds(sources: Sources) -> int:
     """Rounds of the GPUs' source, which never waits for a driver: it stops only if the agent itself does."""
     return sum(state.num_collections + state.num_errors for state in sources.states() if state.name == GPUS)
-
-
-def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
-    """Wait until each source has answered or was given up; False if stopped before, or after so many seconds.
-
-    The GPUs' source has answered once each GPU has, see `FirstRound`.
-    """
-    end = None if seconds is None else time.monotonic() + seconds
-    while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
-        if stop.wait(_LOOK_SECONDS) or (end is not None and time.monotonic() > end):
-            return False
-    return True
-
-
-def silent_gpus(states: Sequence[SourceState]) -> list[str]:
-    """One line on each GPU whose driver does not answer."""
-    return [
-        f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
-        for state in states
-        if state.name == GPUS
-        for absent in state.collection.missing
-        if not absent.metric and absent.labels
-    ]
-
-
-def summary_of_sources(states: Sequence[SourceState]) -> str:
-    """One line: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
-    gpus = {
-        dict(reading.labels).get("uuid", "")
-        for state in states
-        for reading in state.collection.readings
-        if reading.metric == GPU + "up" and reading.value
-    }
-    down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
-    down += silent_gpus(states)
-    up = [state.name for state in states if not state.reason and state.name != GPUS]
-    read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
-    return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")
 
 
 _log = logging.getLogger(__name__)

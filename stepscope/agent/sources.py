@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import inf
 
@@ -23,6 +25,9 @@ from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollect
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.core.documents.jobs import Assignment
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.text.numbers import counted
 
 GPUS = "nvml"
 """Name of the source that reads the GPUs' driver."""
@@ -134,3 +139,44 @@ class Sources:
 
     def _gpu_users(self) -> GpuUsers:
         return gpu_users_of(self._gpus.state().collection)
+
+
+_LOOK_SECONDS = 0.2
+
+
+def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
+    """Wait until each source has answered or was given up; False if stopped before, or after so many seconds.
+
+    The GPUs' source has answered once each GPU has, see `FirstRound`.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
+        if stop.wait(_LOOK_SECONDS) or (end is not None and time.monotonic() > end):
+            return False
+    return True
+
+
+def silent_gpus(states: Sequence[SourceState]) -> list[str]:
+    """One line on each GPU whose driver does not answer."""
+    return [
+        f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
+        for state in states
+        if state.name == GPUS
+        for absent in state.collection.missing
+        if not absent.metric and absent.labels
+    ]
+
+
+def summary_of_sources(states: Sequence[SourceState]) -> str:
+    """One line: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
+    gpus = {
+        dict(reading.labels).get("uuid", "")
+        for state in states
+        for reading in state.collection.readings
+        if reading.metric == GPU + "up" and reading.value
+    }
+    down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
+    down += silent_gpus(states)
+    up = [state.name for state in states if not state.reason and state.name != GPUS]
+    read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
+    return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")

@@ -13,7 +13,6 @@ class TokenBucket:
     Args:
         burst: largest amount that can be spent at once.
         refill_per_second: amount that comes back each second.
-        clock: seconds.
     """
 
     def __init__(self, burst: float, refill_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

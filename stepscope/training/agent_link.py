@@ -61,7 +61,6 @@ class AgentLink:
 
     Attributes:
         plan: the capture that each step belongs to.
-        step_time: recent time of a step.
         tick_seconds: time from one `tick` to the next.
     """
 
@@ -174,9 +173,7 @@ class HeartbeatSource:
     """Hello and heartbeat lines of this process. The training thread sets the newest steps, any thread takes lines.
 
     Attributes:
-        newest: the newest finished step.
         newest_settled: the newest finished step that has all its figures.
-        gpu_uuid: None while unknown.
     """
 
     def __init__(self, context: RunContext, state_of_step: Callable[[], str]) -> None:

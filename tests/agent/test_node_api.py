@@ -1,4 +1,4 @@
-"""Does the node's document say of each GPU what is known, what not, and why? Also while a source hangs."""
+"""Node document: known and unknown values of each GPU with the reason, also while a source hangs."""
 
 from __future__ import annotations
 

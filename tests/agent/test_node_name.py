@@ -1,4 +1,4 @@
-"""Is the machine called as its operator says, before its cluster, before its host name?"""
+"""Node name: the operator's setting, then the cluster's name, then the host name."""
 
 from __future__ import annotations
 

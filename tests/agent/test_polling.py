@@ -1,4 +1,4 @@
-"""Is a source asked again and again, and does it say what is amiss when it hangs or fails?"""
+"""Polling: a source is asked again and again, and reports what is wrong when it hangs or fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all sources of a machine together tell what is there, whatever one of them does? On the fake driver."""
+"""All sources of a machine together, on the fake driver: what exists is reported, whatever one source does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.gpus.targets import Snapshot, TargetState
+from stepscope.agent.gpus.targets import Snapshot, Target
 from stepscope.agent.polling import SourceState
-from stepscope.agent.service import summary_of_sources, wait_for_all
-from stepscope.agent.sources import Sources
+from stepscope.agent.sources import Sources, summary_of_sources, wait_for_all
 from stepscope.agent.web.routes import Route, text_reply
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
@@ -149,7 +148,7 @@ def test_old_values_repeated_contradict_nothing() -> None:
 
     class Probes(GpuProbes):
         def snapshot(self) -> Snapshot:
-            gpu = TargetState(device_in(dict(labels)), silent[0], "", 1, 0.1, is_apart=False)
+            gpu = Target(device_in(dict(labels)), silent[0], "", 1, 0.1, is_apart=False)
             return replace(super().snapshot(), collection=told, targets=(gpu,))
 
     source = GpuSource(Probes(), quiet_seconds=8.0)

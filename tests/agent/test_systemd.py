@@ -1,4 +1,4 @@
-"""Is systemd told that the agent is ready and goes on, and not told so when it does not?"""
+"""systemd notifications: ready and alive while the agent works, and not otherwise."""
 
 from __future__ import annotations
 

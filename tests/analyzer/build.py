@@ -1,4 +1,4 @@
-"""How is a trace written down by hand? One rank's events, in microseconds, as the columns that a reader would fill."""
+"""Builder of traces by hand: events of one rank, in microseconds, as the columns that a reader would fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which small jobs show what a job can suffer from? Ranks written by hand, with everything queued well ahead."""
+"""Small jobs, one for each problem. Ranks written by hand, with all work queued well ahead."""
 
 from __future__ import annotations
 

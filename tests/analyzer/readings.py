@@ -1,4 +1,4 @@
-"""What does the analyzer say of traces written by hand? Its answers in microseconds, causes and categories by name."""
+"""Readable results of the analyzer for traces written by hand: microseconds, causes and categories by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are bandwidth, hidden share, skew and last arriver of collectives right, and what is wrong with them named?"""
+"""Communication: bandwidth, hidden share, skew and last arrival of collectives, and their problems."""
 
 from __future__ import annotations
 

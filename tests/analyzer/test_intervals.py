@@ -1,4 +1,4 @@
-"""Do the interval functions agree with counting instants one by one?"""
+"""Interval functions agree with counting instants one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a whole job get the right split, the right culprit and a table that adds up?"""
+"""A whole job: the right breakdown, the right rank as cause, and a table that adds up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the ranks' steps join to the job's?"""
+"""Steps of the ranks are joined to the steps of the job."""
 
 from __future__ import annotations
 

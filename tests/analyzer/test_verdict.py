@@ -1,4 +1,4 @@
-"""Is the largest loss named, is a healthy job called healthy, and is too little evidence said?"""
+"""Verdict: names the largest loss, calls a healthy job healthy, and reports too little evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the figures of a small package those that a reader would count?"""
+"""Figures of a small package are those that a reader would count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope agent` start on any machine, say what is missing, and end well?"""
+"""`stepscope agent`: starts on any machine, reports what is missing, and exits cleanly."""
 
 from __future__ import annotations
 

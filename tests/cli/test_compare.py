@@ -1,4 +1,4 @@
-"""Does `stepscope compare` keep data on stdout, warnings on stderr and its exit codes?"""
+"""`stepscope compare`: data on stdout, warnings on stderr, documented exit codes."""
 
 from __future__ import annotations
 

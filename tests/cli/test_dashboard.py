@@ -1,4 +1,4 @@
-"""Does the command start, say where, and refuse what is unsafe?"""
+"""`stepscope dashboard`: starts, prints its address, and rejects unsafe settings."""
 
 from __future__ import annotations
 

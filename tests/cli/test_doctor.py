@@ -1,4 +1,4 @@
-"""Does `stepscope doctor` say in a line each what is so and what to do, and end with 0 whatever it finds?"""
+"""`stepscope doctor`: one line per finding with what to do, and exit status 0 whatever it finds."""
 
 from __future__ import annotations
 

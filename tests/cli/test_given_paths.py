@@ -1,4 +1,4 @@
-"""Is a path that leads nowhere useful refused alike by every verb, in one line that says what to do?"""
+"""Useless paths are rejected alike by every command, in one line that says what to do."""
 
 from __future__ import annotations
 

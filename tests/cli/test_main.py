@@ -1,4 +1,4 @@
-"""Does the command line name what was meant, and say what its exit codes mean?"""
+"""Command line: suggestions for misspelt names, and the meaning of exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope memory` answer in lines and as a document, with the contract's exit codes?"""
+"""`stepscope memory`: terminal output, JSON document and exit codes of the contract."""
 
 from __future__ import annotations
 

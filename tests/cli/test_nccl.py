@@ -1,4 +1,4 @@
-"""Does `stepscope nccl` answer in tables and as a document in the contract's words?"""
+"""`stepscope nccl`: tables and JSON document with the keys of the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a command that writes a file know before its work that it cannot, and show its answer where that fails after?"""
+"""Commands that write a file check it before their work, and print the result if writing fails afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope preflight` end with the contract's codes, in one line where nothing can be measured?"""
+"""`stepscope preflight`: exit codes of the contract, and one line where nothing can be measured."""
 
 from __future__ import annotations
 

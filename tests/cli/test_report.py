@@ -1,4 +1,4 @@
-"""Do `stepscope report` and `analyze --html` write the file and say so?"""
+"""`stepscope report` and `analyze --html` write the file and print its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope steps` print every step of a run, and one line where there is none?"""
+"""`stepscope steps`: every step of a run, or one line where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do `stepscope top` and `stepscope status` show what agents say, and end with the right code?"""
+"""`stepscope top` and `stepscope status`: answers of agents, and the right exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope trace info` keep data on stdout, warnings on stderr and its exit codes?"""
+"""`stepscope trace info`: data on stdout, warnings on stderr, documented exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope whatif` print one document on stdout, and refuse in one line what it cannot do?"""
+"""`stepscope whatif`: one document on stdout, and one line for what it cannot do."""
 
 from __future__ import annotations
 

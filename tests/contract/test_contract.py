@@ -1,4 +1,4 @@
-"""Is all that the outside relies on as it was: commands, metrics, JSON keys, exit codes? And is none left out?"""
+"""Contract with the outside: commands, metrics, JSON keys and exit codes are unchanged and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what reference training prints and keeps as it was? Apart, as it needs torch."""
+"""Contract of reference training: its output and files are unchanged. Separate, as it needs torch."""
 
 from __future__ import annotations
 

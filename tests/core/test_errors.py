@@ -1,4 +1,4 @@
-"""Is every refusal one line that a terminal can show?"""
+"""Every error is one line that a terminal can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a forked child leave its parent's garbage alone, and nothing else?"""
+"""A forked child does not collect its parent's garbage, and everything else is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a realistic run look like? Eight ranks, TP 2 x PP 2 x DP 2, that lose most of their time to the bubble.
+"""Realistic run: eight ranks, TP 2 x PP 2 x DP 2, that lose most of their time to the pipeline bubble.
 
 A 1F1B schedule of few micro-batches is laid out slice by slice; ledger, causes and verdict are then computed from the
 slices, so that every number on a page can be checked against another.

@@ -1,4 +1,4 @@
-"""How does a test get the real web app? On a free port of this machine, in a thread, for as long as it needs it."""
+"""Web app for a test: on a free local port, in a thread, for the duration of the test."""
 
 from __future__ import annotations
 

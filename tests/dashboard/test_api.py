@@ -1,4 +1,4 @@
-"""Do programs get from the API what the files say, and honest refusals?"""
+"""API for programs: the content of the files, and clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the pages work in a real browser: right content, both themes, keyboard, no error, no request off this host?"""
+"""Pages in a real browser: content, both themes, keyboard, no errors, no requests to other hosts."""
 
 from __future__ import annotations
 

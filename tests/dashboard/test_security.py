@@ -1,4 +1,4 @@
-"""Does only what surely stays on this machine count as loopback?"""
+"""Only addresses that surely stay on this machine count as loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is all that the package is built from in the container's build, and does it run what there is?"""
+"""Container build: contains everything the package is built from, and runs an existing command."""
 
 from __future__ import annotations
 

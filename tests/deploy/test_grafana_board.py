@@ -1,4 +1,4 @@
-"""Does the board ask for metrics that there are, on a screen without overlaps?"""
+"""Grafana board: queries existing metrics, without overlapping panels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does Kubernetes' own client understand the manifests, every field of them?"""
+"""Kubernetes manifests: every field is known to the Kubernetes client."""
 
 from __future__ import annotations
 

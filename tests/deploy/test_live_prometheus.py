@@ -1,4 +1,4 @@
-"""Does a real Prometheus find, scrape and understand a real agent, over TLS with a password, also while a GPU hangs?
+"""A real Prometheus scrapes a real agent over TLS with a password, also while a GPU hangs.
 
 The agent reads the fake driver, and tells of its node while a GPU hangs. All that deploy/ asks of Prometheus, rules and
 board, is asked of it here.

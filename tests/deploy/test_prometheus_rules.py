@@ -1,4 +1,4 @@
-"""Do the alerts fire when they should, on metrics that there are? By Prometheus' own tool."""
+"""Alerts fire when they should, on existing metrics, by promtool."""
 
 from __future__ import annotations
 

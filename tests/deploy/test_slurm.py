@@ -1,4 +1,4 @@
-"""Do Slurm's prologue and epilogue drain a node whose GPU failed, and only that?"""
+"""Slurm prolog and epilog drain a node with a failed GPU, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do Slurm's prologue and epilogue check the GPUs that Slurm means? With our command, on nodes that are fake."""
+"""Slurm prolog and epilog check the GPUs of the job. With the real command, on fake nodes."""
 
 from __future__ import annotations
 

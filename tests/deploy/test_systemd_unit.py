@@ -1,4 +1,4 @@
-"""Does systemd understand the unit, and is it as locked up as an agent of GPUs can be?"""
+"""systemd unit: valid, and as restricted as an agent for GPUs can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run go on from a checkpoint as if it had never stopped, also in another layout?"""
+"""A run resumes from a checkpoint as if it had never stopped, also in another layout."""
 
 from __future__ import annotations
 

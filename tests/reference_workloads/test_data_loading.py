@@ -1,4 +1,4 @@
-"""Does every layout train on the same, learnable batches?"""
+"""Every layout trains on the same, learnable batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a job refused that this machine's processors or memory are too small for, and no other?"""
+"""Jobs too large for the machine's processors or memory are rejected, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all layouts learn the same, and do they leave a complete run directory?"""
+"""All layouts learn the same, and leave a complete run directory."""
 
 from __future__ import annotations
 

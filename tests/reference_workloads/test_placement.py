@@ -1,4 +1,4 @@
-"""Which process of a job prints, and what starts its own ranks under no launcher?"""
+"""Placement: the process that prints, and the ranks started without a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a plan refuse what torch cannot do, and say why?"""
+"""A plan rejects what torch cannot do, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are models and batches that cannot be refused, in whatever way they are asked for?"""
+"""Impossible models and batches are rejected, however they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does no rank outlive the run, however it ends?"""
+"""No rank outlives the run, however it ends."""
 
 from __future__ import annotations
 

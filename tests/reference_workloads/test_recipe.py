@@ -1,4 +1,4 @@
-"""Do a recipe's options leave the maths alone, and are those refused that torch cannot do?"""
+"""Options of a recipe leave the maths unchanged, and options that torch cannot do are rejected."""
 
 from __future__ import annotations
 

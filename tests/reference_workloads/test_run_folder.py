@@ -1,4 +1,4 @@
-"""Does each run have a directory of its own, whatever starts at the same moment?"""
+"""Each run has its own directory, also when several start at the same moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which figures does a kept document refuse, however well it is written?"""
+"""Stored documents with impossible figures are rejected, even if well-formed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a file that could not be written known before the work that it is for?"""
+"""Files that cannot be written are detected before the work that produces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the store find runs, tell their state, and keep what was found in them?"""
+"""Run store: finds runs, reports their state, and keeps their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the steps that ranks wrote read back, whatever a kill left behind?"""
+"""Step lines of ranks are read back, whatever a kill left behind."""
 
 from __future__ import annotations
 

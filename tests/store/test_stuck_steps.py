@@ -1,4 +1,4 @@
-"""Are ranks that never ended their step named, with what they were in?"""
+"""Ranks that never ended their step are listed, with the operation they were in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must a process not know for a test to decide who it is?"""
+"""Environment of a process whose identity is chosen by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does code meet a disk that is really full? It runs in a process whose files lie on a tiny file system."""
+"""Process whose files are on a tiny file system, to test code on a really full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do tests train for real: several processes on gloo that speak with an agent?"""
+"""Real training for tests: several processes on gloo, connected to an agent."""
 
 from __future__ import annotations
 

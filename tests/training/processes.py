@@ -1,4 +1,4 @@
-"""How is training that is to be killed started, without a second of torch's import for each?"""
+"""Start of training processes that are to be killed, without importing torch for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the link talk with an agent that comes, goes, raves or sleeps, and leave training alone all the while?"""
+"""Agent link: survives an agent that comes, goes, sends garbage or stalls, and never disturbs training."""
 
 from __future__ import annotations
 

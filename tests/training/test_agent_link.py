@@ -1,4 +1,4 @@
-"""Is an agent that comes while training goes on looked for?"""
+"""An agent that starts during training is found."""
 
 from __future__ import annotations
 

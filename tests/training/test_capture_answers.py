@@ -1,4 +1,4 @@
-"""Is every request answered with what became of it, and does measuring go on whatever that was?"""
+"""Every capture request is answered with its result, and measuring continues whatever that was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do ranks of a real training, asked over the agent's socket, trace the very same steps while it goes on?"""
+"""Ranks of a real training, asked over the agent's socket, trace the same steps while it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the decorator measure loops and steps, and leave functions what they are?"""
+"""Entry points: the decorator measures loops and steps, and leaves functions unchanged."""
 
 from __future__ import annotations
 

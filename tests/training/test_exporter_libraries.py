@@ -1,4 +1,4 @@
-"""Do step metrics reach the real libraries, into what the training code has opened, without a change to its own logs?
+"""Step metrics reach the real libraries, in the session that training opened, without changing its own logs.
 
 What is not installed is skipped: wandb and mlflow are too large for every development environment.
 """

@@ -1,4 +1,4 @@
-"""Does training wait for no exporter, whatever that does, and is what is lost said?"""
+"""Exporters: training waits for none of them, and losses are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the agent hear who this process is and how it goes, and only what the protocol can carry?"""
+"""Heartbeats: identity and state of the process, within what the protocol can carry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what was wrapped left as it was, whoever wraps besides?"""
+"""Patching: wrapped objects are restored, also when others wrap them as well."""
 
 from __future__ import annotations
 

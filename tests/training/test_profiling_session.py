@@ -1,4 +1,4 @@
-"""Does profile() capture what it says, and never hurt the training it watches?"""
+"""profile(): captures what it promises, and never harms the training it watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what cannot be said of a job told, and what can be left alone?"""
+"""Settings: invalid ones are reported, and optional ones may be left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do eight ranks that share one run directory lose nothing but their open steps, whenever and however each ends?"""
+"""Eight ranks that share one run directory lose only their open steps, whenever and however each ends."""
 
 from __future__ import annotations
 

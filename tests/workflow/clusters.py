@@ -1,4 +1,4 @@
-"""Which clusters and stores do the tests use? Real ones on this machine, each in a process that ends with its pipe."""
+"""Clusters and stores of the tests: real ones on this machine, each in a process that ends with its pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL says of calls that were aborted that they completed: who is guilty, from dumps as torch writes them?"""
+"""NCCL marks aborted calls as completed: the culprit is found from dumps as torch writes them."""
 
 from __future__ import annotations
 

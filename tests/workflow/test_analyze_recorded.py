@@ -1,4 +1,4 @@
-"""Do analyses of recorded traces meet their known truth, and does every public trace end in an answer or one line?"""
+"""Analyses of recorded traces meet their known truth, and every public trace gives a result or one line."""
 
 from __future__ import annotations
 

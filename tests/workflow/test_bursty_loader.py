@@ -1,4 +1,4 @@
-"""A real loader whose four workers are a little too slow: does the verdict know the rhythm?"""
+"""A real loader with four workers that are slightly too slow: the verdict recognizes the rhythm."""
 
 from __future__ import annotations
 

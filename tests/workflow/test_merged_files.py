@@ -1,4 +1,4 @@
-"""Is a file that several ranks were merged into analysed as the ranks it holds?"""
+"""A file merged from several ranks is analyzed as the ranks it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an analysis survive what no profiler should write, but the fuzzer found to break it?"""
+"""An analysis survives inputs that no profiler should write, as found by the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a small trace file written? A rank that computes and all-reduces, as torch.profiler would export it."""
+"""Small trace files: a rank that computes and all-reduces, as torch.profiler would export it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a script run under `stepscope run`, and what did it leave?"""
+"""Runner of scripts under `stepscope run`, and the files they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which updates are steps, in scripts that know nothing of stepscope?"""
+"""Updates that count as steps, in scripts without stepscope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the last line, and who says it?"""
+"""Last line of `stepscope run`: its content, and the process that prints it."""
 
 from __future__ import annotations
 

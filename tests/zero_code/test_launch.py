@@ -1,4 +1,4 @@
-"""What does `stepscope run` hand to the command, and what does it refuse?"""
+"""`stepscope run`: what it passes to the command, and what it rejects."""
 
 from __future__ import annotations
 

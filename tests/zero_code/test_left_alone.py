@@ -1,4 +1,4 @@
-"""Does `stepscope run` leave alone what is not to be measured, and what others have arranged?"""
+"""`stepscope run` leaves alone what is not to be measured, and what others have arranged."""
 
 from __future__ import annotations
 

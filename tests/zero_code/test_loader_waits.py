@@ -1,4 +1,4 @@
-"""Which waits were training's, whatever evaluates between two updates?"""
+"""Loader waits of training, whatever evaluates between two updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope run` measure scripts that know nothing of it, and leave everything else alone?"""
+"""`stepscope run` measures scripts without stepscope, and leaves everything else unchanged."""
 
 from __future__ import annotations
 

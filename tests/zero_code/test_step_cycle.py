@@ -1,4 +1,4 @@
-"""Whose update ends a step?"""
+"""Optimizer whose update ends a step."""
 
 from __future__ import annotations
 

@@ -10,13 +10,7 @@ from typing import Protocol
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.metrics.readings import Missing
-from stepscope.core.protocol.captures import (
-    CaptureProgress,
-    CaptureRequest,
-    CaptureState,
-    CaptureTarget,
-    CaptureUpdate,
-)
+from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, CaptureTarget, CaptureUpdate
 from stepscope.core.protocol.messages import Cancel
 
 

@@ -200,7 +200,6 @@ class CaptureCoordinator:
         return [target for backend in self._backends for target in backend.targets()]
 
     def _publish(self) -> None:
-        """Show and keep what has changed."""
         reports = {name: capture.report for name, capture in self._captures.items()}
         final = [name for name, report in reports.items() if report.state.is_final]
         for name in final[: max(len(reports) - _MAX_KEPT, 0)]:

@@ -38,7 +38,6 @@ class Configuration:
     """Settings with their origins.
 
     Attributes:
-        settings: the values.
         origins: by the key's path: kind, and the file, variable or flag (empty for defaults).
     """
 
@@ -52,10 +51,7 @@ class Configuration:
 
 
 def load(
-    file: Path | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None, *, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Configuration:
     """Load the settings: flags override environment variables, these the file, and that the defaults.
 

@@ -189,10 +189,7 @@ class Kineto:
         metavar="DIR",
     )
     directory: str = key(
-        "",
-        "Folder for their traces. Empty: captures/ in the state directory.",
-        flag="--captures-dir",
-        metavar="DIR",
+        "", "Folder for their traces. Empty: captures/ in the state directory.", flag="--captures-dir", metavar="DIR"
     )
 
 

@@ -39,7 +39,6 @@ class MetricsPage(Collector):
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
         stale_seconds: age of a collection from which its values are left out.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
@@ -117,8 +116,6 @@ class MetricsPage(Collector):
 
 
 def _add_source_state(families: Families, state: SourceState, now_ns: int, *, with_content: bool) -> None:
-    """Add the state of a source, what its last collection misses, and its findings."""
-
     def add(name: str, value: float, **labels: str) -> None:
         families.add(_OF_THE_AGENT, AGENT + name, labels_of(collector=state.name, **labels), value)
 
@@ -143,7 +140,6 @@ def _add_source_state(families: Families, state: SourceState, now_ns: int, *, wi
 
 
 def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
-    """Time of the newest reading of each GPU or MIG instance."""
     newest: dict[Labels, int] = {}
     for reading in readings:
         if reading.metric in SAMPLED and reading.time_ns > newest.get(reading.labels, 0):

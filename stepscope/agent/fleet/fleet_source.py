@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from stepscope.agent.fleet.history import GpuHistory, HostHistory, values_of_devices
 from stepscope.agent.polling import SourceState
 from stepscope.analyzer.fleet import class_of_job, classify
-from stepscope.core.documents.jobs import (
-    FLEET_CAUSES,
-    Assignment,
-    FleetClass,
-    FleetReport,
-    Job,
-    JobClass,
-    job_labels,
-)
+from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, FleetClass, FleetReport, Job, JobClass, job_labels
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU
@@ -49,7 +41,6 @@ class FleetSource:
     Args:
         states: all sources of the agent.
         assignments: the jobs and their devices now.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.targets import Snapshot, TargetState
+from stepscope.agent.gpus.targets import Snapshot, Target
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
@@ -37,15 +37,10 @@ class GpuSource:
     Args:
         probes: the probe processes.
         quiet_seconds: see `FirstRound`.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
-        self,
-        probes: GpuProbes,
-        *,
-        quiet_seconds: float,
-        wall_clock_ns: Callable[[], int] = time.time_ns,
+        self, probes: GpuProbes, *, quiet_seconds: float, wall_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._probes = probes
         self._first_round = FirstRound(quiet_seconds)
@@ -106,7 +101,6 @@ class KernelLogSource:
 
 
 def _log_findings(findings: Sequence[Finding]) -> None:
-    """Log the first of them, and the number of the others."""
     for finding in findings[:_MAX_LOG_LINES]:
         _log.warning("%s: %s", _name_of(finding.labels), finding.message)
     if len(findings) > _MAX_LOG_LINES:
@@ -135,11 +129,11 @@ class FirstRound:
         self._quiet_seconds = quiet_seconds
         self._clock = clock
         self._began: float | None = None
-        self._targets: tuple[TargetState, ...] = ()
+        self._targets: tuple[Target, ...] = ()
         self._changed = 0.0
         self._is_over = False
 
-    def waits_for(self, targets: Sequence[TargetState], refusal: MissingReason | None) -> str:
+    def waits_for(self, targets: Sequence[Target], refusal: MissingReason | None) -> str:
         """One line on the GPUs that have not answered; empty when the round is over or the driver does not answer.
 
         Args:
@@ -202,13 +196,13 @@ class SilentGpus:
         return Collection.joined(_lost_values(one, self._last[one.device], readings) for one in silent)
 
 
-def _is_silent(target: TargetState, now_ns: int) -> bool:
+def _is_silent(target: Target, now_ns: int) -> bool:
     if target.answered_ns is None:
         return False
     return target.reason is not None or now_ns - target.answered_ns > _SILENT_NS
 
 
-def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
+def _values_of(target: Target, readings: Iterable[Reading]) -> _LastValues:
     facts, values = None, set()
     for reading in _readings_of(target, readings):
         if reading.metric == _INFO:
@@ -218,7 +212,7 @@ def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
     return _LastValues(facts, frozenset(values))
 
 
-def _lost_values(target: TargetState, last: _LastValues, readings: Iterable[Reading]) -> Collection:
+def _lost_values(target: Target, last: _LastValues, readings: Iterable[Reading]) -> Collection:
     assert target.answered_ns is not None
     now = _values_of(target, readings)
     facts = () if last.facts is None or now.facts else (Reading(_INFO, 1.0, last.facts, target.answered_ns),)
@@ -226,7 +220,7 @@ def _lost_values(target: TargetState, last: _LastValues, readings: Iterable[Read
     return Collection(facts, tuple(Missing(metric, device.labels(), reason) for metric, device in lost))
 
 
-def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[Reading]:
+def _readings_of(target: Target, readings: Iterable[Reading]) -> Iterator[Reading]:
     """Readings of a GPU and of its MIG instances."""
     index = ("gpu", target.device.index)
     for one in readings:

@@ -12,7 +12,7 @@ from select import POLLIN, poll
 
 from stepscope.agent.gpus.process import Probe, ProbeProcess
 from stepscope.agent.gpus.supervisor import ProbeSupervisor, Timing
-from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, TargetSnapshot
+from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, Target
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, with_labels
 
@@ -37,7 +37,7 @@ class GpuProbes:
         self._timing = timing or Timing()
         self._environment = environment
         self._supervisor = ProbeSupervisor(self._start_process, self._timing)
-        self._known: tuple[TargetSnapshot, ...] = ()
+        self._known: tuple[Target, ...] = ()
         self._refusal: tuple[MissingReason, str] | None = self._supervisor.refusal
         self._counts = ProbeCounts()
         self._thread: threading.Thread | None = None
@@ -76,7 +76,7 @@ class GpuProbes:
         parts.append(Collection(tuple(self._supervisor.xids.readings())))
         if refusal is not None:
             parts.append(Collection(missing=(Missing("", (), *refusal),)))
-        return Snapshot(Collection.joined(parts), tuple(one.state for one in known), self._counts)
+        return Snapshot(Collection.joined(parts), known, self._counts)
 
     def take_findings(self) -> list[Finding]:
         """XIDs since the last call; each is returned once."""
@@ -84,7 +84,7 @@ class GpuProbes:
 
     def note_kernel_log(self, findings: Iterable[Finding]) -> None:
         """XIDs that the kernel logged (`collectors.kernel_log`): counted for their GPU, once with those from NVML."""
-        devices = {one.key: one.state.device for one in self._known}
+        devices = {one.key: one.device for one in self._known}
         named = []
         for finding in findings:
             further = dict(finding.labels)
@@ -115,7 +115,6 @@ class GpuProbes:
         self._publish()
 
     def _wait(self, seconds: float) -> None:
-        """Wait for an answer, or for `close`."""
         waited_for = poll()  # a new one each time is a list, where epoll would be a file
         waited_for.register(self._wake_read, POLLIN)
         if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):

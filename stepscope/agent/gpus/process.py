@@ -22,27 +22,21 @@ class Probe(Protocol):
 
     def fileno(self) -> int:
         """File descriptor that is readable when there is an answer, or the process has ended."""
-        ...
 
     def send(self, request: dict[str, Any]) -> bool:
         """Send a request; False if the process does not take it."""
-        ...
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
         """Answers since the last call, and whether the process has ended."""
-        ...
 
     def kill(self) -> None:
         """Kill the process."""
-        ...
 
     def is_gone(self) -> bool:
         """Whether it has ended; one that hangs in the kernel has not, though it was killed."""
-        ...
 
     def finish(self) -> None:
         """Ask the process to exit by itself."""
-        ...
 
 
 _MAX_LINE_BYTES = 16 * 1024**2
@@ -254,7 +248,6 @@ class ProbeReaper:
         """Kill a process that hangs or has ended.
 
         Args:
-            probe: the process.
             suspect: key of the GPU that it was reading, "" for none, None for the driver as a whole.
             now: monotonic time, seconds.
         """

@@ -7,11 +7,11 @@ returns to the shared process when it has answered well for long enough. Pure: t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.agent.gpus.process import NAMELESS, Probe, ProbeReaper, ProbeSlot
-from stepscope.agent.gpus.targets import ProbeCounts, Target, TargetSnapshot
+from stepscope.agent.gpus.targets import ProbeCounts, Target
 from stepscope.agent.gpus.xid_log import XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
@@ -100,10 +100,12 @@ class ProbeSupervisor:
         """Running processes."""
         return [slot.probe for slot in self._slots() if slot.probe is not None]
 
-    def known(self) -> tuple[TargetSnapshot, ...]:
+    def known(self) -> tuple[Target, ...]:
         """All GPUs as they are now, by index."""
         ordered = sorted(self.targets.items(), key=lambda entry: (entry[1].index, entry[0]))
-        return tuple(target.at(key, is_apart=key in self._apart) for key, target in ordered)
+        return tuple(
+            replace(target, key=key, is_apart=key in self._apart, parts=dict(target.parts)) for key, target in ordered
+        )
 
     def step(self, now: float, now_ns: int) -> float:
         """Do all that is due; the time of the next step, unless an answer comes before.
@@ -252,7 +254,6 @@ class ProbeSupervisor:
         return key
 
     def _reads(self, slot: ProbeSlot, answer: dict[str, Any], now: float, now_ns: int) -> None:
-        """Take the readings of a GPU."""
         key = answer["key"]
         parts = {str(part): slot.read(key, part, message) for part, message in answer["parts"].items()}
         if slot.pending and key in slot.pending:
@@ -275,7 +276,6 @@ class ProbeSupervisor:
             self._set_apart(key, now, wait=False)
 
     def _completes(self, slot: ProbeSlot, now: float) -> None:
-        """Finish a request that was answered completely."""
         was_looking = slot.is_looking
         slot.is_looking, slot.is_sweeping, slot.pending = False, False, None
         slot.due = max(now, slot.asked_at + self._timing.interval)
@@ -323,7 +323,8 @@ class ProbeSupervisor:
         suspect, was_waiting = slot.suspect, slot.is_waiting
         if suspect is not None and suspect.startswith(NAMELESS):
             suspect = self._known_at(int(suspect.removeprefix(NAMELESS)))
-        self._kill(slot, suspect if was_waiting else "", now)
+        if (probe := slot.stop()) is not None:
+            self._reaper.kill(probe, suspect if was_waiting else "", now)
         if suspect is not None:
             self.targets[suspect].fails(reason, detail)
         if not slot.is_shared:
@@ -339,7 +340,6 @@ class ProbeSupervisor:
             self._fails(slot, now)
 
     def _cannot_start(self, slot: ProbeSlot, error: OSError, now: float) -> None:
-        """A process could not be started: try again later."""
         detail = f"no process can be started to ask it ({error.strerror or error})"
         self._fails_all(slot, MissingReason.FAILED, detail, detail.replace("ask it", "ask the driver"), now)
 
@@ -386,12 +386,6 @@ class ProbeSupervisor:
 
     # ends
 
-    def _kill(self, slot: ProbeSlot, suspect: str | None, now: float) -> None:
-        probe = slot.stop()
-        if probe is not None:
-            self._reaper.kill(probe, suspect, now)
-
     def _retire(self, slot: ProbeSlot, now: float) -> None:
-        probe = slot.stop()
-        if probe is not None:
+        if (probe := slot.stop()) is not None:
             self._reaper.finish(probe, now)

@@ -8,26 +8,73 @@ from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading, with_labels
 
+_UP = GPU + "up"
 
-@dataclass(frozen=True, slots=True)
-class TargetState:
-    """Whether and how fast one GPU answers.
+
+@dataclass(slots=True)
+class Target:
+    """One GPU: whether and how fast it answers, and its newest readings.
 
     Attributes:
-        device: which GPU.
         reason: why it does not answer; None while it does.
         detail: one line on it.
         answered_ns: when it answered last, ns since the epoch; None: never.
         seconds: duration of its last answer; None: never.
         is_apart: whether a process of its own reads it.
+        key: its PCI bus id, as NVML writes it.
+        parts: its newest readings, those read together in one part, and when each part came, monotonic seconds.
+        slow_rounds: answers in a row that took too long.
+        times_apart: how often it was given a process of its own.
     """
 
     device: Device
-    reason: MissingReason | None
-    detail: str
-    answered_ns: int | None
-    seconds: float | None
-    is_apart: bool
+    reason: MissingReason | None = None
+    detail: str = ""
+    answered_ns: int | None = None
+    seconds: float | None = None
+    is_apart: bool = False
+    key: str = ""
+    parts: dict[str, tuple[Collection, float]] = field(default_factory=dict, compare=False)
+    slow_rounds: int = field(default=0, compare=False)
+    times_apart: int = field(default=0, compare=False)
+
+    @property
+    def index(self) -> int:
+        """NVML's index."""
+        return int(self.device.index)
+
+    def fails(self, reason: MissingReason, detail: str) -> None:
+        """Note that it does not answer. Old readings stay if they may still hold: a GPU that is gone draws no power."""
+        self.reason, self.detail = reason, detail
+        if reason is not MissingReason.TIMED_OUT:
+            self.parts = {}
+
+    def collection(self, now_ns: int, now: float, stale_seconds: float) -> Collection:
+        """Its readings now, and why some or all are missing.
+
+        Args:
+            now_ns: the time, ns since the epoch.
+            now: the same, monotonic seconds: clocks are set.
+            stale_seconds: age from which a reading is left out.
+        """
+        reason, detail, labels = self.reason, self.detail, self.device.labels()
+        fresh = [part for part, came in self.parts.values() if now - came < stale_seconds]
+        if reason is None and self.parts and not fresh:
+            reason, detail = MissingReason.TIMED_OUT, ""
+        if reason is None and not self.parts:
+            return Collection(missing=(Missing("", labels, MissingReason.NOT_YET, "it has not answered yet"),))
+        whole = Collection.joined(fresh)
+        if reason is None:
+            return whole
+        up = Reading(_UP, 0.0, with_labels(labels, reason=reason), now_ns)
+        if self.answered_ns is not None:
+            seconds = max(0.0, (now_ns - self.answered_ns) / 1e9)
+            detail = f"{detail}; it answered last {seconds:.0f} s ago".removeprefix("; ")
+        return Collection(
+            (*(reading for reading in whole.readings if reading.metric != _UP), up),
+            (*whole.missing, Missing("", labels, reason, detail)),
+            whole.findings,
+        )
 
 
 @dataclass(slots=True)
@@ -62,87 +109,5 @@ class Snapshot:
     """
 
     collection: Collection
-    targets: tuple[TargetState, ...]
+    targets: tuple[Target, ...]
     counts: ProbeCounts
-
-
-_UP = GPU + "up"
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSnapshot:
-    """One GPU at one moment.
-
-    Attributes:
-        key: its PCI bus id, as NVML writes it.
-        state: whether it answers.
-        parts: its newest readings, those read together in one part, and when each part came, monotonic seconds.
-    """
-
-    key: str
-    state: TargetState
-    parts: tuple[tuple[Collection, float], ...]
-
-    def collection(self, now_ns: int, now: float, stale_seconds: float) -> Collection:
-        """Its readings now, and why some or all are missing.
-
-        Args:
-            now_ns: the time, ns since the epoch.
-            now: the same, monotonic seconds: clocks are set.
-            stale_seconds: age from which a reading is left out.
-        """
-        state, reason, detail = self.state, self.state.reason, self.state.detail
-        labels = state.device.labels()
-        fresh = [part for part, came in self.parts if now - came < stale_seconds]
-        if reason is None and self.parts and not fresh:
-            reason, detail = MissingReason.TIMED_OUT, ""
-        if reason is None and not self.parts:
-            return Collection(missing=(Missing("", labels, MissingReason.NOT_YET, "it has not answered yet"),))
-        whole = Collection.joined(fresh)
-        if reason is None:
-            return whole
-        up = Reading(_UP, 0.0, with_labels(labels, reason=reason), now_ns)
-        if state.answered_ns is not None:
-            seconds = max(0.0, (now_ns - state.answered_ns) / 1e9)
-            detail = f"{detail}; it answered last {seconds:.0f} s ago".removeprefix("; ")
-        return Collection(
-            (*(reading for reading in whole.readings if reading.metric != _UP), up),
-            (*whole.missing, Missing("", labels, reason, detail)),
-            whole.findings,
-        )
-
-
-@dataclass(slots=True)
-class Target:
-    """One GPU as the supervisor keeps it; see `TargetState`.
-
-    Attributes:
-        parts: newest readings, and when they came, monotonic seconds.
-        slow_rounds: answers in a row that took too long.
-        times_apart: how often it was given a process of its own.
-    """
-
-    device: Device
-    parts: dict[str, tuple[Collection, float]] = field(default_factory=dict)
-    reason: MissingReason | None = None
-    detail: str = ""
-    answered_ns: int | None = None
-    seconds: float | None = None
-    slow_rounds: int = 0
-    times_apart: int = 0
-
-    @property
-    def index(self) -> int:
-        """NVML's index."""
-        return int(self.device.index)
-
-    def fails(self, reason: MissingReason, detail: str) -> None:
-        """Note that it does not answer. Old readings stay if they may still hold: a GPU that is gone draws no power."""
-        self.reason, self.detail = reason, detail
-        if reason is not MissingReason.TIMED_OUT:
-            self.parts = {}
-
-    def at(self, key: str, *, is_apart: bool) -> TargetSnapshot:
-        """Its state now."""
-        state = TargetState(self.device, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
-        return TargetSnapshot(key, state, tuple(self.parts.values()))

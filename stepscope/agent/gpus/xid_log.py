@@ -38,9 +38,6 @@ class XidLog:
 
     Attributes:
         num_dropped: XIDs dropped because too many waited to be taken; they are counted all the same.
-
-    Args:
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(self, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:

@@ -195,7 +195,6 @@ class Episodes:
         return _event(track, sample.code, episode)
 
     def _end(self, track: _Track, code: str, ended_ns: int) -> HealthEvent | None:
-        """End the open episode at a time."""
         episode = track.episode
         track.episode, track.candidate = None, None
         if episode is None:

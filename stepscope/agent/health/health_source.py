@@ -36,7 +36,6 @@ class HealthSource:
         states: the sources now, in the order of their trust.
         driver_source: name of the one that reads the GPUs' own driver.
         thresholds: settings.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class GpuCheck(Protocol):
 
     def samples(self, gpu: ObservedGpu) -> Iterable[CheckSample]:
         """Results for the newest values."""
-        ...
 
 
 _GPU_CHECKS: tuple[Callable[[Thresholds], GpuCheck], ...] = (
@@ -127,8 +125,6 @@ _GPU_CHECKS: tuple[Callable[[Thresholds], GpuCheck], ...] = (
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU's checks, and its last observation."""
-
     device: Device
     checks: tuple[GpuCheck, ...]
     observed: ObservedGpu | None = None

@@ -51,7 +51,6 @@ class ObservedGpu:
     """One whole GPU.
 
     Attributes:
-        device: which GPU.
         source: the first that reports whether it answers, else the first that reports the GPU.
         values: by metric without its prefix.
         parts: values with further labels, by metric and the labels' values in the order of their names.

@@ -37,7 +37,6 @@ class DeviceSample:
     """A device at one moment.
 
     Attributes:
-        device: which one.
         holders: jobs that have it.
         state: of a device without a job, or that does not answer; None: it follows from the jobs' activity.
     """

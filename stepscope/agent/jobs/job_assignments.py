@@ -295,7 +295,6 @@ def assignments_from_processes(
     """Jobs of the processes that hold devices.
 
     Args:
-        devices: of the machine.
         running: processes by id.
         given: assignments of the kubelet: a pod whose name is not known is one of those that have the device.
         finder: finds the job of a process.
@@ -354,7 +353,6 @@ def assignments_from_slurm(
     Args:
         jobs: by job id.
         first: the first process of each job and step.
-        devices: of the machine.
         finder: finds the job of a job id.
         unknown: receives names of devices that are not known.
     """

@@ -33,15 +33,7 @@ from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, r
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import (
-    Collection,
-    Finding,
-    Labels,
-    Missing,
-    MissingReason,
-    Reading,
-    labels_of,
-)
+from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _SLOW_POLL_SECONDS = 15.0
@@ -54,12 +46,10 @@ class JobCollector:
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
-        settings: of the operator.
         given: devices that the kubelet gave to pods, as far as is known.
         pods, slurm: what else is known; each is collected by a source of its own.
         root: where /proc and /sys are.
         clock: monotonic seconds.
-        wall_clock_ns: now, ns since the epoch.
     """
 
     def __init__(
@@ -195,9 +185,7 @@ def job_readings(
     Args:
         assignments: with bounded jobs, at most `MAX_ASSIGNMENTS`.
         jobs: all that have time, also those that have ended: their series must join.
-        devices: of the machine.
         ledger: time of devices and jobs.
-        time_ns: now, ns since the epoch.
     """
     usages = {one.device: one for one in devices}
     found: list[Reading] = []
@@ -257,7 +245,6 @@ def job_sources(
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
-        settings: of the operator.
         interval: seconds between two collections of assignments.
         environment: variables that name a pod's API server; the process's own by default.
     """
@@ -270,7 +257,7 @@ def job_sources(
         from stepscope.collectors.jobs.kubernetes.kubelet import KubeletCollector  # takes memory that few need
 
         kubelet = KubeletCollector(settings.kubelet_socket)
-        given = kubelet.given_now
+        given = kubelet.given
         found.append(ScheduledSource("kubelet", kubelet, interval=_OTHERS_SECONDS))
     server = ApiServer.of_pod(environment)
     if server is not None:

@@ -266,7 +266,6 @@ class TrainingServer:
             self._selector.modify(connection, events)
 
     def _deliver(self) -> None:
-        """Send the queued messages."""
         by_key = {client.key: connection for connection, client in self._clients.items() if client.key}
         with suppress(IndexError):
             while True:

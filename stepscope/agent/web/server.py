@@ -317,7 +317,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def setup(self) -> None:
-        """Set up a connection, with its TLS handshake."""
         super().setup()
         if isinstance(self.connection, ssl.SSLSocket):
             perform_handshake(self.connection, self.server.reloader.config().tls)
@@ -373,5 +372,4 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Log requests at level DEBUG."""
         _log.debug("%s %s", self.address_string(), format % args)

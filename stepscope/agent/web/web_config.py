@@ -270,7 +270,6 @@ def _text_list_field(content: Mapping[str, Any], name: str, where: str) -> tuple
 
 
 def _text_field(content: Mapping[str, Any], name: str, where: str, default: str = "") -> str:
-    """A string, or the default."""
     value = content.get(name, default)
     if not isinstance(value, str):
         raise UsageError("must be a string", where=f"{where}.{name}")
@@ -278,7 +277,6 @@ def _text_field(content: Mapping[str, Any], name: str, where: str, default: str 
 
 
 def _refuse_unknown_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raise for any other key."""
     known = sorted(known)
     for name in content:
         if name not in known:

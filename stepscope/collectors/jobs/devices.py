@@ -43,7 +43,6 @@ class DeviceUsage:
     """A GPU or MIG instance, with its processes and its activity.
 
     Attributes:
-        device: which one.
         gpu_uuid: of the whole GPU; its index without one.
         minor: minor number of its file in /dev; empty if not known.
         answers: whether its driver answers.

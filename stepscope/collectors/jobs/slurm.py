@@ -298,9 +298,7 @@ def read_hpc_job_files(
     """Jobs in the files of job prologs.
 
     Args:
-        files: of the machine.
         folder: of the job files, below the files' root.
-        devices: of the machine.
 
     Returns:
         Pairs of a device and a job id, and names of files whose number is ambiguous: NVML's index and Slurm's number,

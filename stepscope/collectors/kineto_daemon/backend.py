@@ -77,7 +77,6 @@ class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
     Attributes:
-        name: of the backend.
         server: answers the processes' polls.
         why_closed: why it answers no process although it is open; None while it does. `try_again` may change that.
     """

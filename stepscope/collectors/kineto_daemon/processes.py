@@ -47,7 +47,6 @@ class KinetoProcess:
     """A process that polls.
 
     Attributes:
-        address: of its socket.
         peer: its ids, as the kernel reports them.
         pid: in its own namespace.
         ancestors: the process ids above it, the parent first, in its own namespace.
@@ -130,12 +129,7 @@ _OPTIONS_WITH_VALUE = frozenset({b"-W", b"-X"})
 """Options of Python that take the next argument."""
 _LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"deepspeed"})
 _LAUNCHER_MODULES = frozenset(
-    {
-        b"torch.distributed.run",
-        b"torch.distributed.launch",
-        b"accelerate.commands.launch",
-        b"deepspeed.launcher.launch",
-    }
+    {b"torch.distributed.run", b"torch.distributed.launch", b"accelerate.commands.launch", b"deepspeed.launcher.launch"}
 )
 """They import PyTorch and do not train themselves, also before they have started those that do."""
 _HELPER_PATHS = (b"/torch/_inductor/compile_worker/",)

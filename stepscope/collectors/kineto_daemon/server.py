@@ -57,11 +57,7 @@ class AddressInUseError(UsageError):
 
 
 class KinetoServer:
-    """Answers polls of processes. A context manager: listens while it is open.
-
-    Attributes:
-        address: of its socket.
-    """
+    """Answers polls of processes. A context manager: listens while it is open."""
 
     _socket: socket.socket
 

@@ -123,7 +123,6 @@ def remove_left_behind(now_ns: int) -> None:
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove a folder of files."""
     with suppress(OSError), _opened_in(parent, name) as folder:
         for inner in os.listdir(folder):
             with suppress(OSError):

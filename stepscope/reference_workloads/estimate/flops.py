@@ -32,7 +32,6 @@ class Part:
     """One part of a stage, as one tensor-parallel rank holds it.
 
     Attributes:
-        kind: what it does.
         matrices: parameters that enter matrix products, and of which autocast makes copies.
         others: norms and lookup tables.
     """

@@ -84,7 +84,6 @@ class RankMemory:
     """Memory of one pipeline rank (its tensor- and data-parallel peers need the same).
 
     Attributes:
-        pp_rank: which.
         at_peak: bytes by category at the fullest moment; adds up to `peak_bytes`.
         moment: the pass in which that is.
         micro_batches_in_flight: at most, over all its stages.
@@ -292,7 +291,6 @@ class Saved:
     """One tensor that a part keeps.
 
     Attributes:
-        what: it is.
         bytes_per_token: on one rank.
         made_by_product: whether a matrix product or attention made it, which selective checkpointing keeps.
     """

@@ -34,14 +34,11 @@ class SuiteReport:
     """The whole answer.
 
     Attributes:
-        command: what made it.
         device: the GPU's name, or "cpu".
         accuracy: share of scored cases whose cause was called right; None when none was scored.
-        num_scored: cases that count for it.
         matrix: number of cases by expected cause, then by the cause that was called.
         predictions_right, predictions_known: what-if's predictions within a tenth, of those that are not bounds; one
             that is missing where the cause was called is not right.
-        is_complete: whether every case has been run.
     """
 
     preset: str

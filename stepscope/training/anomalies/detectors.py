@@ -227,12 +227,7 @@ _REFRESHED_EVERY = 32  # sorting the window costs some 30 us, so not at every st
 
 
 class RollingBaseline:
-    """Median and scatter of the last values of a figure, a few steps old.
-
-    Args:
-        window: how many values it remembers.
-        at_least: how many it needs.
-    """
+    """Median and scatter of the last values of a figure, a few steps old."""
 
     def __init__(self, window: int, at_least: int) -> None:
         self._values: deque[float] = deque(maxlen=window)

@@ -48,7 +48,6 @@ class CaptureCoordinator:
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures.
-        step_time: recent time of a step.
         slow_steps: the rule by which the run requests captures itself.
         send: sends an answer to the agent, or keeps it for when there is one.
 

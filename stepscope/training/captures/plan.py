@@ -27,7 +27,6 @@ class CaptureWindow:
     """One capture of this rank.
 
     Attributes:
-        start: its first step.
         stop: the step after its last.
         warmup: steps before it in which the profiler is prepared.
         request: its limits and ranks; None for a scheduled capture.
@@ -88,9 +87,6 @@ class CapturePlan:
     Args:
         takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.
         report: takes the progress of each request; called on the training thread and on that of the writer.
-
-    Attributes:
-        step: the running step.
     """
 
     def __init__(self, schedule: Schedule, *, takes_scheduled: bool, report: Report) -> None:

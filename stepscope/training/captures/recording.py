@@ -32,7 +32,6 @@ class Recording:
         target: the trace's final path (.json.gz).
 
     Attributes:
-        target: as given.
         first_step: index of the first profiled step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
         is_recording: False again once another profiler has begun.

@@ -1,4 +1,4 @@
-"""Is each process asked when it is to be, and given up when nothing more is to be expected?"""
+"""Capture of one job: each process is asked in time, and given up when no more answers are expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the coordinator take orders, also over HTTP, keep them over a restart, and say who asked?"""
+"""Capture coordinator: accepts requests, also over HTTP, keeps them across a restart, and records the requester."""
 
 from __future__ import annotations
 

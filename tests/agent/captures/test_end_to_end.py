@@ -1,4 +1,4 @@
-"""Does `stepscope capture` bring traces of the same steps of all ranks, whatever befalls the agent meanwhile?"""
+"""`stepscope capture` end to end: traces of the same steps of all ranks, also when the agent fails meanwhile."""
 
 from __future__ import annotations
 

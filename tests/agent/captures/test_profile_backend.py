@@ -1,4 +1,4 @@
-"""What does the agent pass on of what training processes answer?"""
+"""Profile backend: which answers of training processes the agent passes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom does an order mean, and what is too much?"""
+"""Selection of the processes that a capture request targets, and its limits."""
 
 from __future__ import annotations
 

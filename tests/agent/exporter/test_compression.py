@@ -1,4 +1,4 @@
-"""Is gzip sent to who takes it, and to nobody else?"""
+"""Compression of /metrics: gzip for clients that accept it, and for no others."""
 
 from __future__ import annotations
 

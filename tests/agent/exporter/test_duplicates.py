@@ -1,4 +1,4 @@
-"""Is a GPU's value there once, whichever sources tell it, and however each names the GPU and its instances?"""
+"""Duplicate readings: one value per GPU, whichever sources report it and however each names GPU and instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the page tell what the sources told, and how they are, in words that Prometheus reads?"""
+"""/metrics page: readings and state of all sources in the format that Prometheus parses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the agent say what its GPUs and jobs spend their time on, and go on saying it right?"""
+"""Fleet classes on the page: what GPUs and jobs spend their time on, correct over a long run."""
 
 from __future__ import annotations
 

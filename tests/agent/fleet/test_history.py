@@ -1,4 +1,4 @@
-"""Is the past kept, bounded, and counted right?"""
+"""History of samples: kept, bounded and counted correctly."""
 
 from __future__ import annotations
 

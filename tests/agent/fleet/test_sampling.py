@@ -1,4 +1,4 @@
-"""Do the sources together make one sample of each GPU, with nothing made up?"""
+"""Sampling: one sample of each GPU from all sources, without invented values."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Is the GPUs' source ready no sooner than each GPU has answered or was given up, and in bounded time?"""
+"""First round of the GPU source: ready once each GPU has answered or timed out, in bounded time."""
 
 from __future__ import annotations
 
 from stepscope.agent.gpus.gpu_source import FirstRound
-from stepscope.agent.gpus.targets import TargetState
+from stepscope.agent.gpus.targets import Target
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import MissingReason
 
 
-def gpu(index: int, *, answered: bool = False, hangs: bool = False) -> TargetState:
+def gpu(index: int, *, answered: bool = False, hangs: bool = False) -> Target:
     reason = MissingReason.TIMED_OUT if hangs else None
-    return TargetState(Device(index=str(index)), reason, "", 1 if answered else None, None, is_apart=hangs)
+    return Target(Device(index=str(index)), reason, "", 1 if answered else None, None, is_apart=hangs)
 
 
 class Clock:

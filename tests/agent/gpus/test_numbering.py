@@ -1,4 +1,4 @@
-"""Has a GPU one number, also where a second source counts in its own way?"""
+"""GPU numbering: one index per GPU, also when a second source counts differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do real processes on the fake driver go on telling of all GPUs that can be read, whatever one of them does?"""
+"""Reader processes on the fake driver: all readable GPUs stay reported, whatever one GPU does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a reading process answer, and end: when its input ends, when it is told to, and when it hangs?"""
+"""Reader process: answers, and exits when its input ends, on request, and when it hangs."""
 
 from __future__ import annotations
 

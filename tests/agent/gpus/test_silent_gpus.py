@@ -1,10 +1,10 @@
-"""Is it still told which GPU hangs and since when, and that its values are not known any more?"""
+"""Silent GPUs: reported as hanging since when, with their values withdrawn."""
 
 from __future__ import annotations
 
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.gpus.gpu_source import SilentGpus
-from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, TargetState
+from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, Target
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.gpu import GPU
@@ -26,8 +26,8 @@ _POWER_OF_OTHER = Reading(GPU + "power_watts", 80.0, _OTHER, 99 * _SECOND)
 
 def snapshot(*readings: Reading, reason: MissingReason | None) -> Snapshot:
     targets = (
-        TargetState(device_in(dict(_OTHER)), None, "", 100 * _SECOND, 0.1, is_apart=False),
-        TargetState(device_in(dict(_GPU)), reason, "", 100 * _SECOND, 0.1, is_apart=False),
+        Target(device_in(dict(_OTHER)), None, "", 100 * _SECOND, 0.1, is_apart=False),
+        Target(device_in(dict(_GPU)), reason, "", 100 * _SECOND, 0.1, is_apart=False),
     )
     return Snapshot(Collection((_POWER_OF_OTHER, _XID, *readings)), targets, ProbeCounts())
 

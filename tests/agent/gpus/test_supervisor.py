@@ -1,4 +1,4 @@
-"""Is each failure of a process blamed on the right GPU, tried again in time, and never twice at once?"""
+"""Supervisor: each process failure is attributed to the right GPU and retried in time, never twice at once."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def test_a_gpu_that_is_well_again_joins_the_others_later_each_time() -> None:
         machine.run(3)
         machine.lost = set()
         machine.run(healthy - 10)
-        assert machine.watch.known()[1].state.is_apart
+        assert machine.watch.known()[1].is_apart
         machine.run(30)
-        assert not machine.watch.known()[1].state.is_apart
+        assert not machine.watch.known()[1].is_apart
     assert sum(not probe.is_gone() for probe in machine.started) == 1
 
 
@@ -112,7 +112,7 @@ def test_a_slow_gpu_gets_a_process_of_its_own_without_a_loss() -> None:
     machine.run(5)
     machine.slow = {1}
     machine.run(60)
-    assert [known.state.is_apart for known in machine.watch.known()] == [False, True, False]
+    assert [known.is_apart for known in machine.watch.known()] == [False, True, False]
     assert machine.sweeps_of(1, 5) >= 57
     assert machine.watch.counts.timed_out == 0
 
@@ -151,7 +151,7 @@ def test_no_gpu_is_blamed_where_the_driver_does_not_even_count_them() -> None:
     machine.driver_hangs = True  # at the look
     machine.run(10)
     assert set(machine.reasons().values()) == {MissingReason.TIMED_OUT}
-    assert not any(known.state.is_apart for known in machine.watch.known())
+    assert not any(known.is_apart for known in machine.watch.known())
 
 
 def test_a_driver_that_takes_long_to_load_is_waited_for_and_said_to_be_silent_meanwhile() -> None:
@@ -247,11 +247,11 @@ def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index_and_hides_no_othe
     machine.hanging = {1}
     machine.run(60)
     assert machine.reasons() == {0: None, 1: MissingReason.TIMED_OUT, 2: None, 3: None}
-    assert machine.watch.known()[1].state.device == Device(index="1")
+    assert machine.watch.known()[1].device == Device(index="1")
     machine.hanging = set()
     machine.run(200)
     assert machine.reasons() == dict.fromkeys(range(4))
-    assert [known.state.device.labels() for known in machine.watch.known()] == [labels(index) for index in range(4)]
+    assert [known.device.labels() for known in machine.watch.known()] == [labels(index) for index in range(4)]
 
 
 def test_xids_are_counted_for_ever_and_told_once() -> None:

@@ -1,4 +1,4 @@
-"""Whatever GPUs do, in whatever order: are the others read, is nothing asked twice at once, and is all well in the end?
+"""Supervisor under any order of GPU failures: other GPUs are read, requests never overlap, and all recovers.
 
 The fake asserts that no call is made on a GPU while one is out, and no request while one is open.
 """

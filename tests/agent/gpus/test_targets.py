@@ -1,8 +1,8 @@
-"""Is what is told of a silent GPU true after the clock was set back?"""
+"""State of a silent GPU stays correct after the clock was set back."""
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.targets import TargetSnapshot, TargetState
+from stepscope.agent.gpus.targets import Target
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
@@ -12,9 +12,9 @@ _LABELS = labels_of(gpu="0", uuid="GPU-0")
 
 
 def test_the_clock_that_is_set_makes_nothing_old_and_no_age_negative() -> None:
-    state = TargetState(device_in(dict(_LABELS)), MissingReason.TIMED_OUT, "hangs", 100 * _SECOND, 0.1, False)
     power = Reading(GPU + "power_watts", 300.0, _LABELS, 100 * _SECOND)
-    known = TargetSnapshot("00000000:01:00.0", state, ((Collection((power,)), 50.0),))
+    known = Target(device_in(dict(_LABELS)), MissingReason.TIMED_OUT, "hangs", 100 * _SECOND, 0.1)
+    known.parts = {"fast": (Collection((power,)), 50.0)}
     told = known.collection(40 * _SECOND, 52.0, 60.0)
     assert power in told.readings
     assert told.missing[0].detail == "hangs; it answered last 0 s ago"

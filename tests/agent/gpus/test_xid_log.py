@@ -1,4 +1,4 @@
-"""Is each XID told once and counted for ever?"""
+"""XID log: each XID is reported once and counted permanently."""
 
 from __future__ import annotations
 

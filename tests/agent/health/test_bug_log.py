@@ -1,4 +1,4 @@
-"""What went wrong in other monitors, by the report: does the right thing happen here?"""
+"""Regression tests for bugs reported in other monitors: the agent behaves correctly in each case."""
 
 from __future__ import annotations
 

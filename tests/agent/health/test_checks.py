@@ -1,4 +1,4 @@
-"""Does each check tell the two sides of its threshold apart, and say what is to be done?"""
+"""Health checks: both sides of each threshold, and the action of each event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is health on the page, in the log and in the report? Also end to end, on the fake driver."""
+"""Health on the page, in the log and in the report, also end to end on the fake driver."""
 
 from __future__ import annotations
 

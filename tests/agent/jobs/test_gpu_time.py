@@ -1,4 +1,4 @@
-"""Does each device-second go to one state and one owner, and none twice?"""
+"""GPU time: each device-second belongs to one state and one owner, and none is counted twice."""
 
 from __future__ import annotations
 

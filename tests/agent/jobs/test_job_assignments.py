@@ -1,4 +1,4 @@
-"""Does each job have a device once, and no process two jobs, whoever says so?"""
+"""Job assignments: each job has a device once, and no process has two jobs, whichever source reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which GPU, in which state, for how long? Tests are named by the rows of the bug log that they keep away."""
+"""Job collector: owner, state and duration of each GPU. Tests are named after the rows of the bug log they prevent."""
 
 from __future__ import annotations
 

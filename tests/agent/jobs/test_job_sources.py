@@ -1,4 +1,4 @@
-"""Does the whole agent tell of jobs: on the fake driver, with real processes and a real gRPC server?"""
+"""Jobs of the whole agent: on the fake driver, with real processes and a real gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hours of jobs that come and go: does anything grow? Row 22 of the bug log."""
+"""Hours of jobs that start and end: nothing grows. Row 22 of the bug log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a connection keep no more than it may, whatever is said on it?"""
+"""Connection of a training process: bounded memory, whatever is received on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the agent hear every training process, whatever the others do?"""
+"""Training link server: every training process is heard, whatever the others do."""
 
 from __future__ import annotations
 

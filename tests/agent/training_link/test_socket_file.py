@@ -1,4 +1,4 @@
-"""Is the socket one agent's alone, and does a killed agent's file stop nobody?"""
+"""Socket file: owned by one agent, and the file of a killed agent blocks no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who came last to each call, and for which calls can nobody tell?"""
+"""Arrivals: the last rank of each call, and the calls for which it is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gloo keeps a receive open until somebody waits for it: is only the time in which the thread waits for it its own?"""
+"""gloo receives stay open until waited for: only the time in which the thread waits belongs to the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the clocks of different hosts put right, and are those that nothing ties together told apart?"""
+"""Clock alignment: clocks of different hosts are corrected, and unconnected ones are kept apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a communication kernel get its group, kind, size and peers from wherever the trace tells them?"""
+"""Communication kernels: group, kind, size and peers, from wherever the trace has them."""
 
 from __future__ import annotations
 

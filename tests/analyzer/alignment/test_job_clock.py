@@ -1,4 +1,4 @@
-"""Is a job on two hosts split as on one, and does the clocks' residual widen the intervals?"""
+"""A job on two hosts is split as on one, and the clock residual widens the intervals."""
 
 from __future__ import annotations
 

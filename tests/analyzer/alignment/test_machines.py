@@ -1,4 +1,4 @@
-"""Are ranks that name one host but run on several machines told apart, and only those?"""
+"""Ranks with one host name on several machines are told apart, and only those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are calls of different ranks matched as the same operation, and only those?"""
+"""Matching: calls of different ranks are matched as the same operation, and only those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each group and call put down to the parallel dimension it serves?"""
+"""Process groups: each group and call is assigned to the parallel dimension it serves."""
 
 from __future__ import annotations
 

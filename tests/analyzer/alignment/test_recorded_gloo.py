@@ -1,4 +1,4 @@
-"""Do calls, their ends and their last arrivals agree with a plain reading of an eight-rank gloo trace?
+"""Calls, their ends and last arrivals agree with a plain reading of an eight-rank gloo trace.
 
 The plain reading pairs the n-th operator on the training loop's thread with the n-th span of the backend on its worker
 threads: asked for when the operator starts, done when the span ends. Of some calls its figures are written down.

@@ -1,4 +1,4 @@
-"""What is the smallest rank that reasons can be found for?"""
+"""Smallest rank for which causes can be found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's Python stalls without touching the device: is it attributed just as far as the GPUs waited for it?"""
+"""A Python stall of one rank that does not touch the device: attributed only as far as the GPUs waited for it."""
 
 from __future__ import annotations
 

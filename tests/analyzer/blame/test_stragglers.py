@@ -1,4 +1,4 @@
-"""More compute on one rank: a straggler, an imbalance, or noise?"""
+"""More compute on one rank: straggler, imbalance or noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a late rank's lateness keep its cause through operations that run behind compute, and only through those?"""
+"""A late rank keeps the cause of its delay through operations that run behind compute, and only through those."""
 
 from __future__ import annotations
 

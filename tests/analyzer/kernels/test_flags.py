@@ -1,4 +1,4 @@
-"""Do names tell tensor cores from plain units?"""
+"""Kernel flags: names distinguish tensor cores from CUDA cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of kernels and copies in traces written by hand?"""
+"""Kernel and copy statistics of traces written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the occupancy of a launch agree with CUDA's calculator, and with what Kineto recorded?"""
+"""Occupancy of a launch agrees with CUDA's calculator and with what Kineto recorded."""
 
 from __future__ import annotations
 

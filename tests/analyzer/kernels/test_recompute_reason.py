@@ -1,4 +1,4 @@
-"""Is a forward pass that runs twice a reason, and flash attention's own repetition none?"""
+"""A forward pass that runs twice is a recompute cause; the recomputation inside flash attention is not."""
 
 from __future__ import annotations
 

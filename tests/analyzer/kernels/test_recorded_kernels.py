@@ -1,4 +1,4 @@
-"""What is said of the kernels of recorded traces?"""
+"""Kernel statistics of recorded traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every instant of a device's window booked once, and under the category that the rules give it?"""
+"""Device ledger: every instant of the window is attributed once, to the category that the rules give it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run without a device: is every instant of the training loop's thread booked by what stands open?"""
+"""Host ledger: without a device, every instant of the training thread is attributed by the open operations."""
 
 from __future__ import annotations
 

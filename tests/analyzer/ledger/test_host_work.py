@@ -1,4 +1,4 @@
-"""Is it told apart what kept the host, on the smallest trace that shows it? Each has one gap, [100, 300) us."""
+"""Causes of host work, each on the smallest trace that shows it, with one gap, [100, 300) us."""
 
 from __future__ import annotations
 

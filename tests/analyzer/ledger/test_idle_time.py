@@ -1,4 +1,4 @@
-"""Nothing runs on the device: is each reason for it told apart, on the smallest trace that shows it?
+"""Causes of device idle time, each on the smallest trace that shows it.
 
 Each trace has one gap, [100, 300) us between two kernels; the second is launched at 290 us unless a test says else.
 """

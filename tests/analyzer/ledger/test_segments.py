@@ -1,4 +1,4 @@
-"""Do segments keep every instant once, and does a TimeTable add up what lies in a span?"""
+"""Segments keep every instant once, and a TimeTable adds up the time within a span."""
 
 from __future__ import annotations
 

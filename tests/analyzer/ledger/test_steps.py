@@ -1,4 +1,4 @@
-"""Where do steps and windows begin and end, with every kind of mark and without any?"""
+"""Begin and end of steps and windows, with every kind of mark and without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would GPUs record that run a given pipeline schedule? Traces by hand, for any order of passes."""
+"""Traces written by hand of GPUs that run a given pipeline schedule, for any order of passes."""
 
 from __future__ import annotations
 

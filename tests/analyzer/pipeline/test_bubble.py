@@ -1,4 +1,4 @@
-"""Is a pipeline recognised, and is its bubble cut into the schedule's, the uneven stages' and the rest's part?"""
+"""Pipeline bubble: recognized, and split into structural, imbalance and variance parts."""
 
 from __future__ import annotations
 

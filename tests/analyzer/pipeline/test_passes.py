@@ -1,4 +1,4 @@
-"""Which marks are passes of a micro-batch, and which kernels are theirs?"""
+"""Passes of micro-batches: which marks they are, and which kernels belong to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do recorded pipelines, two on GPUs and two on CPUs, show the schedule that they ran?"""
+"""Recorded pipelines, two on GPUs and two on CPUs, show the schedule that they ran."""
 
 from __future__ import annotations
 

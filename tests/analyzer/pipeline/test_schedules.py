@@ -1,4 +1,4 @@
-"""Are the orders that frameworks run recognised, torch's own above all?"""
+"""Schedules that frameworks run are recognized, first of all those of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the schedule of a GPU job told, and its bubble cut up, by marks of the host or by traffic alone?"""
+"""Schedule and bubble of a GPU job, from marks of the host or from communication alone."""
 
 from __future__ import annotations
 

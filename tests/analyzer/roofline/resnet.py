@@ -1,4 +1,4 @@
-"""Which network do the recorded ResNet-50 traces run? The architecture in plain torch, for counting its FLOPs."""
+"""Network of the recorded ResNet-50 traces in plain torch, for counting its FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do our FLOPs agree with an independent count, that of torch's FlopCounterMode, which sees every call?"""
+"""FLOPs agree with the independent count of torch's FlopCounterMode, which sees every call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a kernel's name say what kind of work it does?"""
+"""Kernel family: the kind of work, from the kernel's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each kernel booked under the limit that binds it?"""
+"""Kernel limits: each kernel is assigned to the limit that binds it."""
 
 from __future__ import annotations
 

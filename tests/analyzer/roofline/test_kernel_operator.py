@@ -1,4 +1,4 @@
-"""Is each kernel tied to the operator that launched it?"""
+"""Each kernel is linked to the operator that launched it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do kernels that pass over lists of tensors tell how many bytes they move?"""
+"""Bytes moved by kernels that process lists of tensors."""
 
 from __future__ import annotations
 

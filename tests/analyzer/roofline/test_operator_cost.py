@@ -1,4 +1,4 @@
-"""Do operators' FLOPs and bytes follow from their shapes, and is the unsure left out?"""
+"""Operator cost: FLOPs and bytes follow from shapes, and uncertain operators are left out."""
 
 from __future__ import annotations
 

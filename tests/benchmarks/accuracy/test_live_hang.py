@@ -1,4 +1,4 @@
-"""Are ranks found in what training says of a hang?"""
+"""Ranks are found in the hang messages of training."""
 
 from __future__ import annotations
 

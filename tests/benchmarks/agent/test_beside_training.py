@@ -1,4 +1,4 @@
-"""Do the rounds' ratios leave out what gets slower meanwhile, and is the noise told of blocks that are alike?"""
+"""Ratios of rounds cancel a slow drift, and the noise of equal blocks is reported."""
 
 from __future__ import annotations
 

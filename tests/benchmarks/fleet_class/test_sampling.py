@@ -1,4 +1,4 @@
-"""Are windows labelled by the captures around them, of each GPU's rank or of all that share one, and do ranks end?"""
+"""Windows are labelled by the captures around them, by rank or by GPU sharing, and ranks end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are an agent's readings compared with what was done in their time, and only where all of it is known?"""
+"""Readings of an agent are compared with the work of their interval, and only where all of it is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the report of what is collected name everything and why, in lines that fit?"""
+"""Report of `agent check`: all metrics and reasons, in lines that fit the terminal."""
 
 from __future__ import annotations
 

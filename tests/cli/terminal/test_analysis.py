@@ -1,4 +1,4 @@
-"""Do the kernels read well in a terminal?"""
+"""Terminal output of an analysis: the kernel table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope workload bench` measure real runs, and end by its gate?"""
+"""`stepscope workload bench`: measures real runs, and exits by its gate."""
 
 from __future__ import annotations
 

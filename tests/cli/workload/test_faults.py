@@ -1,4 +1,4 @@
-"""Does `stepscope workload faults` list what can be injected, and do the documents say the same?"""
+"""`stepscope workload faults`: lists what can be injected, in agreement with the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `stepscope workload plan` say what a run will take, and write scripts that a shell accepts?"""
+"""`stepscope workload plan`: the resources of a run, and launch scripts that a shell accepts."""
 
 from __future__ import annotations
 

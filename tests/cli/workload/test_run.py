@@ -1,4 +1,4 @@
-"""Does `stepscope workload run` print what the contract says, and refuse in one line?"""
+"""`stepscope workload run`: the output of the contract, and errors in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does each name mean one device, or none?"""
+"""Device lookup: each name means one device or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are devices found in what GPU collectors say, whole and split ones, with what runs there?"""
+"""Devices found in the readings of GPU collectors: whole GPUs and instances, with their processes."""
 
 from __future__ import annotations
 

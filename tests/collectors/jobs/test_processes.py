@@ -1,4 +1,4 @@
-"""Is /proc read as Linux writes it, seldom, and without what nobody asked for?"""
+"""/proc is parsed as Linux writes it, rarely, and only for what is needed."""
 
 from __future__ import annotations
 

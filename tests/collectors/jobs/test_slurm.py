@@ -1,4 +1,4 @@
-"""Are jobs found in all cgroup trees that Slurm makes, and is squeue asked seldom?"""
+"""Slurm jobs are found in all cgroup layouts of Slurm, and squeue is called rarely."""
 
 from __future__ import annotations
 

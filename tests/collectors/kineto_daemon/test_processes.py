@@ -1,4 +1,4 @@
-"""Who asks, since when, and for how long is a silent process known?"""
+"""Kineto processes: identity, time of the first request, and how long a silent process stays known."""
 
 from __future__ import annotations
 

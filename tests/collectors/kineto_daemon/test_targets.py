@@ -1,4 +1,4 @@
-"""Which processes are trainers, and whose trace is which rank's?"""
+"""Trainer processes among the Kineto clients, and the rank of each trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a job found by what people call it, and have its metrics names as Prometheus wants them?"""
+"""Jobs are found by their usual names, and their metrics have valid Prometheus names."""
 
 from __future__ import annotations
 

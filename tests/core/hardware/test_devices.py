@@ -1,4 +1,4 @@
-"""Are readings of one GPU or instance known as such, whoever reports them?"""
+"""Readings of one GPU or instance are recognized as such, whichever source reports them."""
 
 from __future__ import annotations
 

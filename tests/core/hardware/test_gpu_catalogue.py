@@ -1,4 +1,4 @@
-"""Is a driver's device name matched to the right card, and are its rates sane?"""
+"""GPU catalogue: driver device names match the right card, and its rates are plausible."""
 
 from __future__ import annotations
 

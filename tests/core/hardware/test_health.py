@@ -1,4 +1,4 @@
-"""Do the words of health say what to do?"""
+"""Texts of health events say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the bandwidth that a link should give right, and are small messages told from slow links?"""
+"""Links: expected bandwidth, and small messages distinguished from slow links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the catalogue say of each XID what NVIDIA says?"""
+"""XID catalogue agrees with NVIDIA's documentation."""
 
 from __future__ import annotations
 

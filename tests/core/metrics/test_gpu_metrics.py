@@ -1,4 +1,4 @@
-"""Does the catalogue of GPU metrics keep Prometheus's rules, and are DCGM's scales right?"""
+"""GPU metric catalogue follows Prometheus's rules, with the right scales for DCGM fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the catalogues of machines and switches keep Prometheus's rules?"""
+"""Host and switch metric catalogues follow Prometheus's rules."""
 
 from __future__ import annotations
 

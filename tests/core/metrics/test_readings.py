@@ -1,4 +1,4 @@
-"""Is what is not known told apart from what is zero?"""
+"""Readings distinguish unknown values from zero."""
 
 from __future__ import annotations
 

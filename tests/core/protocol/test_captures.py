@@ -1,4 +1,4 @@
-"""Do orders and reports read back as they were written, and is what is wrong said?"""
+"""Capture requests and reports survive encoding, and invalid ones are rejected with a reason."""
 
 from __future__ import annotations
 

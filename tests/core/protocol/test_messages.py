@@ -1,4 +1,4 @@
-"""Does every message survive the wire, and is everything else refused with the reason, in bounded memory?"""
+"""Messages survive the wire; everything else is rejected with a reason, in bounded memory."""
 
 from __future__ import annotations
 

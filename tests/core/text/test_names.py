@@ -1,4 +1,4 @@
-"""Are labels made of others' texts readable and of bounded length?"""
+"""Labels made from foreign texts are readable and of bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is one thing said as one, and several as several?"""
+"""Counted nouns: singular and plural."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the lines of a verdict read as a person writes them?"""
+"""Lines of a verdict read as natural sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do numbers and names read as a person writes them?"""
+"""Numbers and names are formatted as a person would write them."""
 
 from __future__ import annotations
 

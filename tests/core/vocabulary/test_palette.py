@@ -1,4 +1,4 @@
-"""Can every mark be told from the page, and every label from its mark?"""
+"""Palette: every mark contrasts with the page, and every label with its mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a bench fail its gate when it is slower beyond noise, and refuse one that measured something else?"""
+"""Bench baseline: the gate fails beyond noise, and baselines of another measurement are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a bench's folder of checkpoints one for all ranks of a launcher, and gone after the run?"""
+"""Checkpoint folder of a bench: shared by all ranks of a launcher, and removed after the run."""
 
 from __future__ import annotations
 

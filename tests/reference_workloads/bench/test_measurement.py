@@ -1,4 +1,4 @@
-"""Does a bench keep what it has measured when a run ends it, and leave no file behind?"""
+"""Bench measurements are kept when a run ends early, and no file is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the share of the work that does not scale found from the steps, with an interval that holds it?"""
+"""Scaling: the serial share of the work is estimated from the steps, with an interval that contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the listed activations have the bytes that autograd saves?"""
+"""Listed activations have the bytes that autograd saves."""
 
 from __future__ import annotations
 

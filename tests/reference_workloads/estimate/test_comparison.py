@@ -1,4 +1,4 @@
-"""Is each measured figure set beside the planned one of the same rank?"""
+"""Each measured figure is compared with the planned figure of the same rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are FLOPs and cost what the closed forms and torch's own counter say?"""
+"""FLOPs and cost agree with closed forms and with torch's counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the estimated memory meet what GPUs measured?"""
+"""Estimated memory agrees with measurements on GPUs."""
 
 from __future__ import annotations
 

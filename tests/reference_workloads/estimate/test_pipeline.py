@@ -1,4 +1,4 @@
-"""Are the estimated orders those of torch's schedule classes?"""
+"""Estimated pipeline orders are those of torch's schedule classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `--inject` choose the fault and the severity that was asked for, and refuse others in one line?"""
+"""`--inject` selects the requested fault and severity, and rejects others in one line."""
 
 from __future__ import annotations
 

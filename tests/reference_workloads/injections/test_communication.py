@@ -1,4 +1,4 @@
-"""Do the faults of communication go where communication can be seen, and leave gradients as they are?"""
+"""Communication faults act where communication is visible, and leave gradients unchanged."""
 
 from __future__ import annotations
 

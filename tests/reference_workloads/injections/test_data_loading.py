@@ -1,4 +1,4 @@
-"""Are the faults of data loading named for what they are?"""
+"""Data loading faults are diagnosed as what they are."""
 
 from __future__ import annotations
 

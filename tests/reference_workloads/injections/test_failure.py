@@ -1,4 +1,4 @@
-"""Do runs end soon when a rank dies or runs out of data, name it, and leave the others' flight recorders?"""
+"""Runs end soon when a rank dies or runs out of data, with its name and the flight recorders of the others."""
 
 from __future__ import annotations
 

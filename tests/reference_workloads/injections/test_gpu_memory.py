@@ -1,4 +1,4 @@
-"""Does the allocator's fault make a step as much longer as it says? By a clock that its own cycles and layers move."""
+"""Allocator fault: lengthens a step by the stated amount. On a clock moved by its own cycles and layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a checkpoint that stops training named?"""
+"""A checkpoint that stops training is diagnosed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are faults put into the job that they ask for, each with its control?"""
+"""Faults are injected into the requested job, each with its control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do faults that hang on the layers find them under every wrapper, and leave the values alone?"""
+"""Faults attached to layers find them under every wrapper, and leave the values unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two faults in one run: is each booked with its own time, the larger named, the other told beside it?"""
+"""Two faults in one run: each with its own time, the larger one first, the other listed after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are bubble and uneven cut told apart, and does what-if foresee the control?"""
+"""Bubble and uneven stages are distinguished, and what-if predicts the control."""
 
 from __future__ import annotations
 

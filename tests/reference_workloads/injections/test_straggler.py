@@ -1,4 +1,4 @@
-"""Is a rank that computes longer than its peers named, whatever their gradients travel by?"""
+"""A rank that computes longer than its peers is diagnosed, whatever transports their gradients."""
 
 from __future__ import annotations
 

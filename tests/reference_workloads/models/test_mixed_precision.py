@@ -1,4 +1,4 @@
-"""Does the loss scale shrink at overflows and grow after long enough without?"""
+"""Loss scale: shrinks at overflows, and grows after enough steps without one."""
 
 from __future__ import annotations
 

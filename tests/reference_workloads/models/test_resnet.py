@@ -1,4 +1,4 @@
-"""Does the ResNet learn the same on two ranks as on one, from images that are really decoded?"""
+"""ResNet: two ranks learn the same as one, from images that are really decoded."""
 
 from __future__ import annotations
 

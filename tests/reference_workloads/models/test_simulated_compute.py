@@ -1,4 +1,4 @@
-"""Does a simulated layer take its time and change nothing?"""
+"""A simulated layer takes its time and changes no values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every layout compute the gradients of one process, parameter by parameter, and learn the same?"""
+"""Every layout computes the gradients of one process, parameter by parameter, and learns the same."""
 
 from __future__ import annotations
 

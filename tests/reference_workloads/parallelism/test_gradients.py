@@ -1,4 +1,4 @@
-"""When is DDP's first bucket waited for?"""
+"""Time at which the first bucket of DDP is waited for."""
 
 from __future__ import annotations
 

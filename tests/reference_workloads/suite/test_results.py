@@ -1,4 +1,4 @@
-"""Is a suite's folder its own, and one suite's at a time?"""
+"""The folder of a suite belongs to one suite at a time."""
 
 from __future__ import annotations
 

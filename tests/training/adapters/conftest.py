@@ -1,4 +1,4 @@
-"""What does a run that an adapter measured look like?"""
+"""Run directory as measured by an adapter."""
 
 from __future__ import annotations
 

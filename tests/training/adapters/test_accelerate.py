@@ -1,4 +1,4 @@
-"""Does Accelerate's own way to profile measure optimizer steps with ours behind it?"""
+"""Accelerate: its own profiling interface measures optimizer steps through stepscope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a DeepSpeed engine tell its optimizer steps, its mesh and its checkpoints?"""
+"""DeepSpeed engine: optimizer steps, mesh and checkpoints are reported."""
 
 from __future__ import annotations
 

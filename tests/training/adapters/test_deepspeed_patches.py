@@ -1,4 +1,4 @@
-"""Do patches that others put on a DeepSpeed engine outlive ours? The engine is one of the same interface."""
+"""Foreign patches of a DeepSpeed engine outlive ours. The engine is one of the same interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a Hugging Face Trainer tell its optimizer steps, what it logs of them, and what happens between them?"""
+"""Hugging Face Trainer: optimizer steps, their logged values, and the activities between them are reported."""
 
 from __future__ import annotations
 

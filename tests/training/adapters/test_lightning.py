@@ -1,4 +1,4 @@
-"""Does a Lightning Trainer tell its optimizer steps and its validation?"""
+"""Lightning Trainer: optimizer steps and validation are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the usual value and its scatter those of the last values?"""
+"""Baseline: usual value and scatter are those of the last values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every event found once, where it is, and noise left alone?"""
+"""Detectors: every event is found once, in its place, and noise is ignored."""
 
 from __future__ import annotations
 

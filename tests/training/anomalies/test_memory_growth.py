@@ -1,4 +1,4 @@
-"""Is a leak found by its slope, and what only varies left alone?"""
+"""Memory growth: a leak is found by its slope, and mere variation is ignored."""
 
 from __future__ import annotations
 

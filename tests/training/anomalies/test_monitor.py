@@ -1,4 +1,4 @@
-"""Does each anomaly stand in its step's line, and in one line of the log?"""
+"""Anomaly monitor: each anomaly is in the line of its step, and in one line of the log."""
 
 from __future__ import annotations
 

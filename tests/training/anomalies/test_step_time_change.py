@@ -1,4 +1,4 @@
-"""Is a lasting change of the step time found once, and what only scatters left alone?"""
+"""A lasting change of the step time is found once, and mere scatter is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every capture given a place of its own, the same on all ranks?"""
+"""Capture calendar: every capture gets its own steps, the same on all ranks."""
 
 from __future__ import annotations
 

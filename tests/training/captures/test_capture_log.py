@@ -1,4 +1,4 @@
-"""Do ranks that ask at the same time end with one list?"""
+"""Capture log: ranks that request at the same time end up with one list."""
 
 from __future__ import annotations
 

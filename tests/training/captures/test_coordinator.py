@@ -1,4 +1,4 @@
-"""Do ranks agree where they can, and say how they came to their steps where they cannot?"""
+"""Coordinator: ranks agree where they can, and report how steps were chosen where they cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a recording written as torch would write it, and do other threads run while it is written and freed?"""
+"""Export: the file equals torch's, and other threads run while it is written and freed."""
 
 from __future__ import annotations
 

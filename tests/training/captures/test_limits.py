@@ -1,4 +1,4 @@
-"""Does a capture end in time, with whole steps, when it grows too large, too slow or too late?"""
+"""Capture limits: a capture that is too large, slow or late ends in time, with whole steps."""
 
 from __future__ import annotations
 

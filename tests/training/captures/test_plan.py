@@ -1,4 +1,4 @@
-"""Does every step belong to the capture it should, whatever is asked for meanwhile?"""
+"""Capture plan: every step belongs to the right capture, whatever is requested meanwhile."""
 
 from __future__ import annotations
 

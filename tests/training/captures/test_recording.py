@@ -1,4 +1,4 @@
-"""Is the beginning of another torch profiler seen before it begins, and torch left as it was?"""
+"""Another torch profiler is detected before it starts, and torch is left unchanged."""
 
 from __future__ import annotations
 

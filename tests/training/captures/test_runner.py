@@ -1,4 +1,4 @@
-"""Does training go on while a disk keeps a trace, and are captures taken again afterwards?"""
+"""Training continues while a disk blocks a trace, and captures resume afterwards."""
 
 from __future__ import annotations
 

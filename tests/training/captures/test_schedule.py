@@ -1,4 +1,4 @@
-"""Does the schedule capture exactly the steps it promises?"""
+"""Schedule: exactly the promised steps are profiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the rule ask for a capture when steps stay slow, and only then?"""
+"""Slow-step rule: requests a capture when steps stay slow, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a trace written beside training, one at a time, and is a disk that does not answer left alone?"""
+"""Trace export: beside training, one at a time, and safe with a disk that does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks say how they are while a step lasts long, and is the guilty one said without an agent?"""
+"""Live hang detection: all ranks report during a long step, and the culprit is found without an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is a step looked into: late enough for slow ones, before torch ends the job?"""
+"""Stall threshold: late enough for slow steps, and before torch ends the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a stuck step told, with what it is in, and a slow one left alone?"""
+"""Watchdog: a stuck step is reported with its operation, and a slow one is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is everything written when the GPU's memory runs out, whether the error is caught or not?"""
+"""Out of memory: all files are written, whether the error is caught or not."""
 
 from __future__ import annotations
 

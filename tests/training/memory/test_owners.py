@@ -1,4 +1,4 @@
-"""Are parameters, gradients and optimizer state found in a snapshot, to the block?"""
+"""Memory owners: parameters, gradients and optimizer state are found in a snapshot, to the block."""
 
 from __future__ import annotations
 

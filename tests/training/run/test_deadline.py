@@ -1,4 +1,4 @@
-"""Is the end of a run held up no longer than it may be, and is everything told?"""
+"""Deadline: the end of a run is delayed no longer than allowed, and everything is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a process know its rank and mesh without asking the others?"""
+"""Identity: a process knows its rank and mesh without asking the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the job's store found, and is the connection of our own really one?"""
+"""Job store: found, and connected by a connection of our own."""
 
 from __future__ import annotations
 

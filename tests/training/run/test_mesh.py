@@ -1,4 +1,4 @@
-"""Is the job's mesh found, in every form in which a process may hold it?"""
+"""Mesh of the job: found in every form in which a process may hold it."""
 
 from __future__ import annotations
 

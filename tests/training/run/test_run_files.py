@@ -1,4 +1,4 @@
-"""Do files appear only when they are whole?"""
+"""Files appear only when they are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks find one name, and do two jobs find two?"""
+"""Run name: the same on all ranks of a job, different for two jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is everything kept when the process is told to end, and does it end as it would have without us?"""
+"""Shutdown: everything is kept when the process is asked to end, and it ends as it would without stepscope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a file of lines hold whole lines only, whatever happens to disk and process?"""
+"""A file of lines holds whole lines only, whatever happens to disk and process."""
 
 from __future__ import annotations
 

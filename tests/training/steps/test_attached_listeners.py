@@ -1,4 +1,4 @@
-"""Does one listener that cannot be made leave the others, and training, alone?"""
+"""A listener that cannot be created affects neither the others nor training."""
 
 from __future__ import annotations
 

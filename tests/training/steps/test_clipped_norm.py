@@ -1,4 +1,4 @@
-"""Is the norm that clipping computes kept with its step, when it is that of all gradients?"""
+"""Clipped norm: the norm computed by clipping is kept with its step, if it is that of all gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are numbers on a device read only once it has passed them, with the value they had?"""
+"""Deferred scalars: read only once the device has passed them, with the value they had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each rank's gradient norm its own, before the others' are mixed in, and does watching leave training as it is?"""
+"""Gradient norm of each rank before reduction, and watching leaves training unchanged."""
 
 from __future__ import annotations
 

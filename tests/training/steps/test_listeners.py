@@ -1,4 +1,4 @@
-"""Does a listener that fails leave training and the other listeners alone?"""
+"""A failing listener affects neither training nor the other listeners."""
 
 from __future__ import annotations
 

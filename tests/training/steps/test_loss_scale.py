@@ -1,4 +1,4 @@
-"""Is the scale of torch's own scalers found, with the steps that they skipped, and their class left as it was?"""
+"""Loss scale of torch's scalers is found, with skipped steps, and their class is left unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are spans in the trace what they are called, and nothing while nobody records?"""
+"""Open spans: named in the trace as given, and free of effect without a profiler."""
 
 from __future__ import annotations
 

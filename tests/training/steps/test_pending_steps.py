@@ -1,4 +1,4 @@
-"""Does each step's line wait for its late figures, in order, and training for nothing?"""
+"""Pending steps: each line waits for its deferred scalars, in order, and training waits for nothing."""
 
 from __future__ import annotations
 

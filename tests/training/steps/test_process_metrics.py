@@ -1,4 +1,4 @@
-"""Are memory figures right, and asked for only a few times a second?"""
+"""Process metrics: memory figures are right, and queried only a few times per second."""
 
 from __future__ import annotations
 

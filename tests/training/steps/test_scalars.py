@@ -1,4 +1,4 @@
-"""Are figures read where that costs nothing, and only there?"""
+"""Scalars are read where that costs nothing, and only there."""
 
 from __future__ import annotations
 

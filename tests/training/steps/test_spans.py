@@ -1,4 +1,4 @@
-"""Does a wrapped loader behave as the loader does?"""
+"""A wrapped loader behaves like the loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do two processes of one name and rank ever write one file, and does a run that is continued number on?"""
+"""Step file: never shared by two processes of one run name and rank; resumed runs continue the numbering."""
 
 from __future__ import annotations
 

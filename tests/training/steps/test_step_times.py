@@ -1,4 +1,4 @@
-"""Are GPU step times read only from marks that the GPU has passed?"""
+"""GPU step times are read only from events that the GPU has passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every step written whole, and is the unprofiled step time taken from the right steps?"""
+"""Telemetry: every step is written whole, and the unprofiled step time comes from the right steps."""
 
 from __future__ import annotations
 

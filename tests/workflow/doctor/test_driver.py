@@ -1,4 +1,4 @@
-"""Are a driver that is missing, mismatched or hanging, hidden GPUs and closed device files told, and what to do?"""
+"""Doctor on drivers: missing, mismatched or hanging, hidden GPUs, inaccessible device files, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it told when torch does not fit the driver, or the dead fork of NVML's binding is installed?"""
+"""Doctor on software: torch that does not fit the driver, and the dead fork of the NVML binding."""
 
 from __future__ import annotations
 

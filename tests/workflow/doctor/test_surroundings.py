@@ -1,4 +1,4 @@
-"""Are rights, limits, variables, clock, container and agent judged by what is so, with what to do?"""
+"""Doctor on permissions, limits, variables, clock, container and agent, with what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does Dask give what this machine gives, and is one line said when they do not?"""
+"""Dask gives the results of one machine, and a failed cluster is one line."""
 
 from __future__ import annotations
 

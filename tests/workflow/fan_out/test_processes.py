@@ -1,4 +1,4 @@
-"""Do several processes give what one gives, and do they end when they should?"""
+"""Several processes give the results of one, and end when they should."""
 
 from __future__ import annotations
 

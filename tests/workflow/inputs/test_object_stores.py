@@ -1,4 +1,4 @@
-"""Are traces read from a real S3 server, and is what it refuses told in one line?"""
+"""Traces are read from a real S3 server, and its refusals are reported in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files does a path mean, and what is said about one that means none?"""
+"""Trace files of a path, and the message for a path without any."""
 
 from __future__ import annotations
 

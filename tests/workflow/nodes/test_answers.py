@@ -1,4 +1,4 @@
-"""Are agents asked side by side, and is a wrong answer an error of its own agent alone?"""
+"""Agents are asked in parallel, and a wrong answer is an error of its agent alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the agents of several nodes capture together, or else not at all?"""
+"""Agents of several nodes capture together, or not at all."""
 
 from __future__ import annotations
 

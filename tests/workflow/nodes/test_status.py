@@ -1,4 +1,4 @@
-"""Is what is wrong with machines found, and what is normal left alone?"""
+"""Status: problems of machines are found, and normal states are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can a name from a trace become markup, or break a page?"""
+"""Names from a trace cannot become markup or break a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the page say everything, stay small whatever the job, and let no name do harm?"""
+"""Report page: complete, small for any job, and safe against any name."""
 
 from __future__ import annotations
 

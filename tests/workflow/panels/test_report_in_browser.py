@@ -1,4 +1,4 @@
-"""Does a report open in a real browser from a file, alone, in both themes and at any width?"""
+"""Report in a real browser: opened from a file, self-contained, in both themes and at any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the area of a colour the share of its time, and is the picture a PNG?"""
+"""Timeline picture: the area of a colour is its share of time, and the file is a PNG."""
 
 from __future__ import annotations
 

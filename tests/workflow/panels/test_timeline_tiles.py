@@ -1,4 +1,4 @@
-"""Is the area of a colour its time, at every zoom?"""
+"""Timeline tiles: the area of a colour is its time, at every zoom."""
 
 from __future__ import annotations
 

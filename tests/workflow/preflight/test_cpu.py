@@ -1,4 +1,4 @@
-"""Does the very code that measures GPUs run, with torch and gloo, on the CPU?"""
+"""The code that measures GPUs runs on the CPU, with torch and gloo."""
 
 from __future__ import annotations
 

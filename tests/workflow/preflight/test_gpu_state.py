@@ -1,4 +1,4 @@
-"""Is each threshold of a GPU's own account judged on both sides, and unknown never taken for good?"""
+"""GPU state checks: both sides of each threshold, and unknown values never pass."""
 
 from __future__ import annotations
 

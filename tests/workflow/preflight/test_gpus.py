@@ -1,4 +1,4 @@
-"""Which GPUs are meant by the names that people and Slurm give?"""
+"""GPUs selected by the names that people and Slurm use."""
 
 from __future__ import annotations
 

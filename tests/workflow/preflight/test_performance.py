@@ -1,4 +1,4 @@
-"""Are rates, results and neighbours judged by their limits, and does a GPU that gives more never come out worse?"""
+"""Performance checks: rates, results and peers against their limits, and a faster GPU never rates worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a preflight tell good GPUs from those that are slow, hang, die, lie or are lost, and go on with the others?"""
+"""Preflight distinguishes good GPUs from slow, hanging, dying, faulty and lost ones, and tests the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are GPUs and checks named as people and Slurm name them?"""
+"""GPUs and checks are named as people and Slurm name them."""
 
 from __future__ import annotations
 

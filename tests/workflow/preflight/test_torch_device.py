@@ -1,4 +1,4 @@
-"""Are runs on a GPU timed by its own clock, one behind the other, and read only once all are done?"""
+"""GPU runs are timed by the GPU's clock, back to back, and read only once all are done."""
 
 from __future__ import annotations
 

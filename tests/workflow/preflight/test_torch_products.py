@@ -1,4 +1,4 @@
-"""Are products that differ, or are wrong, counted? On the CPU, with torch's own products."""
+"""Different or wrong matrix products are counted. On the CPU, with torch's own products."""
 
 from __future__ import annotations
 

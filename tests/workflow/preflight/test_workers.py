@@ -1,4 +1,4 @@
-"""Is a process that hangs, dies or talks nonsense told from one that answers, and does none outlive its caller?"""
+"""Worker processes that hang, die or send garbage are distinguished from working ones; none outlives its parent."""
 
 from __future__ import annotations
 

@@ -42,23 +42,22 @@ class KubeletCollector:
     Attributes:
         socket: its path.
         seconds: how long an answer may take.
-        given: devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile.
     """
 
     socket: str = KUBELET_SOCKET
     seconds: float = _ANSWER_SECONDS
     clock: Callable[[], float] = time.monotonic
-    given: tuple[PodDevice, ...] = ()
+    _given: tuple[PodDevice, ...] = ()
     _answered: float = 0.0
 
-    def given_now(self) -> tuple[PodDevice, ...]:
-        """`given`, as a function of no arguments."""
-        return self.given
+    def given(self) -> tuple[PodDevice, ...]:
+        """Devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile."""
+        return self._given
 
     def collect(self) -> Collection:
         """Ask once; nothing is raised."""
         try:
-            self.given = tuple(parse_pod_devices(call_grpc(self.socket, LIST_METHOD, b"", seconds=self.seconds)))
+            self._given = tuple(parse_pod_devices(call_grpc(self.socket, LIST_METHOD, b"", seconds=self.seconds)))
         except TimeoutError:
             return self._failed(MissingReason.TIMED_OUT, f"no answer within {self.seconds:g} s")
         except OSError as error:
@@ -73,7 +72,7 @@ class KubeletCollector:
 
     def _failed(self, reason: MissingReason, detail: str) -> Collection:
         if self.clock() - self._answered >= _KEPT_SECONDS:
-            self.given = ()
+            self._given = ()
         return Collection(missing=(Missing(GPU + "job_info", (), reason, f"kubelet at {self.socket}: {detail}"),))
 
 

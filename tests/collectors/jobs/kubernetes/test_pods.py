@@ -1,4 +1,4 @@
-"""Is a pod's owner, queue and team told by the API, and is the API asked seldom, whatever it answers?"""
+"""Pod facts: owner, queue and team from the API server, which is asked rarely whatever it answers."""
 
 from __future__ import annotations
 

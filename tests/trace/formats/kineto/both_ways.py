@@ -1,4 +1,4 @@
-"""Do the reader in Python and the accelerator agree? Whatever is read here is read by both and compared."""
+"""Reader in Python and accelerator in C compared: everything here is read by both."""
 
 from __future__ import annotations
 

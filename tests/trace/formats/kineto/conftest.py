@@ -1,4 +1,4 @@
-"""How would the plainest possible reader read a trace? An oracle of json and loops, to hold the fast one against."""
+"""Plainest possible trace reader, json and loops: the oracle for the fast one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are nanoseconds exact for every mix of integers and floats, and is the slow way asked for exactly when needed?"""
+"""Nanoseconds are exact for every mix of integers and floats, and the slow path is used only when needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a file with several ranks' events become one trace a rank, whatever tool merged it?"""
+"""A file with events of several ranks becomes one trace per rank, whichever tool merged it."""
 
 from __future__ import annotations
 

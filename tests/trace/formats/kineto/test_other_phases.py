@@ -1,4 +1,4 @@
-"""Do damaged events of other phases (metadata, flows, counters, instants) cost or count the same both ways?
+"""Damaged events of other phases (metadata, flows, counters, instants) are handled alike by both readers.
 
 They become no rows, so a wrong type in one is no loss; broken text is mended and counted; without phase it is dropped.
 """

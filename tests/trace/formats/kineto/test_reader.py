@@ -1,4 +1,4 @@
-"""Does the reader take every layout and age, mend or count every damage, and refuse what is no trace?"""
+"""Reader: accepts every layout and age, repairs or counts every damage, and rejects what is not a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the reader equal the oracle on any events in any layout, and stay calm on any bytes?"""
+"""Reader equals the oracle on any events in any layout, and stays safe on any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the reader agree with the oracle on recorded traces of every age and vendor?"""
+"""Reader agrees with the oracle on recorded traces of every age and vendor."""
 
 from __future__ import annotations
 

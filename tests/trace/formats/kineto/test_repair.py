@@ -1,4 +1,4 @@
-"""What does reading damaged text cost, and what is left of it?"""
+"""Repair of damaged text: its cost, and what remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the accelerator take, what does it leave to Python, and what must it never read?"""
+"""Scan in C: what it reads, what it leaves to Python, and what it must never read."""
 
 from __future__ import annotations
 
