@@ -14,9 +14,6 @@ def unknown(kind: str, given: str, near: str | None, *, command_path: str) -> Us
     """The error of a command or option that does not exist.
 
     Args:
-        kind: "command" or "option".
-        given: what was typed.
-        near: the one that was probably meant.
         command_path: whose --help lists them.
     """
     hint = f"see {command_path} --help" if near is None else f'did you mean "{near}"? See {command_path} --help'

@@ -26,7 +26,7 @@ from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 from stepscope.store.documents import encode_document
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
-from stepscope.workflow.panels.timeline_tiles import SHARE_UNIT, Tile, Track, make_tile, make_track
+from stepscope.workflow.panels.timeline import SHARE_UNIT, Tile, Track, make_tile, make_track
 
 RUNS_SCHEMA = "stepscope.runs/1"
 TILE_SCHEMA = "stepscope.timeline_tile/1"

@@ -43,8 +43,6 @@ def serve(
     """Serve the runs under `root` until SIGINT or SIGTERM.
 
     Args:
-        root: directory of runs.
-        host: address to bind.
         port: port; 0 takes a free one.
         insecure: allow an address that other machines can reach, without a login.
         allowed_hosts: further host names in requests; without them a loopback address accepts only its own names.
@@ -113,7 +111,6 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
     """The ASGI app over `store`.
 
     Args:
-        store: the runs to show.
         allowed_hosts: accepted names in a request's Host header; None for all.
     """
     # FastAPI's own documentation pages load scripts from a CDN, so only the bare OpenAPI document is served.

@@ -35,8 +35,6 @@ class SecurityMiddleware:
     """Adds the security headers to every response and refuses requests under foreign host names.
 
     Args:
-        app: the application behind.
-        policy: the Content-Security-Policy.
         allowed_hosts: accepted names in a request's Host header; None for all. Else a foreign page that resolves its
             own name to 127.0.0.1 could read the runs (DNS rebinding).
     """

@@ -60,8 +60,6 @@ def analyze(
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
-        fan_out: where the files are read.
-        on_progress: called before each file.
 
     Raises:
         DataError: no file can be used, or two are of the same rank.

@@ -42,7 +42,6 @@ def compare(
         fail_on: gates, see analyzer.compare.gates.
         assumed_spread: relative standard deviation of the step time between runs of the same code, used with fewer
             than 4 runs.
-        fan_out: where traces are read.
         on_progress: called before each run.
 
     Raises:

@@ -40,8 +40,6 @@ def what_if(
         paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
         causes: fixes to replay; all that apply if empty.
         unprofiled_step_ms: the step without the profiler, ms, if the run directory does not contain it.
-        fan_out: where the traces are read.
-        on_progress: called before each file.
 
     Raises:
         DataError: no file can be used, or the traces do not allow a replay.

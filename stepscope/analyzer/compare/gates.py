@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -52,6 +52,13 @@ METRICS = (
     "collective:KIND",
 )
 """A name that is both a cause and a category means the cause: time after waits are attributed to their causes."""
+
+_NAMES: dict[str | None, tuple[Sequence[str], str]] = {
+    "heading:": (tuple(TimeCategory), "time category"),
+    "cause:": (tuple(Cause), "cause"),
+    None: (METRICS, "metric"),
+}
+"""Names that may follow each prefix, and what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +149,12 @@ def _check_metric(metric: str, unit: str, option: str) -> None:
         if name not in COLLECTIVE_KINDS:
             kinds = ", ".join(COLLECTIVE_KINDS)
             raise _usage_error(metric, "is not a collective kind", f"give one of {kinds}", option=option)
-    elif prefix == "heading:":
-        if name not in set(TimeCategory):
-            raise _usage_error(metric, "is not a time category", _suggest(name, TimeCategory, prefix), option=option)
-    elif prefix == "cause:":
-        if name not in set(Cause):
-            raise _usage_error(metric, "is not a cause", _suggest(name, Cause, prefix), option=option)
-    elif metric not in METRICS:
-        raise _usage_error(metric, "is not a metric", _suggest(metric, METRICS, ""), option=option)
-
-
-def _suggest(name: str, known: Iterable[str], prefix: str) -> str:
-    near = nearest(name, known)
-    return _SEE_METRICS if near is None else f"did you mean {prefix}{near}? {_SEE_METRICS}"
+    else:
+        known, what = _NAMES[prefix]
+        if name not in known:
+            near = nearest(name, known)
+            what_next = _SEE_METRICS if near is None else f"did you mean {prefix or ''}{near}? {_SEE_METRICS}"
+            raise _usage_error(metric, f"is not a {what}", what_next, option=option)
 
 
 def _usage_error(text: str, why: str, what_next: str, *, option: str) -> UsageError:

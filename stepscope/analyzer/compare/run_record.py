@@ -156,8 +156,8 @@ def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> lis
         ),
         _differs("host_differs", "host", a, b, lambda run: run.manifest.host if run.manifest else None),
         _differs("tokens_differ", "tokens a step", a, b, lambda run: run.tokens),
+        *(_differs("version_differs", f"{name} version", a, b, _version(name)) for name in _VERSIONS_OF_INTEREST),
     ]
-    notices += [_version(a, b, name) for name in _VERSIONS_OF_INTEREST]
     notices += [_environment(a, b), _without_manifest(a, b), *_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
     return [notice for notice in notices if notice is not None]
 
@@ -172,14 +172,8 @@ def _differs(
     return Notice(code, f"not like with like: {what} is {_list(sides[0])} in a and {_list(sides[1])} in b")
 
 
-def _version(a: Sequence[RunRecord], b: Sequence[RunRecord], name: str) -> Notice | None:
-    return _differs(
-        "version_differs",
-        f"{name} version",
-        a,
-        b,
-        lambda run: run.manifest.versions.get(name) if run.manifest else None,
-    )
+def _version(name: str) -> Callable[[RunRecord], str | None]:
+    return lambda run: run.manifest.versions.get(name) if run.manifest else None
 
 
 def _mesh(mesh: MeshSizes) -> str | None:

@@ -245,6 +245,11 @@ class LaggingRank:
         """Where the rank is stuck."""
         return HangKind.HOST if self.lag is Lag.CALLED else HangKind.DEVICE
 
+    @property
+    def weight(self) -> tuple[bool, int]:
+        """Orders what is known of one rank: a lag on the device counts more than any on the host."""
+        return self.kind is HangKind.DEVICE, self.behind
+
 
 def lagging_ranks(
     progress: JobProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
@@ -256,10 +261,7 @@ def lagging_ranks(
             continue
         for one in _behind(group, ranks, open_calls):
             known = behind.get(one.rank)
-            if known is None or (one.kind is HangKind.DEVICE, one.behind) > (
-                known.kind is HangKind.DEVICE,
-                known.behind,
-            ):
+            if known is None or one.weight > known.weight:
                 behind[one.rank] = one
     found = [one for _, one in sorted(behind.items())]
     unexcused = [one for one in found if one.kind is HangKind.DEVICE or one.rank not in message_waits]

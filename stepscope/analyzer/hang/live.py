@@ -8,7 +8,6 @@ should have reported and has not is the first suspect: it is dead, stopped, or d
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 from stepscope.analyzer.hang.verdict import NONE
 from stepscope.core.documents.hang import (
@@ -16,6 +15,7 @@ from stepscope.core.documents.hang import (
     HangEvidence,
     HangKind,
     HangReport,
+    HangVerdict,
     LiveHang,
     LiveHangState,
     RankState,
@@ -32,20 +32,7 @@ _LIMIT_FACTOR_WITHOUT_CULPRIT = 2.0
 _LIKELY, _PERHAPS, _UNKNOWN = 0.8, 0.6, 0.3
 _MAX_EVIDENCE = 8
 
-
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
-    """Ranks suspected to hold up the job, and why."""
-
-    ranks: list[int] = field(default_factory=list)
-    kind: HangKind | None = None
-    reasons: list[Reason] = field(default_factory=list)
-    confidence: float = 0.0
-    summary: str = ""
-    evidence: list[HangEvidence] = field(default_factory=list)
-
-
-_NOBODY = _Suspicion()
+_NOBODY = HangVerdict(NONE, None, [], [], 0.0, "")
 
 
 def fresh_states(states: Sequence[RankState]) -> list[RankState]:
@@ -72,7 +59,7 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     busy = {state.rank: state.doing or state.where for state in states if state.doing or not state.is_still}
     suspicion = _find_suspicion(states, report, silent)
 
-    def answer(state: LiveHangState, ranks: Sequence[int], summary: str, by: _Suspicion = _NOBODY) -> LiveHang:
+    def answer(state: LiveHangState, ranks: Sequence[int], summary: str, by: HangVerdict = _NOBODY) -> LiveHang:
         age_seconds = round(oldest.age_seconds, 3)
         evidence = by.evidence[:_MAX_EVIDENCE]
         return LiveHang(
@@ -105,8 +92,8 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     return answer(LiveHangState.HANG, suspicion.ranks, suspicion.summary, suspicion)
 
 
-def _no_culprit(evidence: list[HangEvidence]) -> _Suspicion:
-    return _Suspicion(kind=HangKind.UNKNOWN, confidence=_UNKNOWN, evidence=evidence)
+def _no_culprit(evidence: list[HangEvidence]) -> HangVerdict:
+    return HangVerdict(Cause.HANG, HangKind.UNKNOWN, [], [], _UNKNOWN, "", evidence)
 
 
 def _any_rank_waits(states: Sequence[RankState], report: HangReport | None) -> bool:
@@ -115,12 +102,12 @@ def _any_rank_waits(states: Sequence[RankState], report: HangReport | None) -> b
     return is_open or any(state.is_in_collective and state.is_still for state in states)
 
 
-def _find_suspicion(states: Sequence[RankState], report: HangReport | None, silent: Sequence[int]) -> _Suspicion | None:
+def _find_suspicion(
+    states: Sequence[RankState], report: HangReport | None, silent: Sequence[int]
+) -> HangVerdict | None:
     verdict = report.verdict if report else None
     if verdict is not None and verdict.cause == Cause.HANG and verdict.ranks and verdict.kind is not None:
-        return _Suspicion(
-            verdict.ranks, verdict.kind, verdict.reasons, verdict.confidence, verdict.summary, verdict.evidence
-        )
+        return verdict
     if silent:
         ranks = list(silent)
         summary = f"{ranks_words(ranks)} fell silent while the others wait: dead, stopped, or holding Python's lock"
@@ -128,7 +115,7 @@ def _find_suspicion(states: Sequence[RankState], report: HangReport | None, sile
             HangEvidence(ranks, form(len(ranks), "says nothing any more", "say nothing any more")),
             *_where(states),
         ]
-        return _Suspicion(ranks, HangKind.UNKNOWN, [Reason.MISSING_RANK], _LIKELY, summary, evidence)
+        return HangVerdict(Cause.HANG, HangKind.UNKNOWN, [Reason.MISSING_RANK], ranks, _LIKELY, summary, evidence)
     waiting = [state.rank for state in states if state.is_in_collective]
     apart = [state for state in states if not state.is_in_collective]
     if waiting and apart:
@@ -141,14 +128,14 @@ def _find_suspicion(states: Sequence[RankState], report: HangReport | None, sile
     knows_calls = len(states) == 1 or (verdict is not None and verdict.cause == NONE)
     if apart and knows_calls:  # otherwise they may be in collectives that Python does not show
         ranks = [state.rank for state in apart]
-        return _suspect_host(
-            ranks, f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}", states
-        )
+        summary = f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}"
+        return _suspect_host(ranks, summary, states)
     return None
 
 
-def _suspect_host(ranks: list[int], summary: str, states: Sequence[RankState]) -> _Suspicion:
-    return _Suspicion(ranks, HangKind.HOST, [Reason(HangKind.HOST.value)], _PERHAPS, summary, _where(states))
+def _suspect_host(ranks: list[int], summary: str, states: Sequence[RankState]) -> HangVerdict:
+    reasons = [Reason(HangKind.HOST.value)]
+    return HangVerdict(Cause.HANG, HangKind.HOST, reasons, ranks, _PERHAPS, summary, _where(states))
 
 
 def _where(states: Sequence[RankState]) -> list[HangEvidence]:

@@ -153,12 +153,8 @@ def _behind(culprits: Sequence[LaggingRank], calls: Mapping[int, OpenCall]) -> H
     kind = culprits[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
     ranks = [one.rank for one in culprits]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
-    if len(lags) == 1:
-        stuck = _STUCK[culprits[0].lag]
-    else:
-        stuck = (
-            "are behind, all on the GPU" if kind is HangKind.DEVICE else "are behind, some on the host, some on the GPU"
-        )
+    where = "all on the GPU" if kind is HangKind.DEVICE else "some on the host, some on the GPU"
+    stuck = _STUCK[culprits[0].lag] if len(lags) == 1 else f"are behind, {where}"
     summary = f"{ranks_words(ranks)} {stuck}; {counted(waiting, 'other waits', 'others wait')}"
     confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run work that no recorder sees
     if len(ranks) > waiting or kind is HangKind.UNKNOWN:

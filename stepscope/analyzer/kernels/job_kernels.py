@@ -208,9 +208,8 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     rate = f"{num_bytes / time / 1e6:.1f} GB/s"
     link = next((copy.link_gbs for copy in pageable if copy.link_gbs is not None), None)
     against = "" if link is None else f" of the {link:.0f} GB/s that the link carries"
-    message = (
-        f"{counted(sum(copy.count for copy in pageable), 'copy')} from or to pageable memory ran at {rate}{against}"
-    )
+    copies = counted(sum(copy.count for copy in pageable), "copy")
+    message = f"{copies} from or to pageable memory ran at {rate}{against}"
     advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
@@ -273,9 +272,6 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
 
 def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
     """Share of the windows of a finding's kernels that are in the cause's category."""
-    mine = [
-        kernel.ms
-        for kernel in roofline.kernels
-        if finding.code in kernel.findings and kernel.limit.value == cause.value
-    ]
-    return min(sum(mine) / finding.ms * finding.fraction, finding.fraction)
+    flagged_kernels = (kernel for kernel in roofline.kernels if finding.code in kernel.findings)
+    mine = sum(kernel.ms for kernel in flagged_kernels if kernel.limit.value == cause.value)
+    return min(mine / finding.ms * finding.fraction, finding.fraction)

@@ -138,12 +138,63 @@ class RankKernels:
 class _Combinations:
     """Combinations of kernel properties, as indices into the trace's tables (NONE: unknown), with their sums."""
 
+    trace: TraceColumns
     name: IntColumn
     operator: IntColumn
     module: IntColumn
     shapes: IntColumn
     launch: IntColumn
     sums: Sums
+
+    def operator_at(self, at: int) -> str:
+        return NOT_KNOWN if self.operator[at] == NONE else self.trace.names[self.operator[at]]
+
+    def shapes_at(self, at: int) -> str:
+        """Dimensions of a call's tensors on one line; "" where not recorded."""
+        shapes = int(self.shapes[at])
+        text = "" if shapes == NONE else self.trace.shape_table[shapes].input_dims
+        text = "".join(text.split()).replace(",", ", ")
+        while text.endswith(", []]"):  # scalars at the end
+            text = text.removesuffix(", []]") + "]"
+        return text if len(text) <= MAX_SHAPES_CHARACTERS else text[: MAX_SHAPES_CHARACTERS - 3] + "..."
+
+    def call_at(self, at: int) -> str:
+        return f"{self.operator_at(at)} {self.shapes_at(at)}".rstrip()
+
+    def example_at(self, at: int) -> Example:
+        launch = int(self.launch[at])
+        return Example(
+            operator=None if self.operator[at] == NONE else self.operator_at(at),
+            module=None if self.module[at] == NONE else region_name(self.trace.names[self.module[at]]),
+            shapes=self.shapes_at(at) or None,
+            launch=_NO_LAUNCH if launch == NONE else self.trace.launches[launch],
+        )
+
+    def grouped(self, keys: list[IntColumn], key_at: Callable[[int], str], most: int = NUM_GROUPS_KEPT) -> KernelGroups:
+        """Combinations summed by some of their columns; the largest groups with owned time."""
+        which, first = combinations(tuple(keys))
+        sums = np.zeros((len(first), SIZE))
+        np.add.at(sums, which, self.sums)
+        largest = np.zeros(len(first), np.intp)
+        by_time = np.argsort(self.sums[:, Sum.OWNED_NS], kind="stable")
+        largest[which[by_time]] = by_time  # the last assignment wins: the one with most time
+        kept = np.argsort(-sums[:, Sum.OWNED_NS], kind="stable")[:most]
+        kept = kept[sums[kept, Sum.OWNED_NS] > 0]
+        return KernelGroups(
+            keys=[key_at(at) for at in first[kept].tolist()],
+            sums=sums[kept],
+            examples=[self.example_at(at) for at in largest[kept].tolist()],
+        )
+
+    def by_module(self) -> KernelGroups:
+        """Groups of modules by class."""
+        kinds: dict[str, int] = {}
+        number = {NONE: NONE}
+        for module in distinct(self.module[self.module != NONE]).tolist():
+            number[module] = kinds.setdefault(region_kind(self.trace.names[module]), len(kinds))
+        kind = np.array([number[module] for module in self.module.tolist()], np.int64)
+        names = [*kinds, NOT_KNOWN]  # NONE picks the last
+        return self.grouped([kind], lambda at: names[kind[at]])
 
 
 def rank_kernels(
@@ -163,12 +214,12 @@ def rank_kernels(
     flags = flag_kernels(trace, activities, kernels, limits, fit, device)
     combined = _combine(trace, activities.row[kernels], limits, owned_ns, flags, fit)
     inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
-    by_name = _grouped(trace, combined, [combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT)
+    by_name = combined.grouped([combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT)
     return RankKernels(
         by_name=by_name,
-        by_operator=_grouped(trace, combined, [combined.operator], lambda at: _operator(trace, combined, at)),
-        by_module=_by_module(trace, combined),
-        by_call=_grouped(trace, combined, [combined.operator, combined.shapes], lambda at: _call(trace, combined, at)),
+        by_operator=combined.grouped([combined.operator], combined.operator_at),
+        by_module=combined.by_module(),
+        by_call=combined.grouped([combined.operator, combined.shapes], combined.call_at),
         total=combined.sums.sum(axis=0),
         copies=copy_sums(trace, activities.row[inside & (activities.work != Work.COMPUTE)], device),
         steps_by_name=_step_times(trace, activities, kernels, owned_ns, window, by_name.keys),
@@ -234,7 +285,7 @@ def _combine(
     name, operator, module, shapes, launch = (column[first] for column in columns)
     sums = _sums(which, len(first), limits, owned_ns, flags)
     _add_fit(sums, fit, launch)
-    return _Combinations(name, operator, module, shapes, launch, sums)
+    return _Combinations(trace, name, operator, module, shapes, launch, sums)
 
 
 def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: Mapping[Flag, Mask]) -> Sums:
@@ -273,72 +324,6 @@ def _add_fit(sums: Sums, fit: LaunchFit, launch: IntColumn) -> None:
     sums[:, Sum.OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
     sums[:, Sum.ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
     sums[np.arange(len(sums)), LIMITERS.start + fit.limiter[launch]] = owned
-
-
-def _grouped(
-    trace: TraceColumns,
-    combined: _Combinations,
-    keys: list[IntColumn],
-    key_of: Callable[[int], str],
-    most: int = NUM_GROUPS_KEPT,
-) -> KernelGroups:
-    """Combinations summed by some of their columns; the largest groups with owned time."""
-    which, first = combinations(tuple(keys))
-    sums = np.zeros((len(first), SIZE))
-    np.add.at(sums, which, combined.sums)
-    largest = np.zeros(len(first), np.intp)
-    by_time = np.argsort(combined.sums[:, Sum.OWNED_NS], kind="stable")
-    largest[which[by_time]] = by_time  # the last assignment wins: the one with most time
-    kept = np.argsort(-sums[:, Sum.OWNED_NS], kind="stable")[:most]
-    kept = kept[sums[kept, Sum.OWNED_NS] > 0]
-    return KernelGroups(
-        keys=[key_of(at) for at in first[kept].tolist()],
-        sums=sums[kept],
-        examples=[_example(trace, combined, at) for at in largest[kept].tolist()],
-    )
-
-
-def _by_module(trace: TraceColumns, combined: _Combinations) -> KernelGroups:
-    """Groups of modules by class."""
-    kinds: dict[str, int] = {}
-    number = {NONE: NONE}
-    for module in distinct(combined.module[combined.module != NONE]).tolist():
-        number[module] = kinds.setdefault(region_kind(trace.names[module]), len(kinds))
-    kind = np.array([number[module] for module in combined.module.tolist()], np.int64)
-    names = [*kinds, NOT_KNOWN]  # NONE picks the last
-    return _grouped(trace, combined, [kind], lambda at: names[kind[at]])
-
-
-def _example(trace: TraceColumns, combined: _Combinations, at: int) -> Example:
-    launch = int(combined.launch[at])
-    return Example(
-        operator=None if combined.operator[at] == NONE else _operator(trace, combined, at),
-        module=None if combined.module[at] == NONE else _module(trace, combined, at),
-        shapes=_shapes(trace, combined, at) or None,
-        launch=_NO_LAUNCH if launch == NONE else trace.launches[launch],
-    )
-
-
-def _operator(trace: TraceColumns, combined: _Combinations, at: int) -> str:
-    return NOT_KNOWN if combined.operator[at] == NONE else trace.names[combined.operator[at]]
-
-
-def _module(trace: TraceColumns, combined: _Combinations, at: int) -> str:
-    return NOT_KNOWN if combined.module[at] == NONE else region_name(trace.names[combined.module[at]])
-
-
-def _shapes(trace: TraceColumns, combined: _Combinations, at: int) -> str:
-    """Dimensions of a call's tensors on one line; "" where not recorded."""
-    shapes = int(combined.shapes[at])
-    text = "" if shapes == NONE else trace.shape_table[shapes].input_dims
-    text = "".join(text.split()).replace(",", ", ")
-    while text.endswith(", []]"):  # scalars at the end
-        text = text.removesuffix(", []]") + "]"
-    return text if len(text) <= MAX_SHAPES_CHARACTERS else text[: MAX_SHAPES_CHARACTERS - 3] + "..."
-
-
-def _call(trace: TraceColumns, combined: _Combinations, at: int) -> str:
-    return f"{_operator(trace, combined, at)} {_shapes(trace, combined, at)}".rstrip()
 
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}

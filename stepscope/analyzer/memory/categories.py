@@ -67,11 +67,8 @@ def category_of(
         return MemoryCategory.OTHER
     category = _by_frames(frames) if frames else MemoryCategory.GRADIENTS
     is_short = held.born is not None and held.died is not None and _is_within_a_step(held.born, held.died, step_ends)
-    return (
-        MemoryCategory.TEMPORARY
-        if is_short and category in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
-        else category
-    )
+    may_be_temporary = category in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
+    return MemoryCategory.TEMPORARY if is_short and may_be_temporary else category
 
 
 def _is_within_a_step(born: int, died: int, step_ends: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from stepscope.analyzer.memory.categories import category_of, phase_of
@@ -48,11 +48,8 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
     owners = note.owners if note is not None else {}
     holders, by_category = _holders(history, snapshot, owners)
     if not history.events.actions:
-        notices.append(
-            Notice(
-                "no_history", "the snapshot has no events: record them with torch.cuda.memory._record_memory_history()"
-            )
-        )
+        text = "the snapshot has no events: record them with torch.cuda.memory._record_memory_history()"
+        notices.append(Notice("no_history", text))
     fragmentation = fragmentation_of(history.segments)
     growth = growth_of(history, snapshot.step_ends_us, snapshot.stacks)
     oom = out_of_memory_of(history, snapshot.stacks, fragmentation, growth, note)
@@ -212,17 +209,15 @@ def remedies_for(
         where = f" at {place}" if place else ""
         change = f"do not keep what is allocated{where}: append loss.item() or loss.detach(), not the loss"
         first.append(Remedy(change, growth.grown_bytes))
-    peak = sum(by_category.values())
-    optimizer, gradients = by_category.get(MemoryCategory.OPTIMIZER, 0), by_category.get(MemoryCategory.GRADIENTS, 0)
-    parameters, activations = (
-        by_category.get(MemoryCategory.PARAMETERS, 0),
-        by_category.get(MemoryCategory.ACTIVATIONS, 0),
-    )
-    activations = max(activations - (growth.grown_bytes if growth is not None else 0), 0)
+    held = Counter(by_category)
+    peak = held.total()
+    optimizer, gradients = held[MemoryCategory.OPTIMIZER], held[MemoryCategory.GRADIENTS]
+    leaked = growth.grown_bytes if growth is not None else 0
+    activations = max(held[MemoryCategory.ACTIVATIONS] - leaked, 0)
     rest = [
         Remedy("ZeRO 1: shard the optimizer's state over data-parallel ranks", optimizer),
         Remedy("ZeRO 2: shard gradients as well", optimizer + gradients),
-        Remedy("ZeRO 3 (FSDP): shard parameters as well", optimizer + gradients + parameters),
+        Remedy("ZeRO 3 (FSDP): shard parameters as well", optimizer + gradients + held[MemoryCategory.PARAMETERS]),
         Remedy("halve the micro-batch", activations // 2),
         Remedy("recompute activations (checkpoint each layer)", activations * 3 // 4),
     ]
@@ -230,7 +225,5 @@ def remedies_for(
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that free pieces join"
         is_cause = oom is not None and oom.cause is OomCause.FRAGMENTATION
         (first if is_cause else rest).append(Remedy(change, fragmentation.in_used_segments_bytes))
-    worthwhile = [
-        remedy for remedy in rest if remedy.saved_bytes is not None and remedy.saved_bytes > _MIN_SAVING * peak
-    ]
+    worthwhile = [remedy for remedy in rest if (remedy.saved_bytes or 0) > _MIN_SAVING * peak]
     return [*first, *sorted(worthwhile, key=lambda remedy: -(remedy.saved_bytes or 0))]

@@ -137,10 +137,8 @@ def _communicator_findings(one: RasCommunicator, file: str) -> Iterator[NcclFind
     silent = [rank.rank for rank in one.missing if not rank.is_dead]
     for ranks, how in ((dead, "considered dead"), (silent, "without an answer")):
         if ranks:
-            message = (
-                f"communicator {one.id}: {ranks_words(ranks)} {how}: look at "
-                f"{form(len(ranks), 'its host', 'their hosts')} first"
-            )
+            where = form(len(ranks), "its host", "their hosts")
+            message = f"communicator {one.id}: {ranks_words(ranks)} {how}: look at {where} first"
             yield NcclFinding("ras_missing", Severity.CRITICAL, message, file, 0, ranks)
     for problem_ranks, what in one.problems:
         message = f"communicator {one.id}: {ranks_words(list(problem_ranks))} {what}, unlike the others"

@@ -98,10 +98,8 @@ def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent
             continue
         silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
         if len(silent) <= len(one.ranks):
-            message = (
-                f"communicator {one.id}: none has joined, and {ranks_words(silent)} "
-                f"{form(len(silent), 'has', 'have')} not begun to"
-            )
+            who = f"{ranks_words(silent)} {form(len(silent), 'has', 'have')}"
+            message = f"communicator {one.id}: none has joined, and {who} not begun to"
             place = next(event.place for event in events)
             yield NcclFinding("not_joined", Severity.WARNING, message, place.file, 0, silent)
 
@@ -118,9 +116,8 @@ def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
                 card = f" on {event.card}" if event.card else ""
                 peer = f" with {event.peer}" if event.peer else ""
                 words = transfer_error_words(event.status, event.vendor_error)
-                message = (
-                    f"{place.process}: a transfer{peer}{card} failed: {words}; {transfer_error_advice(event.status)}"
-                )
+                what = f"{place.process}: a transfer{peer}{card} failed"
+                message = f"{what}: {words}; {transfer_error_advice(event.status)}"
                 yield NcclFinding("transfer_failed", Severity.CRITICAL, message, place.file, place.line)
         elif isinstance(event, CardEvent) and event.event not in _HARMLESS_EVENTS:
             if (place.process, event.event) in reported:
@@ -157,10 +154,8 @@ def _warnings(events: Iterable[LogEvent]) -> list[NcclFinding]:
     found: dict[str, NcclFinding] = {}
     for event in events:
         if isinstance(event, Warned) and event.text not in found and len(found) < _MAX_WARNINGS:
-            place = event.place
-            found[event.text] = NcclFinding(
-                "nccl_warning", Severity.WARNING, f"{place.process}: {event.text}", place.file, place.line
-            )
+            place, message = event.place, f"{event.place.process}: {event.text}"
+            found[event.text] = NcclFinding("nccl_warning", Severity.WARNING, message, place.file, place.line)
     return list(found.values())
 
 

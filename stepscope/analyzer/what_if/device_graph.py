@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import calls_in_order
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains
+from stepscope.analyzer.intervals import Nanoseconds, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans
 from stepscope.analyzer.ledger.steps import HostSteps, Window
@@ -132,11 +132,8 @@ def _spans_of(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> In
     span = np.full(len(activities), NONE, np.int8)
     for lane, spans in spans_of_lane.items():
         here = np.flatnonzero(activities.launch_lane == lane)
-        covers: list[tuple[Cause, Intervals]] = [
-            (Cause.DATA_LOADING, spans.annotated[TimeCategory.DATA_LOADING]),
-            (Cause.CHECKPOINT, spans.annotated[TimeCategory.CHECKPOINT]),
-        ]
-        for cause, cover in covers:
+        for cause in (Cause.DATA_LOADING, Cause.CHECKPOINT):
+            cover = spans.annotated[TimeCategory(cause)]
             span[here[contains(cover, activities.launch_ns[here])]] = HOST_COLUMN[cause]
     return span
 
@@ -159,21 +156,13 @@ _STREAM_SYNC = re.compile(r"^Stream Sync", re.IGNORECASE)
 _EVENT_SYNC = re.compile(r"^Event Sync", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWaits:
-    """Waits between streams that synchronisation records describe, where the trace holds both ends.
+def recorded_waits(trace: TraceColumns, activities: Activities) -> tuple[Edges, Rows]:
+    """Recorded waits between streams, without those that the trace refutes (target began before source ended).
 
-    Attributes:
-        edges: activity -> first activity of the waiting stream that was launched after the wait call.
-        wait_rows: rows of all wait calls that a record explains, for which nothing is inferred.
+    Returns:
+        Edges from activities to the first one of the waiting stream launched after the wait call; and the rows of all
+        wait calls that a record explains, for which nothing is inferred.
     """
-
-    edges: Edges
-    wait_rows: Rows
-
-
-def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits:
-    """Recorded waits between streams, without those that the trace refutes (target began before source ended)."""
     waits = trace.waits
     selected = trace.named(waits.row, _STREAM_WAITS.search)
     calls = _calls_of(trace, trace.correlation[waits.row[selected]])
@@ -186,7 +175,7 @@ def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits
     both = (source != NONE) & (target != NONE)
     source, target = source[both], target[both]
     holds = activities.end_ns[source] <= activities.start_ns[target]
-    return RecordedWaits(Edges(source[holds], target[holds]), calls[known])
+    return Edges(source[holds], target[holds]), calls[known]
 
 
 def recorded_blocking(trace: TraceColumns, activities: Activities, calls: ObservedCalls) -> tuple[Edges, Rows]:
@@ -289,10 +278,7 @@ def read_streams(activities: Activities) -> Streams:
 
 def stream_edges(streams: Streams) -> Edges:
     """Edges from each activity to the next one on its stream."""
-    return Edges(
-        np.concatenate([selected[:-1] for selected in streams.members] or [np.empty(0, np.intp)]),
-        np.concatenate([selected[1:] for selected in streams.members] or [np.empty(0, np.intp)]),
-    )
+    return Edges.joined([Edges(selected[:-1], selected[1:]) for selected in streams.members] or [Edges.none()])
 
 
 def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
@@ -301,19 +287,19 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
     A communication kernel waits for what its thread launched before it on its current stream. Any other activity
     launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
     """
-    recorded = recorded_waits(trace, activities)
+    recorded, explained = recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
     launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
     if not len(launched):
         return Edges.none()
-    found = [recorded.edges]
-    waiting = launched[_called_for(trace, activities, launched, recorded.wait_rows)]
+    found = [recorded]
+    waiting = launched[_called_for(trace, activities, launched, explained)]
     for number in range(len(streams.members)):
         selected = waiting[streams.number[waiting] != number]
         found.append(Edges(_last_ended(activities, streams, number, selected), selected).known())
     for lane in distinct(activities.launch_lane[launched]).tolist():
         inferred = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
-        found.append(inferred.only(~np.isin(inferred.target, recorded.edges.target)))
+        found.append(inferred.only(~np.isin(inferred.target, recorded.target)))
     edges = Edges.joined(found)
     pairs = distinct(edges.source.astype(np.int64) * len(activities) + edges.target)
     return Edges(*np.divmod(pairs, len(activities)))

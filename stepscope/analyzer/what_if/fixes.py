@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -162,20 +163,10 @@ Fix = Callable[[FixedJob, Scenario], Scenario | None]
 """Removes a cause from a scenario; None if that changes nothing or is unknown."""
 
 
-def without_loading(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Data loading takes no time."""
-    return _without_spans(job.graph, scenario, Cause.DATA_LOADING)
-
-
-def without_checkpoint(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Checkpoints take no time."""
-    return _without_spans(job.graph, scenario, Cause.CHECKPOINT)
-
-
-def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenario | None:
-    """Host time, waits and copies within spans of this kind take no time."""
+def without_spans(cause: Cause, job: FixedJob, scenario: Scenario) -> Scenario | None:
+    """Spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
     column = HOST_COLUMN[cause]
-    parts = graph.layout.parts.values()
+    parts = job.graph.layout.parts.values()
     inside = np.concatenate([p.graph.device.span for p in parts]) == column
     labelled = np.concatenate([p.graph.host.label for p in parts]) == column
     if not scenario.host_ns[:, column].any() and not inside.any():
@@ -374,7 +365,7 @@ def _needed(graph: JobGraph) -> Mask:
 _OVERLAPPED = (Cause.COMMUNICATION, "gradients reduced beside the backward pass")
 
 FIXES: dict[tuple[Cause, str], Fix] = {
-    (Cause.DATA_LOADING, "data ready at once"): without_loading,
+    (Cause.DATA_LOADING, "data ready at once"): partial(without_spans, Cause.DATA_LOADING),
     (Cause.STRAGGLER, "every kernel as fast as on its fastest rank"): without_straggler,
     (Cause.STRAGGLER, "every rank's operators as fast as on the fastest rank"): without_slow_rank,
     (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
@@ -383,7 +374,7 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
     _OVERLAPPED: overlapped_reductions,
     (Cause.COMMUNICATION, "transfers free"): free_transfers,
-    (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
+    (Cause.CHECKPOINT, "checkpoints free"): partial(without_spans, Cause.CHECKPOINT),
     (Cause.COPY, "copies free"): without_copies,
 }
 """Fixes by (cause, description of the change)."""

@@ -165,43 +165,31 @@ def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
         _block(EdgeKind.FIXED, ORIGIN, starts[history], device.start_ns[history] - shift),
         _block(EdgeKind.FIXED, ORIGIN, ends, device.end_ns[communicates] - shift),
         _block(EdgeKind.LAUNCH, calls[device.launched_by[launched]], starts[launched], graph.launch_ns),
-        _after(layout, part, EdgeKind.STREAM, _new(graph, graph.streams), starts, graph.stream_gap_ns),
-        _after(layout, part, EdgeKind.EVENT, _new(graph, graph.events), starts, graph.event_ns),
-        _after(layout, part, EdgeKind.BLOCKING, (graph.blocking, slice(None)), calls, graph.blocking_ns),
+        _after(layout, part, EdgeKind.STREAM, graph.streams, starts, graph.stream_gap_ns),
+        _after(layout, part, EdgeKind.EVENT, graph.events, starts, graph.event_ns),
+        _after(layout, part, EdgeKind.BLOCKING, graph.blocking, calls, graph.blocking_ns),
         _block(EdgeKind.QUEUE, starts[graph.queue.source], calls[graph.queue.target], 0),
     ]
 
 
-def _new(graph: RankGraph, edges: Edges) -> tuple[Edges, npt.NDArray[np.intp]]:
-    """Edges whose target is not history, and their indices."""
-    kept = np.flatnonzero(~graph.device.is_history[edges.target])
-    return Edges(edges.source[kept], edges.target[kept]), kept
-
-
 def _after(
-    layout: Layout,
-    part: Part,
-    kind: EdgeKind,
-    chosen: tuple[Edges, npt.NDArray[np.intp] | slice],
-    targets: Nodes,
-    base_ns: Nanoseconds | int,
+    layout: Layout, part: Part, kind: EdgeKind, edges: Edges, targets: Nodes, base_ns: Nanoseconds | int
 ) -> EdgeBlock:
-    """Edges from the end of an activity: the end node of a communication, else the start node plus the duration."""
-    edges, kept = chosen
+    """Edges from the end of an activity: the end node of a communication, else the start node plus the duration.
+
+    Activities that are history keep their measured time, so edges to them are left out.
+    """
+    is_blocking = kind is EdgeKind.BLOCKING  # the target is a call
+    kept = np.full(len(edges), True) if is_blocking else ~part.graph.device.is_history[edges.target]
+    edges = edges.only(kept)
     base = base_ns if isinstance(base_ns, int) else base_ns[kept]
     source = part.first_activity + edges.source
     communication = layout.communication_of_activity[source]
     is_communication = communication != NONE
     nodes = np.where(is_communication, layout.end_nodes(communication), layout.start_nodes(source))
-    first = part.first_call if kind is EdgeKind.BLOCKING else part.first_activity
-    return _block(
-        kind,
-        nodes,
-        targets[edges.target],
-        base,
-        carries=np.where(is_communication, NONE, source),
-        item=first + edges.target,
-    )
+    carries = np.where(is_communication, NONE, source)
+    item = (part.first_call if is_blocking else part.first_activity) + edges.target
+    return _block(kind, nodes, targets[edges.target], base, carries=carries, item=item)
 
 
 def transfer_block(

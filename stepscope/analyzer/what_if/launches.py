@@ -128,13 +128,9 @@ def work_between_calls(
 
 def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
     """Spans of each kind, disjoint: the profiler first, then checkpoints, then data loading."""
-    profiler, checkpoint, loader = (
-        spans.annotated[TimeCategory.PROFILER],
-        spans.annotated[TimeCategory.CHECKPOINT],
-        spans.annotated[TimeCategory.DATA_LOADING],
-    )
-    checkpoint = subtract(checkpoint, profiler)
-    loader = subtract(subtract(loader, profiler), checkpoint)
+    profiler = spans.annotated[TimeCategory.PROFILER]
+    checkpoint = subtract(spans.annotated[TimeCategory.CHECKPOINT], profiler)
+    loader = subtract(subtract(spans.annotated[TimeCategory.DATA_LOADING], profiler), checkpoint)
     return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]
 
 

@@ -16,7 +16,7 @@ from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES
 from stepscope.analyzer.what_if.fixes import FixedJob
 from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
 from stepscope.analyzer.what_if.job_graph import JobGraph, Nodes, join_ranks
-from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
+from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 from stepscope.core.hardware.links import expected_seconds
 from stepscope.trace.columns import NONE
@@ -44,23 +44,11 @@ def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: 
     return NONE if link is None else round(expected_seconds(link, kind, len(members), num_bytes) * 1e9)
 
 
-def number_similar_calls(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
-    """Number of each communication, rank by rank, shared by those of the same group, kind and size."""
+def number_similar_calls(calls: Sequence[Call]) -> Nodes:
+    """Number of each communication, shared by those of the same group, kind and size."""
     numbers: dict[tuple[object, ...], int] = {}
-    keys = [(call.group, call.kind, call.num_bytes) for calls in calls_of_rank.values() for call in calls]
+    keys = [(call.group, call.kind, call.num_bytes) for call in calls]
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-
-
-def is_reduction(calls_of_rank: Mapping[int, Sequence[Call]]) -> Mask:
-    """Whether each communication, rank by rank, sums gradients over data-parallel ranks within a step."""
-    return np.array(
-        [
-            call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter")
-            for calls in calls_of_rank.values()
-            for call in calls
-        ],
-        np.bool_,
-    )
 
 
 MAX_BEFORE_WINDOW_SHARE = 0.10
@@ -113,7 +101,9 @@ def build_model(
     if not graphs or len(graphs) < len(views) or any(view.on_device != on_device for view in views.values()):
         return None
     calls = {rank: view.calls for rank, view in views.items()}
-    like = number_similar_calls(calls)
+    rank_by_rank = [call for own in calls.values() for call in own]
+    like = number_similar_calls(rank_by_rank)
+    reduces = [call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter") for call in rank_by_rank]
     graph = _with_likely_transfers(join_ranks(graphs, calls, matches, offsets_ns), like)
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > MAX_BEFORE_WINDOW_SHARE
@@ -125,7 +115,7 @@ def build_model(
             role=role,
             expected_transfer_ns=expected_transfers(views),
             alike=like,
-            reduces=is_reduction(calls),
+            reduces=np.array(reduces, np.bool_),
             steps=frozenset(numbers[place] for place in kept),
             on_device=on_device,
         ),
@@ -159,8 +149,7 @@ def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None
         end_ns=view.window.end_ns + offset,
         boundary_ns=view.window.boundary_ns + offset,
     )
-    calls = [_moved(call, offset) for call in view.calls]
-    return host_graph(view.timeline, window, calls)
+    return host_graph(view.timeline, window, [_moved(call, offset) for call in view.calls])
 
 
 def why_not_replayable(views: Mapping[int, RankView]) -> str:

@@ -144,13 +144,6 @@ SAME_MOMENT_SECONDS = 5e-5
 _PEER_OFFSET = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """Offset in global chunks to the peer."""
 
-_PEER = {
-    "forward-send": "forward-recv",
-    "forward-recv": "forward-send",
-    "backward-send": "backward-recv",
-    "backward-recv": "backward-send",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
@@ -206,7 +199,7 @@ def _pairs(sent: dict[tuple[str, int], list[Operation]], num_stages: int) -> lis
         if kind.endswith("recv"):
             continue
         peer_stage = (stage + _PEER_OFFSET[kind]) % num_stages
-        pairs += list(zip(calls, sent.get((_PEER[kind], peer_stage), []), strict=False))
+        pairs += list(zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False))
     return pairs
 
 

@@ -238,10 +238,8 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
     elif finer is None:
-        unknown = (
-            f"no fix for the pipeline bubble: how {recognise(schedules[0].order)} orders more micro-batches is unknown"
-        )
-        notices.append(Notice("no_pipeline_fix", unknown))
+        unknown = f"how {recognise(schedules[0].order)} orders more micro-batches is unknown"
+        notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {unknown}"))
     return notices
 
 

@@ -260,10 +260,8 @@ def _warnings(
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
     if len(set(model.job.role.values())) > 1:
-        left_out = (
-            "no fix for the pipeline bubble: more micro-batches are other kernels, which no replay of these can tell"
-        )
-        notices.append(Notice("no_pipeline_fix", left_out))
+        others = "more micro-batches are other kernels, which no replay of these can tell"
+        notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {others}"))
     if unprofiled_ms and calibration is None:
         cannot = (
             f"not calibrated: no host speed makes the replay ({replayed:,.1f} ms) meet the unprofiled step "

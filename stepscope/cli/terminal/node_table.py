@@ -39,7 +39,6 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
     """A summary line, a row for each GPU and MIG instance, and one for each agent that does not answer.
 
     Args:
-        answers: of the agents.
         now: by the monotonic clock.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SHOWN_AFTER_SECONDS = 1.0
 
@@ -17,12 +23,8 @@ def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _total, _path: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress = _bar()
     task = progress.add_task(what)
     started = False
 
@@ -47,16 +49,10 @@ def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[i
     Both write to stderr. The bar is drawn by these calls, not by a thread: ranks are forked in between, where a lock
     that a thread holds would stay held.
     """
-    import click
-
     if not sys.stderr.isatty():
         yield lambda line: click.echo(line, err=True), lambda _done, _total, _name: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    progress = _bar(auto_refresh=False)
     task = progress.add_task(what)
 
     def draw(done: int, total: int, name: str) -> None:
@@ -67,3 +63,11 @@ def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[i
 
     with progress:
         yield tell, draw
+
+
+def _bar(*, auto_refresh: bool = True) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)

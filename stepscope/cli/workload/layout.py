@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,35 +115,17 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     if preset.image is not None and options["zero"] is None:
         options["zero"] = 0
     plan = ParallelPlan(
-        **_taken(options, "tp", "pp", "dp", "zero", "schedule", "micro_batches"),
-        **_taken(options, "sequence_parallel", "loss_parallel", "replicate", "cpu_offload"),
+        **_taken(options, ParallelPlan),
         stage_layers=layers if layers is not None and len(layers) > 1 else None,
     )
-    recipe = Recipe(
-        **_taken(
-            options,
-            "activation_checkpointing",
-            "max_gradient_norm",
-            "bucket_mb",
-            "checkpoint_every",
-            "checkpoint_mode",
-            "resume_from",
-            "overlaps_reduction",
-            "prefetches",
-            "compiles",
-            "initial_loss_scale",
-            "loader_workers",
-            "loader_prefetch",
-            "loader_pins_memory",
-            "data_dir",
-        )
-    )
+    recipe = Recipe(**_taken(options, Recipe))
     preset = replace(preset, dtype=options.pop("dtype") or preset.dtype)
     return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
 
 
-def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options.pop(name) for name in names}
+def _taken(options: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Remove the options that are fields of a dataclass."""
+    return {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

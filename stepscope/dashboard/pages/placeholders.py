@@ -25,7 +25,7 @@ def skeleton() -> Component:
 
 def not_found(what: str) -> Component:
     """Page of an unknown path or run."""
-    return _state("404", "Nothing here", [html.P(what)], link=("Show all runs", "/"))
+    return _state("404", "Nothing here", [html.P(what)])
 
 
 def not_analysed(run_id: str, path: str) -> Component:
@@ -34,7 +34,6 @@ def not_analysed(run_id: str, path: str) -> Component:
         None,
         f"{run_id} is not analysed yet",
         [html.P("The traces are here. Run this, then reload the page:"), command(f"stepscope analyze {quoted(path)}")],
-        link=("Show all runs", "/"),
     )
 
 
@@ -49,7 +48,6 @@ def unreadable(name: str, problem: str, *, path: str | None = None) -> Component
         "!",
         f"{name} cannot be read",
         [html.P(problem, className="ss-error", role="alert"), *again],
-        link=("Show all runs", "/"),
     )
 
 
@@ -67,7 +65,6 @@ def failed(error_id: str, path: str) -> Component:
             html.P("The log of the dashboard tells more under this id."),
             html.A("Try again", href=path, className="ss-retry"),
         ],
-        link=("Show all runs", "/"),
     )
 
 
@@ -83,6 +80,7 @@ def no_runs(root: str) -> Component:
             html.P("Or point the dashboard elsewhere:"),
             command("stepscope dashboard --runs DIR"),
         ],
+        has_link=False,
     )
 
 
@@ -103,7 +101,7 @@ def quoted(path: str) -> str:
     return path if plain and path else "'" + path.replace("'", "'\\''") + "'"
 
 
-def _state(sign: str | None, title: str, body: list[Component], link: tuple[str, str] | None = None) -> Component:
-    after = [dmc.Anchor(link[0], href=link[1])] if link else []
+def _state(sign: str | None, title: str, body: list[Component], *, has_link: bool = True) -> Component:
+    after = [dmc.Anchor("Show all runs", href="/")] if has_link else []
     before = [html.Div(sign, className="ss-state-sign", **attributes({"aria-hidden": "true"}))] if sign else []
     return html.Div([*before, html.H1(title), *body, *after], className="ss-state")

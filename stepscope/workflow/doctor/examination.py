@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, Doctor, DoctorLine
-from stepscope.workflow.doctor.agent import look_at_agent
-from stepscope.workflow.doctor.communication import look_at_communication, look_at_kineto
+from stepscope.workflow.doctor.communication import look_at_agent, look_at_communication, look_at_kineto
 from stepscope.workflow.doctor.machine import (
     Machine,
     judge_clock,
@@ -28,28 +27,19 @@ from stepscope.workflow.doctor.software import (
 from stepscope.workflow.preflight.request import Programs
 
 
-def examine(
-    *,
-    agent_address: str,
-    agent_socket: str,
-    machine: Machine | None = None,
-    programs: Programs | None = None,
-) -> Doctor:
+def examine(*, agent_address: str, agent_socket: str) -> Doctor:
     """Run all checks; takes a second or two, and more where a driver hangs.
 
     Args:
         agent_address: host:port of the agent.
         agent_socket: its Unix socket; empty for none.
-        machine: to examine; this one where none is given.
-        programs: worker processes that ask the driver.
     """
-    machine, programs = machine or Machine(), programs or Programs()
-    lines = list(_lines(machine, programs, agent_address, agent_socket))
+    lines = list(_lines(Machine(), agent_address, agent_socket))
     return Doctor(DOCTOR_SCHEMA, socket.gethostname(), lines, [])
 
 
-def _lines(machine: Machine, programs: Programs, address: str, agent_socket: str) -> Iterator[DoctorLine]:
-    torch, driver = find_torch(), ask_driver(programs)
+def _lines(machine: Machine, address: str, agent_socket: str) -> Iterator[DoctorLine]:
+    torch, driver = find_torch(), ask_driver(Programs())
     yield from look_at_python()
     num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(machine.files))
     yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)

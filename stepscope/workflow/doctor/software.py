@@ -47,12 +47,7 @@ class DriverFacts:
 
 
 def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
-    """Read driver and GPUs through NVML, in processes that may hang.
-
-    Args:
-        programs: worker processes.
-        seconds: deadline.
-    """
+    """Read driver and GPUs through NVML, in processes that may hang."""
     driver = look(programs, seconds)
     if not driver.gpus:
         return DriverFacts(driver)
@@ -152,11 +147,7 @@ class Torch:
 
 
 def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[DoctorLine]:
-    """Check Python, and which parts of stepscope can run.
-
-    Args:
-        has_module: whether a module is installed.
-    """
+    """Check Python, and which parts of stepscope can run."""
     has_module = has_module or _has_module
     yield DoctorLine("python", _OK, f"{platform.python_version()} on {platform.system()} {platform.release()}")
     there = [extra for extra, modules in _EXTRAS.items() if all(map(has_module, modules))]
@@ -170,11 +161,7 @@ def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[
 
 
 def look_at_pynvml(version_of: Callable[[str], str | None] | None = None) -> Iterator[DoctorLine]:
-    """Check NVML's binding, and for its abandoned fork.
-
-    Args:
-        version_of: of an installed distribution.
-    """
+    """Check NVML's binding, and for its abandoned fork."""
     version_of = version_of or _version_of
     binding, fork = version_of("nvidia-ml-py"), version_of("pynvml")
     if fork is not None:
@@ -206,9 +193,7 @@ def judge_torch(torch: Torch | None, *, driver_cuda: str, num_gpus: int) -> Doct
     """Judge whether torch and driver fit.
 
     Args:
-        torch: the installed one.
         driver_cuda: the newest CUDA that the driver runs, such as "13.0"; empty where unknown.
-        num_gpus: NVIDIA GPUs in this machine.
     """
     if torch is None:
         return DoctorLine(

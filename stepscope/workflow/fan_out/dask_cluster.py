@@ -33,7 +33,6 @@ def in_dask(
 
     Args:
         work: importable on the workers.
-        tasks: the files.
         address: of the scheduler, or its scheduler file (*.json); None for Dask's own setting.
 
     Raises:

@@ -65,10 +65,6 @@ def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
 def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
     """The map of an engine for these files.
 
-    Args:
-        paths: local files or URLs.
-        fan_out: the engine.
-
     Raises:
         UsageError: fewer than one process.
     """
@@ -98,7 +94,6 @@ def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
     """The map for these files on this machine: one after another, or in a pool of processes.
 
     Args:
-        paths: local files or URLs.
         num_workers: processes; None to choose by the files.
 
     Raises:

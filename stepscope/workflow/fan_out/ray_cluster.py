@@ -36,7 +36,6 @@ def in_ray(
 
     Args:
         work: importable on the workers.
-        tasks: the files.
         address: HOST:6379 on a node of the cluster, ray://HOST:10001 from outside; None for RAY_ADDRESS or, as Ray
             does, the cluster that this machine is part of.
 

@@ -45,7 +45,6 @@ class FileViews:
 
     Attributes:
         views: one per rank.
-        notices: on assumptions that were made.
         tells_rank: False for a file that does not name its rank and was given none; it has no views.
         error: why the file, or the rest of it, cannot be used.
     """
@@ -114,12 +113,7 @@ class KilledError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A Dask or Ray cluster, and the errors of its workers.
-
-    Attributes:
-        engine: "Dask" or "Ray".
-        address: of its scheduler or head.
-    """
+    """A Dask or Ray cluster, and the errors of its workers."""
 
     engine: str
     address: str

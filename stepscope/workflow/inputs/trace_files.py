@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import TRACES_FOLDER
-from stepscope.core.errors import DataError, from_os_error
+from stepscope.core.errors import DataError, StepscopeError, UnreachableError, from_os_error
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
@@ -78,8 +80,6 @@ def open_ranks(path: str) -> list[TraceColumns]:
     if "://" not in path:
         return read_ranks(path)
     import fsspec
-
-    from stepscope.workflow.inputs.object_stores import store_error, store_errors
 
     try:
         with fsspec.open(path, "rb") as stream:
@@ -164,8 +164,6 @@ def _in_store(url: str) -> list[str]:
     """A URL itself, or the traces directly under it."""
     import fsspec
 
-    from stepscope.workflow.inputs.object_stores import store_error, store_errors
-
     try:
         store, path = fsspec.core.url_to_fs(url)
         if not store.isdir(path):
@@ -177,3 +175,50 @@ def _in_store(url: str) -> list[str]:
     if not files:
         raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
     return files
+
+
+_CLIENT_ERRORS = (
+    ("botocore.exceptions", "BotoCoreError"),  # s3fs: no credentials, no answer
+    ("aiohttp", "ClientError"),  # http, and below s3fs and gcsfs
+    ("google.auth.exceptions", "GoogleAuthError"),  # gcsfs
+    ("gcsfs.retry", "HttpError"),
+    ("azure.core.exceptions", "AzureError"),  # adlfs
+)
+"""Root of each client's errors that are not OSErrors; s3fs turns a server's answers into OSErrors."""
+
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
+_CHECK_RIGHTS = "check that the credentials may read it"
+_CREDENTIALS = "provide credentials as for the store's own tools (docs/guides/fan-out.md)"
+_CHECK_URL = "check the URL, the endpoint and the network"
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """Exception types of opening, listing or reading a URL; a client that raised is imported already."""
+    clients = ((sys.modules.get(module), name) for module, name in _CLIENT_ERRORS)
+    return (OSError, ImportError, ValueError, *(getattr(module, name) for module, name in clients if module))
+
+
+def store_error(url: str, error: Exception) -> StepscopeError:
+    """The StepscopeError for an error of a store."""
+    from fsspec.registry import known_implementations
+
+    protocol = url.partition("://")[0]
+    if isinstance(error, ImportError):
+        return _without_driver(url, protocol, error)
+    if isinstance(error, ValueError) and protocol not in known_implementations:
+        return DataError(f"{protocol}:// is not a known kind of store", where=url, what_next="check the URL")
+    if isinstance(error, FileNotFoundError):
+        return DataError("does not exist", where=url, what_next="check the URL")
+    if type(error).__name__ in _NO_CREDENTIALS:
+        return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CREDENTIALS)
+    if isinstance(error, PermissionError):
+        return UnreachableError(f"access is denied ({error})", where=url, what_next=_CHECK_RIGHTS)
+    return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CHECK_URL)
+
+
+def _without_driver(url: str, protocol: str, error: ImportError) -> DataError:
+    """The error names the machine: it may be a cluster's worker that lacks the driver."""
+    missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
+    package = "stepscope[s3]" if missing == "s3fs" else (missing or f"fsspec[{protocol}]").partition(".")[0]
+    what = f"the driver of {protocol}:// ({missing or error}) is not installed on {socket.gethostname()}"
+    return DataError(what, where=url, what_next=f'run: pip install "{package}"')

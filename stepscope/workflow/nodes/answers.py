@@ -26,7 +26,6 @@ class NodeAnswer:
     """Last answer of one machine.
 
     Attributes:
-        agent: address of its agent.
         node: its last document; None before the first.
         error: why the agent did not answer the last request; empty if it did.
         at: when the document came, monotonic seconds; None without one.
@@ -190,7 +189,6 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
     """Answers with only the selected devices; machines without any are left out.
 
     Args:
-        answers: of the agents.
         job: name or id of a job that has the device; empty: all devices.
         sick: only devices that do not answer or are not healthy, and agents that do not answer.
     """

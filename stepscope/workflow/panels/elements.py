@@ -114,8 +114,6 @@ def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") 
     """A titled section.
 
     Args:
-        title: the heading.
-        body: the content.
         key: the section's id, for links.
         note: a line beside the title.
         source: formula and origin of the numbers, shown on demand.

@@ -39,7 +39,6 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
     """Trace quality first, then the verdict, then its evidence.
 
     Args:
-        analysis: the content.
         timeline: the panel of the time lines, which page and report draw differently.
         with_steps: also a bar per step, where the time lines have no table of steps.
     """

@@ -28,9 +28,6 @@ def report(
     Args:
         paths: as for `analyze`, or one saved analysis (then without time lines). An up-to-date analysis that is kept in
             the run is used.
-        destination: the file to write.
-        fan_out: where traces are read.
-        on_progress: called before each file.
 
     Raises:
         DataError: no input can be used, or the file cannot be written.
@@ -71,9 +68,7 @@ def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str,
     """The whole document.
 
     Args:
-        analysis: the content.
         timelines: the ranks' time lines; empty leaves their panel out.
-        title: name of the run.
         version: of stepscope, for the last line.
     """
     made_by = (

@@ -1,4 +1,4 @@
-"""Interface of a device to measure, what it answers, and the timing of runs on it."""
+"""What a measured device answers, and the timing of runs on it. Imports no torch: the parent reads the answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ class DeviceFacts:
     Attributes:
         index: among those visible to the process.
         name, uuid: as the driver has them; empty where unknown.
-        num_sms: of the GPU; 0 on the CPU.
-        memory_bytes: of the GPU; 0 on the CPU.
     """
 
     index: int
     name: str
     uuid: str
-    num_sms: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,59 +82,6 @@ class Products:
     num_wrong: int
 
 
-class PreflightDevice(Protocol):
-    """One device, or all that a process sees. A call may raise UnsupportedError; anything else is the device's failure.
-
-    The parent calls these methods by name, with their arguments as JSON (`device_worker`).
-    """
-
-    def describe(self, beside: str = "") -> Description:
-        """The devices that this process sees.
-
-        Args:
-            beside: PCI address of a GPU next to which this process runs from now on; empty: anywhere.
-        """
-        ...
-
-    def copy(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy within the device's memory."""
-        ...
-
-    def upload(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy from pinned host memory to the device."""
-        ...
-
-    def download(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy from the device to pinned host memory."""
-        ...
-
-    def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
-        """Multiply two square matrices of normally distributed numbers.
-
-        Args:
-            dtype: one of `DTYPES` of core.documents.machine_checks.
-            size: rows and columns.
-            pace: how long.
-        """
-        ...
-
-    def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
-        """Repeat one product, and make one whose exact result is known."""
-        ...
-
-    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:
-        """Copy from one visible device to another."""
-        ...
-
-    def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
-        """Join the other processes of a group through a file."""
-        ...
-
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
-        """Sum up over the group."""
-        ...
-
-
 _TRIAL_RUNS = 3
 """Their time gives the number of runs that the pace allows."""
 
@@ -166,11 +109,7 @@ def num_runs_of(run_seconds: float, seconds: float, least: int, most: int) -> in
 
 
 def timing_of(times: Sequence[float]) -> Timing:
-    """Median of the times, and the interquartile range over it.
-
-    Args:
-        times: seconds, at least one.
-    """
+    """Median of the times in seconds, at least one, and the interquartile range over it."""
     middle = median(times)
     if len(times) < 4 or middle <= 0:
         return Timing(middle, 0.0, len(times))

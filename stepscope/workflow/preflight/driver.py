@@ -75,7 +75,6 @@ def look(programs: Programs, seconds: float) -> DriverLook:
     """Find the GPUs. Each is asked in a process of its own, all at once: one that hangs hides no other.
 
     Args:
-        programs: which processes ask.
         seconds: after which the driver, or a GPU, counts as hanging.
     """
     with Worker(programs.state, programs.environment) as worker:

@@ -80,8 +80,6 @@ def judge_state(gpu: int, state: GpuState, *, is_board: bool, is_loaded: bool) -
     """All checks of one GPU's state.
 
     Args:
-        gpu: its index.
-        state: its readings.
         is_board: whether all of its NVLinks are connected by design (SXM), unlike on a card that may have a bridge.
         is_loaded: whether the samples were taken under load: links slow down without.
     """

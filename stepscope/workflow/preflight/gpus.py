@@ -51,8 +51,6 @@ def select(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
     """Look up the named GPUs.
 
     Args:
-        request: by names.
-        driver: the GPUs that NVML knows.
         programs: with the environment that Slurm has set, where Slurm names the GPUs.
         num_on_bus: GPUs on the PCI bus.
 
@@ -154,10 +152,7 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
     users: their names may be wrong.
 
     Args:
-        request: for the other names.
         unknown: the names; numbers are of whole GPUs.
-        driver: the GPUs that NVML knows.
-        num_on_bus: GPUs on the PCI bus.
 
     Raises:
         UsageError: there are no others, and no GPU is gone.
@@ -237,10 +232,7 @@ class Discovery:
     """GPUs that were found.
 
     Attributes:
-        gpus: to measure.
-        versions: of torch and CUDA.
         results: of GPUs that cannot be measured.
-        warnings: on the discovery.
     """
 
     gpus: tuple[MeasuredGpu, ...]

@@ -25,23 +25,11 @@ _DESCRIBE = {"do": "describe"}
 
 
 class Measuring:
-    """Measurements of each GPU in its worker.
-
-    Attributes:
-        results: so far.
-    """
+    """Measurements of each GPU in its worker."""
 
     def __init__(
         self, gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, *, seconds: float, is_cuda: bool
     ) -> None:
-        """
-        Args:
-            gpus: to measure.
-            workers: one per GPU, by index.
-            sizes: of the measurements.
-            seconds: deadline of a check on one GPU.
-            is_cuda: whether expectations of GPUs apply.
-        """
         self.results: list[CheckResult] = []
         self._gpus = {gpu.index: gpu for gpu in gpus}
         self._workers = workers
@@ -54,7 +42,6 @@ class Measuring:
         """Wait until every worker has its device; only failures become results.
 
         Args:
-            seconds: deadline.
             beside: a further worker that must be ready.
         """
         requests: dict[Worker, Mapping[str, Any]] = {
@@ -161,8 +148,6 @@ def measure_peers(
     Args:
         gpus: at least two.
         worker: sees them in this order; None where there is none yet. It is closed here.
-        restart: starts such a worker.
-        sizes: of the copies.
         seconds: deadline of a pair.
     """
     results = []
@@ -204,8 +189,6 @@ def measure_all_reduce(
 
     Args:
         gpus: at least two.
-        workers: by index.
-        sizes: of the all-reduce.
         seconds: deadline of it, and of joining before it.
         is_cuda: whether expectations of GPUs apply.
     """

@@ -52,11 +52,8 @@ def judge_rate(
     """Judge a rate, and fail it where results came out wrong.
 
     Args:
-        check: its name.
-        gpus: measured.
         reply: the fields of a Timing, or why there are none.
         amount: bytes or operations of a run.
-        unit: of the rate.
         expectation: None where nothing is known of such a GPU: only its neighbours can judge it.
         judges_spread: warn where the runs differ.
         results: what the wrong ones are called.
@@ -127,12 +124,7 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
 
 
 def with_neighbours(results: Sequence[CheckResult], kinds: Mapping[int, str]) -> list[CheckResult]:
-    """The results, with a warning where a GPU is slower than the others of its model.
-
-    Args:
-        results: of all GPUs.
-        kinds: the name of each.
-    """
+    """The results, with a warning where a GPU is slower than the others of its model, which `kinds` names by index."""
     slow: dict[int, str] = {}
     groups: dict[tuple[str, str], dict[int, int]] = {}
     for place, result in enumerate(results):
@@ -177,11 +169,7 @@ class Outlier:
 
 
 def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
-    """GPUs that are slower than the others, by index.
-
-    Args:
-        values: rates by index, of GPUs of one kind.
-    """
+    """GPUs that are slower than the others, by index: `values` are rates of GPUs of one kind."""
     if len(values) < 2:
         return {}
     if len(values) < MIN_GPUS_FOR_SPREAD:
@@ -283,8 +271,6 @@ def expect_peer_copy(gpu: GpuModel, device_name: str, num_links: int, num_shared
     """Bytes a second of a copy from one GPU to another, one way.
 
     Args:
-        gpu: the model.
-        device_name: the driver's.
         num_links: NVLinks of the GPU, all together.
         num_shared: those that lead from the one to the other, by a switch or directly; 0: the bytes go over PCIe.
     """
@@ -299,9 +285,6 @@ def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_mesh
     """Bytes a second of an all-reduce's bus bandwidth (nccl-tests' busbw).
 
     Args:
-        gpu: the model.
-        device_name: the driver's.
-        num_gpus: of the group.
         is_meshed: whether NVLink joins all of them; else the bytes go over PCIe.
     """
     link = scale_up_link(gpu, device_name, num_gpus) if is_meshed else pcie_link(device_name)

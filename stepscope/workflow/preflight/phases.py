@@ -46,15 +46,11 @@ def run_preflight(
     *,
     programs: Programs | None = None,
     on_progress: Progress = lambda _: None,
-    files: Files | None = None,
 ) -> Preflight:
     """Check the GPUs of this node; takes some seconds to minutes.
 
     Args:
-        request: what to check.
         programs: worker processes; ours where none are given.
-        on_progress: called with what is measured now.
-        files: of the machine whose PCI bus is read; this one's where none are given.
 
     Raises:
         UsageError: torch is not installed, or Slurm's names are no GPU here.
@@ -66,7 +62,7 @@ def run_preflight(
     on_progress("looking for GPUs")
     is_cuda = request.device_type == "cuda"
     driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is not a GPU")
-    selection = select(request, driver, programs, count_gpus_on_bus(files or Files()))
+    selection = select(request, driver, programs, count_gpus_on_bus(Files()))
     request = selection.request
     programs = programs if request.slurm_gpus is None else without_visible(programs)
     try:
@@ -191,9 +187,6 @@ def measure(
     """Run all measurements of the request.
 
     Args:
-        gpus: to measure.
-        request: the checks.
-        programs: worker processes.
         on_start: called when all workers are ready.
         on_progress: called with what is measured now.
     """

@@ -16,6 +16,8 @@ MAX_GPUS = 1024
 _DRIVER_SECONDS = (5.0, 15.0)
 """At least and at most. A driver without persistence mode takes up to 3 s to wake a GPU."""
 
+_WORKER = (sys.executable, "-m", "stepscope.workflow.preflight.worker_process")
+
 
 def driver_seconds_of(seconds: float) -> float:
     """Deadline of NVML for all readings of a GPU, from that of a check; some tens of ms are usual."""
@@ -62,11 +64,10 @@ class Programs:
     Attributes:
         device: measures; the kind of device is appended.
         state: asks NVML.
-        environment: of all.
     """
 
-    device: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.device_worker")
-    state: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.driver_worker")
+    device: tuple[str, ...] = _WORKER
+    state: tuple[str, ...] = (*_WORKER, "driver")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 

@@ -19,7 +19,6 @@ from stepscope.workflow.preflight.device import (
     DeviceFacts,
     Pace,
     Products,
-    Stopwatch,
     Timing,
     UnsupportedError,
     time_runs,
@@ -27,6 +26,8 @@ from stepscope.workflow.preflight.device import (
 )
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PERIOD = 97
+"""Of the numbers that are summed up: no two neighbours alike, and every sum exact in float32."""
 
 
 class CudaStopwatch:
@@ -58,26 +59,32 @@ class HostStopwatch:
 
 
 class TorchDevice:
-    """A `PreflightDevice` of torch."""
+    """One device, or all that a process sees.
+
+    The parent calls its methods by name, with their arguments as JSON (`worker_process`). A call may raise
+    UnsupportedError; anything else is the device's failure.
+
+    Args:
+        device_type: "cuda" or "cpu".
+    """
 
     def __init__(self, device_type: str) -> None:
-        """
-        Args:
-            device_type: "cuda" or "cpu".
-        """
         self._is_cuda = device_type == "cuda"
         self._device = torch.device("cuda:0" if self._is_cuda else "cpu")
         self._stopwatch = CudaStopwatch() if self._is_cuda else HostStopwatch()
-        self._group = TorchGroup(self._device, self._stopwatch)
         # sums of a split product are not rounded to 16 bits in between: what is exact stays exact
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     def describe(self, beside: str = "") -> Description:
-        """See `PreflightDevice`."""
+        """The devices that this process sees.
+
+        Args:
+            beside: PCI address of a GPU next to which this process runs from now on; empty: anywhere.
+        """
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return Description(versions, [DeviceFacts(0, "CPU", "", 0, 0)])
+            return Description(versions, [DeviceFacts(0, "CPU", "")])
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
@@ -87,30 +94,37 @@ class TorchDevice:
         return Description(versions, [_facts(index) for index in range(torch.cuda.device_count())])
 
     def copy(self, num_bytes: int, pace: Pace) -> Timing:
-        """See `PreflightDevice`."""
+        """Copy within the device's memory."""
         return self._transfer(self._filled(num_bytes), self._device, pace)
 
     def upload(self, num_bytes: int, pace: Pace) -> Timing:
-        """See `PreflightDevice`."""
+        """Copy from pinned host memory to the device."""
         self._check_host()
         return self._transfer(self._filled(num_bytes).cpu().pin_memory(), self._device, pace)
 
     def download(self, num_bytes: int, pace: Pace) -> Timing:
-        """See `PreflightDevice`."""
+        """Copy from the device to pinned host memory."""
         self._check_host()
         return self._transfer(self._filled(num_bytes), torch.device("cpu"), pace)
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
-        """See `PreflightDevice`."""
+        """Multiply two square matrices of normally distributed numbers.
+
+        Args:
+            dtype: one of `DTYPES` of core.documents.machine_checks.
+        """
         return time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
     def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
-        """See `PreflightDevice`."""
+        """Repeat one product, and make one whose exact result is known."""
         differing = count_differing(normal_product(dtype, size, self._device), num_repeats)
         return Products(num_repeats, differing, count_wrong(dtype, size, self._device))
 
     def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:
-        """See `PreflightDevice`. torch copies on the source's current stream, by direct access where there is any."""
+        """Copy from one visible device to another.
+
+        torch copies on the source's current stream, by direct access where there is any.
+        """
         if not self._is_cuda:
             raise UnsupportedError("the CPU has no peers")
         with torch.cuda.device(source):
@@ -121,12 +135,41 @@ class TorchDevice:
         return replace(timing, num_wrong=4 * int((received != expected).sum()))
 
     def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
-        """See `PreflightDevice`."""
-        self._group.join(rank, world_size, path, seconds)
+        """Meet the others; a group from before is left.
+
+        Args:
+            path: of a file that is not there yet.
+            seconds: how long to wait for the others.
+
+        Raises:
+            UnsupportedError: torch was built without what it takes.
+        """
+        if not dist.is_available() or not (dist.is_nccl_available() if self._is_cuda else dist.is_gloo_available()):
+            raise UnsupportedError(f"this torch was built without {'NCCL' if self._is_cuda else 'gloo'}")
+        if not self._is_cuda and Path("/sys/class/net/lo").exists():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here; a host name may not resolve
+        dist.init_process_group(
+            "nccl" if self._is_cuda else "gloo",
+            init_method=f"file://{path}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=seconds),
+            device_id=self._device if self._is_cuda else None,
+        )
 
     def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
-        """See `PreflightDevice`."""
-        return self._group.all_reduce(num_bytes, num_warm, num_runs)
+        """Sum up so often, on all members alike; the time is this member's, waiting for the others included."""
+        zeros = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self._device)
+        self._stopwatch.times(lambda: dist.all_reduce(zeros), num_warm)
+        timing = timing_of(self._stopwatch.times(lambda: dist.all_reduce(zeros), num_runs))
+        pattern = torch.arange(num_bytes // 4, device=self._device).remainder_(_PERIOD)
+        summed = (pattern + dist.get_rank()).float()
+        dist.all_reduce(summed)
+        size = dist.get_world_size()
+        expected = (pattern * size + size * (size - 1) // 2).float()
+        num_wrong = int((summed != expected).sum())
+        dist.destroy_process_group()
+        return replace(timing, num_wrong=num_wrong)
 
     def _filled(self, num_bytes: int) -> torch.Tensor:
         """Numbers that are not all alike: memory compresses none of it."""
@@ -147,7 +190,7 @@ class TorchDevice:
 def _facts(index: int) -> DeviceFacts:
     properties = torch.cuda.get_device_properties(index)
     uuid = str(getattr(properties, "uuid", ""))  # from torch 2.4 on
-    return DeviceFacts(index, properties.name, uuid, properties.multi_processor_count, properties.total_memory)
+    return DeviceFacts(index, properties.name, uuid)
 
 
 def _run_beside(pci_bus_id: str) -> None:
@@ -159,58 +202,6 @@ def _run_beside(pci_bus_id: str) -> None:
             os.sched_setaffinity(0, near)
     except OSError:
         return
-
-
-_PERIOD = 97
-"""Of the numbers that are summed up: no two neighbours alike, and every sum exact in float32."""
-
-
-class TorchGroup:
-    """This process in its group."""
-
-    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
-        self._device = device
-        self._stopwatch = stopwatch
-
-    def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
-        """Meet the others; a group from before is left.
-
-        Args:
-            rank: this process's place.
-            world_size: how many there are.
-            path: of a file that is not there yet.
-            seconds: how long to wait for the others.
-
-        Raises:
-            UnsupportedError: torch was built without what it takes.
-        """
-        is_cuda = self._device.type == "cuda"
-        if not dist.is_available() or not (dist.is_nccl_available() if is_cuda else dist.is_gloo_available()):
-            raise UnsupportedError(f"this torch was built without {'NCCL' if is_cuda else 'gloo'}")
-        if not is_cuda and Path("/sys/class/net/lo").exists():
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here; a host name may not resolve
-        dist.init_process_group(
-            "nccl" if is_cuda else "gloo",
-            init_method=f"file://{path}",
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=seconds),
-            device_id=self._device if is_cuda else None,
-        )
-
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
-        """Sum up so often, on all members alike; the time is this member's, waiting for the others included."""
-        zeros = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self._device)
-        self._stopwatch.times(lambda: dist.all_reduce(zeros), num_warm)
-        timing = timing_of(self._stopwatch.times(lambda: dist.all_reduce(zeros), num_runs))
-        pattern = torch.arange(num_bytes // 4, device=self._device).remainder_(_PERIOD)
-        summed = (pattern + dist.get_rank()).float()
-        dist.all_reduce(summed)
-        size = dist.get_world_size()
-        expected = (pattern * size + size * (size - 1) // 2).float()
-        num_wrong = int((summed != expected).sum())
-        dist.destroy_process_group()
-        return replace(timing, num_wrong=num_wrong)
 
 
 _TYPES = {

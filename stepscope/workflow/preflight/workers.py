@@ -31,12 +31,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that was not answered.
-
-    Attributes:
-        kind: how the process failed.
-        detail: one line for people.
-    """
+    """A request that was not answered."""
 
     kind: FailureKind
     detail: str
@@ -56,12 +51,7 @@ class Worker:
     """One process that answers requests, a line of JSON each way. A context manager."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the process.
-
-        Args:
-            command: its program and arguments.
-            environment: its whole environment.
-        """
+        """Start the process."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._process = subprocess.Popen(
             command,
@@ -174,7 +164,6 @@ def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dic
     """Send each worker its request, and wait for all answers. A worker that failed before gives its failure again.
 
     Args:
-        requests: by worker.
         seconds: deadline; workers without an answer count as hung.
     """
     replies: dict[Worker, Reply] = {}

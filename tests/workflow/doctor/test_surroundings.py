@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.documents.machine_checks import DoctorState
-from stepscope.workflow.doctor.agent import look_at_agent
-from stepscope.workflow.doctor.communication import chosen_interfaces, look_at_communication, look_at_kineto
+from stepscope.workflow.doctor.communication import (
+    chosen_interfaces,
+    look_at_agent,
+    look_at_communication,
+    look_at_kineto,
+)
 from stepscope.workflow.doctor.machine import (
     UNLIMITED,
     ClockState,

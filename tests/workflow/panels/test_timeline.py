@@ -10,8 +10,7 @@ import numpy as np
 
 from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-from stepscope.workflow.panels.timeline import ROW_PIXELS, encode, paint
-from stepscope.workflow.panels.timeline_tiles import make_track
+from stepscope.workflow.panels.timeline import ROW_PIXELS, encode, make_track, paint
 
 COMPUTE, WAIT = (CATEGORY_CODE[h] for h in (TimeCategory.COMPUTE_BOUND, TimeCategory.WAIT))
 NOTHING, STEP = len(CATEGORY_ORDER), len(CATEGORY_ORDER) + 1

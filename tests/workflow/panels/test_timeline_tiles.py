@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.workflow.panels.timeline_tiles import (
-    SHARE_UNIT,
-    Track,
-    column_edges,
-    make_tile,
-    make_track,
-    time_in_columns,
-)
+from stepscope.workflow.panels.timeline import SHARE_UNIT, Track, column_edges, make_tile, make_track, time_in_columns
 
 NUM_HEADINGS = len(CATEGORY_ORDER)
 ORIGIN = 1_785_938_592_123_456_789

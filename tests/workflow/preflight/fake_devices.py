@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.workflow.preflight.device import Description, DeviceFacts, Pace, Products, Timing, UnsupportedError
-from stepscope.workflow.preflight.device_worker import answer_device, serve
+from stepscope.workflow.preflight.worker_process import answer_device, serve
 
 NAME = "NVIDIA H100 80GB HBM3"
 RATES = {
@@ -43,7 +43,7 @@ def _name_of(uuid: str) -> str:
 
 
 class FakeDevice:
-    """See `device.PreflightDevice`."""
+    """See `torch_device.TorchDevice`."""
 
     def __init__(self, faults: dict[str, dict[str, Any]], visible: list[str]) -> None:
         self._faults = faults
@@ -57,8 +57,7 @@ class FakeDevice:
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
             return Description(versions, [])  # one GPU off the bus can hide all others from CUDA
         devices = [
-            DeviceFacts(place, _name_of(name), name.removeprefix("GPU-"), 132, 80 * 1024**3)
-            for place, name in enumerate(self._visible)
+            DeviceFacts(place, _name_of(name), name.removeprefix("GPU-")) for place, name in enumerate(self._visible)
         ]
         return Description(versions, devices)
 

@@ -27,7 +27,7 @@ _CHILD = """
 import os
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.metrics.readings import MissingReason
-from stepscope.workflow.preflight.device_worker import serve
+from stepscope.workflow.preflight.worker_process import serve
 
 def answer(request):
     FAILS
