@@ -18,10 +18,10 @@ Rates of false alarms on noise: benchmarks/accuracy/anomaly_noise.py, and docs/e
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low as median
 from typing import Protocol
 
 NUM_REMEMBERED = 128
@@ -251,6 +251,9 @@ class RollingBaseline:
         self._values.clear()
         self._num_left = self._at_least
         self.is_known = False
+
+
+median = statistics.median_low
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
