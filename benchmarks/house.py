@@ -345,8 +345,8 @@ def _measure_step() -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", type=Path, default=_HERE, help="a checkout; this one unless given")
-    parser.add_argument("--trace", type=Path, help=f"a folder of traces; ../{_TRACE} beside the checkout unless given")
+    parser.add_argument("root", nargs="?", type=Path, default=_HERE, help="checkout; default: this one")
+    parser.add_argument("--trace", type=Path, help=f"folder of traces; default: ../{_TRACE} beside the checkout")
     parser.add_argument("--measure-trace", metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--measure-step", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

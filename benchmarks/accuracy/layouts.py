@@ -92,8 +92,8 @@ def cases() -> list[Case]:
 def main() -> None:
     """Train every layout and print one row each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="layouts whose name has this in it")
-    parser.add_argument("--device", default="cpu", help="cuda: layouts for which there are GPUs enough")
+    parser.add_argument("--only", default="", help="run layouts whose name contains this")
+    parser.add_argument("--device", default="cpu", help="cuda: run layouts for which there are enough GPUs")
     arguments = parser.parse_args()
     print("| layout | here | loss after 6 steps | of one process | largest gradient deviation |")
     print("| --- | --- | --- | --- | --- |")

@@ -7,8 +7,8 @@
 Each job is hung on purpose after some steps; the agent's parts listen in their own process. A report is right if it
 names exactly the guilty ranks within 30 s of the stop. Beside them a healthy job trains, in which rank 0 writes a
 checkpoint for a minute, announced and not, evaluates, and all ranks wait for a compiler. NCCL's ranks do not notice
-that a peer has died; gloo's do, and stand still here in its place. With nccl each rank of a job needs a GPU of its own;
-jobs take turns on them, and one more fault is a kernel that never ends. What ranks log lies in their runs.
+that a peer has died; gloo's do, so they are stopped instead. With nccl each rank of a job needs a GPU of its own;
+jobs take turns on them, and one more fault is a kernel that never ends. Logs of ranks are in their runs.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def main() -> int:
     """Print the table; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hangs", type=int, default=20)
-    parser.add_argument("--at-once", type=int, default=1, help="so many hung jobs side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="number of parallel hung jobs")
     parser.add_argument("--healthy-minutes", type=float, default=10.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", type=Path, help="keep the runs here")
+    parser.add_argument("-o", "--output", type=Path, help="folder in which the runs are kept")
     options = parser.parse_args()
     output: Path = options.output or Path(tempfile.mkdtemp())
     output.mkdir(parents=True, exist_ok=True)

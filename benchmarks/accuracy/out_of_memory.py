@@ -48,7 +48,7 @@ def main() -> int:
     """Print the table; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all by default")
-    parser.add_argument("-o", "--output", type=Path, help="keep the runs here")
+    parser.add_argument("-o", "--output", type=Path, help="folder in which the runs are kept")
     options = parser.parse_args()
     if unknown := sorted(set(options.jobs) - set(JOBS)):
         parser.error(f"no such job: {', '.join(unknown)}")

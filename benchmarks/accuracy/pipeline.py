@@ -80,9 +80,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nap-ms", type=float, default=100.0)
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="keep the runs here")
+    parser.add_argument("--out", type=Path, help="folder in which the runs are kept")
     arguments = parser.parse_args()
-    print("| case | M | layers | truth | measured | structural | imbalance | variance | textbook | off by | named |")
+    print("| case | M | layers | truth | measured | structural | imbalance | variance | textbook | off by | verdict |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     failures = 0
     with tempfile.TemporaryDirectory() as scratch:

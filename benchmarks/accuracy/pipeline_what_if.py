@@ -30,7 +30,7 @@ def main() -> int:
     """Print the table; 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer-ms", type=float, default=80.0, help="forward of one layer at 2 micro-batches")
-    parser.add_argument("--out", type=Path, help="keep the runs here")
+    parser.add_argument("--out", type=Path, help="folder in which the runs are kept")
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp())
     print(f"{'layout':20} {'M':>2} {'measured':>9} {'replay':>7}  predicted from")

@@ -34,8 +34,8 @@ PREDICTED = (("slow_loader", Cause.DATA_LOADING), ("straggler", Cause.STRAGGLER)
 def main() -> int:
     """Print both tables; 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="one folder a case, with truth.json")
-    parser.add_argument("--only", help="cases, separated by commas")
+    parser.add_argument("folder", type=Path, help="folder with one folder per case and truth.json")
+    parser.add_argument("--only", help="comma-separated cases")
     parser.add_argument("--ablate", action="store_true", help="replay without one kind of dependency at a time")
     options = parser.parse_args()
     truth = json.loads((options.folder / "truth.json").read_text())

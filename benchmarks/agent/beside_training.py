@@ -131,10 +131,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--step-ms", default="30", help="one or more, by commas")
-    parser.add_argument("--host-bound", action="store_true", help="steps of small kernels")
+    parser.add_argument("--step-ms", default="30", help="comma-separated step times")
+    parser.add_argument("--host-bound", action="store_true", help="use steps of small kernels")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each block")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each block")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -177,8 +177,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captures", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--poll-seconds", type=int, default=5, help="KINETO_CONFIG; 5 is libkineto's own")
-    parser.add_argument("--at-once", type=int, default=1, help="so many jobs and commands side by side, at most 8")
+    parser.add_argument(
+        "--poll-seconds", type=int, default=5, help="poll interval in KINETO_CONFIG; libkineto's default is 5"
+    )
+    parser.add_argument("--at-once", type=int, default=1, help="parallel jobs and commands, at most 8")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from statistics import quantiles
 
-from stepscope.agent.exporter.dcgm_names import DcgmNames
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.polling import SourceState

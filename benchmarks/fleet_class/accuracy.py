@@ -142,7 +142,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="h100x2 of the recorded traces, or a file of labelled windows")
-    parser.add_argument("--write", type=Path, help="keep the windows of training in this file")
+    parser.add_argument("--write", type=Path, help="write the windows of training to this file")
     options = parser.parse_args()
     windows = recorded(options.source) if options.source.is_dir() else read_windows(options.source)
     training = [window for window in windows if window.run not in RESTING]
@@ -152,7 +152,7 @@ def main() -> None:
     _windows_table(training)
     if options.source.is_dir():
         _jobs_table(training, json.loads((options.source / "truth.json").read_text()))
-    print("\n| source | windows right / wrong / unknown | GPU-seconds | right of those judged |")
+    print("\n| source | windows right / wrong / unknown | GPU-seconds | right, of those classified |")
     print("| --- | --- | --- | --- |")
     for mode, missing in MODES.items():
         minutes = [as_minute(projected(window, missing)) for window in training]

@@ -252,12 +252,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="two-gpu")
-    parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
-    parser.add_argument("--on-one-gpu", action="store_true", help="all ranks, as on machines of their own")
-    parser.add_argument("--windows", type=int, default=2, help="of each case")
-    parser.add_argument("--step-ms", type=_step_seconds, default={}, metavar="NAME=MS,...", help="of cases")
-    parser.add_argument("--window", type=float, default=30.0, help="seconds")
-    parser.add_argument("--interval", type=float, default=1.0, help="of the samples, seconds")
+    parser.add_argument("--cases", default="", help="comma-separated names or patterns; default: all")
+    parser.add_argument(
+        "--on-one-gpu", action="store_true", help="run all ranks on one GPU, each as on its own machine"
+    )
+    parser.add_argument("--windows", type=int, default=2, help="windows of each case")
+    parser.add_argument(
+        "--step-ms", type=_step_seconds, default={}, metavar="NAME=MS,...", help="known step times of cases"
+    )
+    parser.add_argument("--window", type=float, default=30.0, help="length of a window, seconds")
+    parser.add_argument("--interval", type=float, default=1.0, help="interval of the samples, seconds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     train = run_on_one_gpu if options.on_one_gpu else run_workload

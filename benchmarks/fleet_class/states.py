@@ -144,7 +144,7 @@ def main() -> None:
     """Record all states and print the class of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--window", type=float, default=_WINDOW_SECONDS, help="seconds")
+    parser.add_argument("--window", type=float, default=_WINDOW_SECONDS, help="length of a window, seconds")
     options = parser.parse_args()
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         parser.error("unset CUDA_VISIBLE_DEVICES: the first GPU of the driver is taken")

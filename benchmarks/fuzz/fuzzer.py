@@ -98,8 +98,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=20261128)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--state", type=Path, help="where to keep how far the run has come")
-    parser.add_argument("--failures", type=Path, help="a folder for inputs that failed")
+    parser.add_argument("--state", type=Path, help="file for the progress of the run")
+    parser.add_argument("--failures", type=Path, help="folder for inputs that failed")
     parser.add_argument("--one", type=int, help="show and run this input only, with its traceback")
     return parser.parse_args()
 

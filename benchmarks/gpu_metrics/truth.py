@@ -281,7 +281,7 @@ def _document(truth: Truth) -> dict[str, Any]:
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.5, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=4.5, help="seconds of each phase")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available() or shutil.which("nvidia-smi") is None:

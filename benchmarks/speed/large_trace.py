@@ -93,19 +93,19 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", nargs="?", type=Path, help="a Kineto trace to multiply; synthetic when left out")
+    parser.add_argument("trace", nargs="?", type=Path, help="Kineto trace to multiply; default: synthetic")
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each way; medians are shown")
-    parser.add_argument("--only", default=",".join(_WAYS), help="ways to run, by name")
-    parser.add_argument("--work-directory", type=Path, help="where the large trace is written for the while")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each tool; medians are shown")
+    parser.add_argument("--only", default=",".join(_WAYS), help="comma-separated tools to run")
+    parser.add_argument("--work-directory", type=Path, help="temporary folder for the large trace")
     temporary = Path(tempfile.gettempdir())
     parser.add_argument("--hta-environment", type=Path, default=temporary / "stepscope-bench-hta")
     parser.add_argument("--tracelens-environment", type=Path, default=temporary / "stepscope-bench-tracelens")
     parser.add_argument(
         "--tracelens",
         default="git+https://github.com/AMD-AGI/TraceLens.git",
-        help="what pip installs as TraceLens, which is not on PyPI",
+        help="pip requirement of TraceLens, which is not on PyPI",
     )
     return parser.parse_intermixed_args()
 

@@ -12,8 +12,8 @@ from http import HTTPStatus
 
 from stepscope import __version__
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.metrics_page import SAMPLED, STALE_SECONDS
-from stepscope.agent.polling import SourceState
+from stepscope.agent.exporter.metrics_page import SAMPLED
+from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.agent.web.routes import Reply, Request, Route, json_reply
 from stepscope.core.documents.jobs import Assignment, FleetClass, FleetReport
 from stepscope.core.documents.node import (

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from stepscope.core.metrics.readings import Collection, Collector, MissingReason
 
+STALE_SECONDS = 60.0
+"""Age of a collection from which its values are left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceState:

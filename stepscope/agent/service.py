@@ -22,11 +22,11 @@ from stepscope.agent.captures.coordinator import CaptureCoordinator
 from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.config.configuration import Configuration, Origin
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.dcgm_names import DcgmNames
-from stepscope.agent.exporter.metrics_page import STALE_SECONDS, MetricsPage
+from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.hang_detection import ras_address
 from stepscope.agent.node_api import api_routes, node_of
+from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, Sources, summary_of_sources, wait_for_all
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer

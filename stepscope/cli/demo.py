@@ -40,10 +40,7 @@ class _Case:
 @click.option("--out", default="runs", type=FOLDER, help="Write the run into this folder of runs.")
 @click.option("--open", "open_dashboard", is_flag=True, help="Then serve the dashboard and open the run in a browser.")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8050,
-    help="Port of the dashboard of --open; 0 for a free one.",
+    "--port", type=click.IntRange(0, 65535), default=8050, help="Port of the dashboard of --open; 0 for a free one."
 )
 @json_option
 def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
@@ -60,12 +57,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     click.echo(f"training: {case.what}", err=True)
     plan = ParallelPlan(tp=case.tp, pp=case.pp, dp=case.dp, schedule="1f1b", micro_batches=2 if case.pp > 1 else None)
     trained = run_workload(
-        plan,
-        out=out,
-        preset=case.preset,
-        simulate_compute_ms=case.simulate_ms,
-        device=case.device,
-        on_progress=_show,
+        plan, out=out, preset=case.preset, simulate_compute_ms=case.simulate_ms, device=case.device, on_progress=_show
     )
     click.echo(f"loss {trained.first_loss:.3f} -> {trained.last_loss:.3f}; analysing {trained.run_dir}", err=True)
     analysis = analyze([str(trained.run_dir)]).analysis

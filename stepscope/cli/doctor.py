@@ -19,11 +19,7 @@ _COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAI
 
 @click.command("doctor")
 @click.option(
-    "--config",
-    "file",
-    type=FILE,
-    envvar="STEPSCOPE_AGENT_CONFIG",
-    help="Read the agent's settings from here.",
+    "--config", "file", type=FILE, envvar="STEPSCOPE_AGENT_CONFIG", help="Read the agent's settings from here."
 )
 @json_option
 def command(file: Path | None, as_json: bool) -> None:

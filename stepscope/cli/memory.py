@@ -46,17 +46,17 @@ MAX_ROWS = 12
 def print_memory(name: str, report: MemoryReport) -> None:
     """Print the report of a snapshot to stdout."""
 
-    def say(line: str) -> None:
+    def show(line: str) -> None:
         console.print(line, soft_wrap=True)
 
     console = report_console()
-    say(f"{printable(name)}: GPU {report.device}")
+    show(f"{printable(name)}: GPU {report.device}")
     if report.oom is not None:
         oom = report.oom
-        say(f"OUT OF MEMORY  {oom.cause.replace('_', ' ')}, in {oom.phase}")
+        show(f"OUT OF MEMORY  {oom.cause.replace('_', ' ')}, in {oom.phase}")
         for line in oom.evidence:
-            say(f"  - {line}")
-    say(
+            show(f"  - {line}")
+    show(
         f"peak {size(report.peak_bytes)}; now {size(report.allocated_bytes)} allocated, "
         f"{size(report.reserved_bytes)} reserved, {size(report.fragmentation.inactive_bytes)} of it unused "
         f"(largest piece {size(report.fragmentation.largest_bytes)})"
@@ -64,11 +64,11 @@ def print_memory(name: str, report: MemoryReport) -> None:
     if report.growth is not None:
         place = printable(own_call(report.growth.stack))
         where = f", allocated at {place}" if place else ""
-        say(f"each of {report.growth.num_steps} steps keeps {size(report.growth.bytes_per_step)}{where}")
+        show(f"each of {report.growth.num_steps} steps keeps {size(report.growth.bytes_per_step)}{where}")
     console.print(_holders(report))
     for remedy in report.remedies:
         saves = "" if remedy.saved_bytes is None else f": up to {size(remedy.saved_bytes)}"
-        say(f"  > {printable(remedy.change)}{saves}")
+        show(f"  > {printable(remedy.change)}{saves}")
 
 
 def _holders(report: MemoryReport) -> Table:

@@ -78,23 +78,9 @@ def asks_agents(function: _Function) -> _Function:
         help="Ask the agents in this file; - for stdin.",
     )
     @click.option("--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
-    @click.option(
-        "--ca-file",
-        default="",
-        show_default=False,
-        metavar="FILE",
-        help="Trust these CA certificates instead of the system's.",
-    )
-    @click.option(
-        "--cert-file", default="", show_default=False, metavar="FILE", help="Present this client certificate."
-    )
-    @click.option(
-        "--key-file",
-        default="",
-        show_default=False,
-        metavar="FILE",
-        help="Read its key from here.  [default: --cert-file]",
-    )
+    @_tls_file("--ca-file", "Trust these CA certificates instead of the system's.")
+    @_tls_file("--cert-file", "Present this client certificate.")
+    @_tls_file("--key-file", "Read its key from here.  [default: --cert-file]")
     @wraps(function)
     def call(
         urls: tuple[str, ...],
@@ -109,6 +95,10 @@ def asks_agents(function: _Function) -> _Function:
         function(_clients(named, token_file, ca_file=ca_file, cert_file=cert_file, key_file=key_file), **options)
 
     return call
+
+
+def _tls_file(flag: str, text: str) -> Callable[[_Function], _Function]:
+    return click.option(flag, default="", show_default=False, metavar="FILE", help=text)
 
 
 def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[AgentClient]:

@@ -164,11 +164,11 @@ def _head(preflight: Preflight) -> str:
 def _table(checks: Sequence[CheckResult]) -> list[Line]:
     rows: list[tuple[tuple[str, ...], str | None]] = [(("check", "result", "measured", "expected"), None)]
     for name in dict.fromkeys(check.check for check in checks):
-        of_it = [check for check in checks if check.check == name]
-        outcome = worst(check.outcome for check in of_it)
+        of_name = [check for check in checks if check.check == name]
+        outcome = worst(check.outcome for check in of_name)
         if outcome is Outcome.SKIPPED:
             continue
-        rows.append(((name, outcome.value, _range(of_it), _expected(of_it)), _COLOURS[outcome]))
+        rows.append(((name, outcome.value, _range(of_name), _expected(of_name)), _COLOURS[outcome]))
     widths = [max(len(row[column]) for row, _ in rows) for column in range(4)]
     return [
         ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), colour)

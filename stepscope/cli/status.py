@@ -44,14 +44,14 @@ def _lines(report: StatusReport) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
     wrong = _wrong(report)
     num_notes = len(report.findings) - len(wrong)
-    said = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
+    parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
     if wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
-        said.append(f"{counted(len(sick), 'GPU')} not well")
+        parts.append(f"{counted(len(sick), 'GPU')} not well")
     if num_notes:
-        said.append(counted(num_notes, "note"))
+        parts.append(counted(num_notes, "note"))
     head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: "
-    return [head + ", ".join(said), *map(_line, report.findings)]
+    return [head + ", ".join(parts), *map(_line, report.findings)]
 
 
 def _wrong(report: StatusReport) -> list[StatusFinding]:

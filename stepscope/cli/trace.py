@@ -70,7 +70,6 @@ def _title(file: TraceFileInfo) -> str:
 
 
 def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
-    """Name and value of all that is known of the file."""
     counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
     recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
     facts = [
@@ -113,11 +112,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _problems(problems: Problems) -> str:
-    numbers = {
-        "repaired": problems.repaired,
-        "dropped": problems.dropped,
-        "clipped": problems.clipped,
-    }
+    numbers = {"repaired": problems.repaired, "dropped": problems.dropped, "clipped": problems.clipped}
     parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
     if problems.clipped:
         parts[-1] += f" (by {problems.clipped_ms:,.3f} ms)"

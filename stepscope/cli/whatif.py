@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 @click.command("whatif")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
-    "--fix",
-    "causes",
-    multiple=True,
-    metavar="CAUSE",
-    help="Predict only this fix; repeatable.  [default: all]",
+    "--fix", "causes", multiple=True, metavar="CAUSE", help="Predict only this fix; repeatable.  [default: all]"
 )
 @click.option("--unprofiled-ms", type=POSITIVE, help="Calibrate to this unprofiled step time.")
 @json_option

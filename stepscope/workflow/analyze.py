@@ -92,11 +92,7 @@ class JobInput:
 
 
 def read_job(
-    paths: Sequence[str],
-    *,
-    whole_file: bool = False,
-    fan_out: FanOut = HERE,
-    on_progress: Progress | None = None,
+    paths: Sequence[str], *, whole_file: bool = False, fan_out: FanOut = HERE, on_progress: Progress | None = None
 ) -> JobInput:
     """Read the traces of one job, one view per rank; arguments as for `analyze`.
 

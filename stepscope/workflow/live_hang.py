@@ -89,7 +89,6 @@ class _OwnedFiles:
 
 
 def _world_size(run_directory: Path, files: _OwnedFiles) -> int:
-    """World size from the manifest; 0 if unknown."""
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
         world_size = json.loads(files.read(run_directory / RUN_FILE, _MAX_MANIFEST_BYTES))["world_size"]
         return int(any_rank(world_size))

@@ -35,8 +35,6 @@ _INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "ncc
 
 @dataclass(slots=True)
 class _Parsed:
-    """Everything parsed so far."""
-
     events: list[LogEvent] = field(default_factory=list)
     calls: list[InspectorCall] = field(default_factory=list)
     statuses: list[RasStatus] = field(default_factory=list)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.check import check_machine
-from stepscope.agent.exporter.dcgm_names import DcgmNames
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.exposition import CATALOGUE, Families, LabelTexts, Series
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage, dcgm_series
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.readings import GPU_LABELS, Reading, labels_of
 from stepscope.dashboard.api import make_api

@@ -1,4 +1,4 @@
-"""Files of a run directory, and what a captured trace is marked with."""
+"""Files of a run directory, and the metadata of a captured trace."""
 
 from __future__ import annotations
 

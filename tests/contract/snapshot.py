@@ -1,7 +1,7 @@
-"""Snapshots of what the outside relies on, one JSON file each: names are added freely and changed never.
+"""Snapshots of the public contract, one JSON file each: names may be added, but never changed.
 
-`python -m tests.contract.snapshot` writes all files anew, `python -m tests.contract.snapshot metrics` that one. Do so
-only when a name was added, or changed on purpose together with its schema; the difference belongs to the same commit.
+`python -m tests.contract.snapshot` rewrites all files, `python -m tests.contract.snapshot metrics` that one. Do so only
+when a name was added, or changed on purpose together with its schema; commit the difference with that change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real Prometheus scrapes a real agent over TLS with a password, also while a GPU hangs.
 
-The agent reads the fake driver, and tells of its node while a GPU hangs. All that deploy/ asks of Prometheus, rules and
-board, is asked of it here.
+The agent reads the fake driver, and reports its node while a GPU hangs. All queries of the rules and the board in
+deploy/ run against it.
 """
 
 from __future__ import annotations

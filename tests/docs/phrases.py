@@ -1,6 +1,6 @@
-"""Old phrases and what stands for them now; texts for users in which they are looked for.
+"""Old phrases with their replacements, and the texts for users that are searched for them.
 
-`PYTHONPATH=docs/_ext python -m tests.docs.phrases` prints all that are left; `--write` also renews `pending.txt`.
+`PYTHONPATH=docs/_ext python -m tests.docs.phrases` prints all that remain; `--write` also updates `pending.txt`.
 """
 
 from __future__ import annotations

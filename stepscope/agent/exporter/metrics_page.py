@@ -1,4 +1,7 @@
-"""Page of `/metrics`: the newest values of all sources, each GPU once, and the state of the sources."""
+"""Page of `/metrics`: the newest values of all sources, each GPU once, and the state of the sources.
+
+GPUs are shown under dcgm-exporter's names as well, if configured, so that dashboards made for it work.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
@@ -16,16 +20,14 @@ from prometheus_client.registry import Collector
 
 from stepscope import __version__
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.exposition import Families, LabelTexts, Series, text_of
-from stepscope.agent.polling import SourceState
+from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
+from stepscope.core.metrics import MetricKind
 from stepscope.core.metrics.agent import AGENT
-from stepscope.core.metrics.gpu import GPU, GPU_METRICS
+from stepscope.core.metrics.gpu import BY_NAME, GPU, GPU_METRICS
 from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Reading, labels_of
 
-STALE_SECONDS = 60.0
-"""Age of a collection from which its values are left out."""
 _OF_THE_AGENT = "agent"
 SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((GPU + "xid_", GPU + "up")))
 """Metrics read from a GPU. All others (jobs, health, class) have a new time even if the GPU does not answer."""
@@ -156,10 +158,10 @@ def _gpu_of(labels: Labels) -> tuple[str, str]:
     return (device.index, device.uuid) if device else ("", "")
 
 
-_UP, _INFO = GPU + "up", GPU + "info"
-_FACTS = frozenset({_UP, _INFO})
+_UP, _GPU_INFO = GPU + "up", GPU + "info"
+_FACTS = frozenset({_UP, _GPU_INFO})
 """Their further labels describe the GPU: they do not distinguish series."""
-_WHOSE = frozenset(GPU_LABELS)
+_GPU_LABELS = frozenset(GPU_LABELS)
 
 
 def without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence[Reading], int]]:
@@ -196,7 +198,7 @@ def without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence
 def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ...]:
     """The device of a series, and its labels that distinguish series of one metric of that device."""
     device = device_of(labels)
-    return device and first(device), tuple(pair for pair in labels if pair[0] not in _WHOSE)
+    return device and first(device), tuple(pair for pair in labels if pair[0] not in _GPU_LABELS)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
@@ -211,3 +213,78 @@ def accepts_gzip(accept_encoding: str) -> bool:
 def _is_zero(parameter: str) -> bool:
     name, _, weight = parameter.partition("=")
     return name.strip() == "q" and re.fullmatch(r"0(\.0*)?", weight.strip()) is not None
+
+
+class DcgmNames(StrEnum):
+    """Which names of DCGM's fields."""
+
+    OLD = "old"  # up to DCGM 4.5, as most dashboards have them
+    NEW = "new"  # from DCGM 4.6 on
+
+
+def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[Series]:
+    """Series under DCGM's names, sorted by name.
+
+    Args:
+        readings: of GPUs; those without a field of DCGM are left out.
+        names: which names of the fields.
+        hostname: label `Hostname`.
+    """
+    readings = tuple(readings)
+    infos = _Infos(dict(reading.labels) for reading in readings if reading.metric == _GPU_INFO)
+    by_name: dict[str, Series] = {}
+    translated: dict[Labels, Labels] = {}
+    for reading in readings:
+        metric = BY_NAME.get(reading.metric)
+        if metric is None or metric.dcgm is None:
+            continue
+        labels = translated.get(reading.labels)
+        if labels is None:
+            if any(name not in _GPU_LABELS for name, _ in reading.labels):
+                continue  # of a link or process: DCGM's page has no such series of this field
+            labels = translated[reading.labels] = _labels(dict(reading.labels), infos, hostname)
+        name = metric.dcgm.name if names is DcgmNames.OLD else metric.dcgm.new_name
+        series = by_name.get(name)
+        if series is None:
+            # a counter's name must end with _total, and DCGM's do not
+            kind = "gauge" if metric.kind is MetricKind.GAUGE else "unknown"
+            series = by_name[name] = Series(name, kind, metric.help, "")
+        value = reading.value if metric.dcgm.scale == 1.0 else round(reading.value / metric.dcgm.scale, 6)
+        series.values.setdefault(labels, value)
+    return [by_name[name] for name in sorted(by_name)]
+
+
+class _Infos:
+    """Labels of the info metric of each GPU, of the first source that reports it."""
+
+    def __init__(self, infos: Iterable[dict[str, str]]) -> None:
+        self._by_uuid: dict[str, dict[str, str]] = {}
+        self._by_index: dict[str, dict[str, str]] = {}
+        for info in infos:
+            if "gpu" in info:
+                self._by_uuid.setdefault(info.get("uuid", ""), info)
+                self._by_index.setdefault(info["gpu"], info)
+
+    def of(self, labels: dict[str, str]) -> dict[str, str]:
+        """Info of the whole GPU; empty if not known. NVML, the first source, names an instance by its own UUID."""
+        uuid = labels.get("uuid", "")
+        is_of_instance = "gpu_instance" in labels and not uuid.startswith("GPU-")
+        if uuid and not is_of_instance:
+            return self._by_uuid.get(uuid, {})
+        return self._by_index.get(labels.get("gpu", ""), {})
+
+
+def _labels(ours: dict[str, str], infos: _Infos, hostname: str) -> Labels:
+    info = infos.of(ours)
+    index = info.get("gpu", ours.get("gpu", ""))
+    labels = {
+        "gpu": index,
+        "UUID": info.get("uuid", ours.get("uuid", "")),
+        "pci_bus_id": info.get("pci_bus_id", ""),
+        "device": f"nvidia{info.get('minor_number', index)}",
+        "modelName": info.get("name", ""),
+        "GPU_I_PROFILE": ours.get("mig_profile", ""),
+        "GPU_I_ID": ours.get("gpu_instance", ""),
+        "Hostname": hostname,
+    }
+    return tuple(sorted((name, value) for name, value in labels.items() if value))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from stepscope.agent.polling import SourceState
+from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
@@ -16,7 +16,7 @@ from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
 from stepscope.core.metrics.readings import Labels, Reading, labels_of
 
-_STALE_NS = 60_000_000_000
+_STALE_NS = int(STALE_SECONDS * 1e9)
 _SAMPLE_FIELDS = {
     "utilization_ratio": "utilization",
     "memory_bandwidth_busy_ratio": "memory_busy",

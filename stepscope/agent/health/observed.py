@@ -80,6 +80,10 @@ class ObservedGpu:
     has_driver_hang: bool = False
     is_contained: bool = False
 
+    def by_label(self, metric: str) -> dict[str, Sample]:
+        """Samples of a metric by the value of the first of its further labels."""
+        return {first: sample for (first, *_), sample in self.parts.get(metric, {}).items()}
+
 
 @dataclass(slots=True)
 class Observed:

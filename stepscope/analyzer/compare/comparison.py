@@ -208,8 +208,7 @@ def compare(
     """Compare two sides of runs.
 
     Args:
-        a, b: runs, at least one per side.
-        names: display names of the sides.
+        a, b: at least one run each.
         conditions: gates of `--fail-on`.
         assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs.
         notices: warnings from reading the runs.

@@ -272,11 +272,8 @@ def _class_of_some(
     agreeing = [one for one in chosen if one.cause is cause] or chosen
     reasons: tuple[Reason, ...] = tuple(dict.fromkeys(reason for one in agreeing for reason in one.reasons))
     shares = _shares(classes)
-    where = (
-        f"GPU {', '.join(map(str, which))} of {len(classes)}"
-        if len(which) < len(classes)
-        else counted(len(classes), "GPU")
-    )
+    are_all = len(which) == len(classes)
+    where = counted(len(classes), "GPU") if are_all else f"GPU {', '.join(map(str, which))} of {len(classes)}"
     return FleetClass(
         cause,
         () if cause is Cause.STRAGGLER else reasons,

@@ -158,7 +158,8 @@ def hang_evidence(window: SampleWindow, limits: Limits) -> tuple[float, list[Evi
         for one in window.samples
     ):
         return None
-    if _moves_bytes(window, limits):
+    moved = _moved(window, limits)
+    if any(rate is not None and rate >= limit for _, rate, limit in moved):  # all-reduces on slow networks take minutes
         return None
     counted = share_of(window.samples, has_profiling_counters) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
@@ -176,18 +177,9 @@ def hang_evidence(window: SampleWindow, limits: Limits) -> tuple[float, list[Evi
     ]
     if counted:
         evidence.append(Evidence("tensor_active_ratio", window.mean.tensor or 0.0, "ratio", limits.spin_activity))
-    evidence += [
-        Evidence(name, rate, "bytes_per_second", limit)
-        for name, rate, limit in _moved(window, limits)
-        if rate is not None
-    ]
+    evidence += [Evidence(name, rate, "bytes_per_second", most) for name, rate, most in moved if rate is not None]
     lasting = min(1.0, window.seconds / (_LONG * limits.hang_seconds))
     return (0.9 if counted else 0.6) * (0.4 + 0.6 * lasting), evidence
-
-
-def _moves_bytes(window: SampleWindow, limits: Limits) -> bool:
-    """Whether data still arrives: all-reduces over a slow network take minutes."""
-    return any(rate is not None and rate >= limit for _, rate, limit in _moved(window, limits))
 
 
 def _moved(window: SampleWindow, limits: Limits) -> list[tuple[str, float | None, float]]:

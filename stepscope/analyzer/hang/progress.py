@@ -18,7 +18,7 @@ and the two cannot be compared. Calls that are open for an instant occur in a he
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -214,7 +214,6 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
 
 
 MIN_WAIT_SECONDS = 1.0
-_NS = 1e9
 _SYNCHRONIZING = (
     "all_reduce",
     "all_gather",
@@ -254,14 +253,13 @@ def older_dumps(progress: JobProgress) -> list[OlderDump]:
 
 def longest_wait_seconds(dumps: Sequence[FlightDump]) -> float | None:
     """Longest time that a call was open when its dump was written; None if no such time is known."""
-    return max(_waits(dumps), default=None)
-
-
-def _waits(dumps: Iterable[FlightDump]) -> Iterator[float]:
-    for dump in dumps:
-        for call in dump.operations:
-            if not call.is_done and call.created_ns is not None and dump.written_ns is not None:
-                yield (dump.written_ns - call.created_ns) / _NS
+    waits = (
+        (dump.written_ns - call.created_ns) / 1e9
+        for dump in dumps
+        for call in dump.operations
+        if not call.is_done and call.created_ns is not None and dump.written_ns is not None
+    )
+    return max(waits, default=None)
 
 
 def _ended_for_all(call: Operation) -> bool:

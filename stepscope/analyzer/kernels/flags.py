@@ -145,7 +145,6 @@ def flag_kernels(
         kernels: positions of the compute kernels in `activities`.
         limits: of these kernels.
         fit: of the trace's launches, with one more entry for kernels without a recorded one.
-        device: where they ran.
     """
     rows, launch = activities.row[kernels], trace.launch[activities.row[kernels]]
     multiplies = np.isin(limits.family, _MULTIPLIES)

@@ -162,13 +162,9 @@ _ADVICE = {
 def kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
 ) -> list[KernelFinding]:
-    """Judge a job's kernels and copies.
+    """Judge a job's kernels (by name) and copies (by kind).
 
-    Args:
-        total: sums over all ranks, shape (flags.SIZE,).
-        kernels: by name.
-        copies: by kind.
-        window_ms: all ranks' windows together.
+    `total` has the sums over all ranks, shape (flags.SIZE,); `window_ms` is all ranks' windows together.
     """
     found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
     pageable = [copy for copy in copies if is_pageable(copy.kind)]
@@ -233,12 +229,6 @@ _OF_CAUSE = {
     Cause.LATENCY_BOUND: (Flag.TINY_KERNELS,),
 }
 _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
-_REASONS = {
-    Flag.NO_TENSOR_CORES: Reason.NO_TENSOR_CORES,
-    Flag.INEFFICIENT_KERNELS: Reason.INEFFICIENT_KERNELS,
-    Flag.UNFUSED: Reason.UNFUSED,
-    Flag.TINY_KERNELS: Reason.TINY_KERNELS,
-}
 
 
 def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
@@ -257,7 +247,7 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
         finding = found.get(flag.name.lower())
         share = 0.0 if finding is None else _share(row.cause, finding, roofline)
         if share >= REASON_THRESHOLD:
-            reasons.append(_REASONS[flag])
+            reasons.append(Reason(flag.name.lower()))
             evidence.append(Evidence(f"{flag.name.lower()}_share", share, "ratio", REASON_THRESHOLD))
     tiny = roofline.tiny_kernels or 0.0
     if row.cause in _FROM_MANY_LAUNCHES and tiny >= MANY_TINY:

@@ -203,9 +203,7 @@ def rank_kernels(
     """Sum up one rank's kernels.
 
     Args:
-        trace: its events.
-        activities: its device activities.
-        limits: of the compute kernels among them, in order.
+        limits: of the compute kernels among the activities, in order.
         owned_ns: the time in the window attributed to each.
     """
     kernels = activities.of(Work.COMPUTE)

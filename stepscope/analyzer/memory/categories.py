@@ -53,8 +53,6 @@ def category_of(
     """Category of a block.
 
     Args:
-        held: the block.
-        stacks: of the snapshot.
         owners: known owners of blocks, by address.
         step_ends: number of events at the end of each optimizer step, ascending.
         noted_at: number of events when the owners were recorded; blocks freed before that had other owners.

@@ -91,7 +91,6 @@ def build_model(
 
     Args:
         views: by rank, on the job's clock; their graphs are on each rank's own clock.
-        matches: of the communication calls.
         offsets_ns: by rank, its clock minus the job's.
         role: by rank, its pipeline stage.
         before_window: by step, the share of its time attributed to what began before the traces.

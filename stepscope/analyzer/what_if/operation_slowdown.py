@@ -159,7 +159,11 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     """Replay the job as measured, evened out, and with the real costs of each suspect alone."""
     actual = replay.costs(grid)
     ideal = even_costs(grid, actual)
-    suspects = _Suspects(grid)
+    # masks are over (operations, replicas, steps)
+    stage_of = np.array([o.stage for o in grid.operations])[:, None, None]
+    kind_of = np.array([o.kind for o in grid.operations])[:, None, None]
+    replica_of = np.array(grid.replicas)[None, :, None]
+    rank_of = grid.rank[stage_of[:, 0, 0]][:, :, None]
 
     def mean_step(cost: Seconds) -> float:
         return float(replay.step_seconds(cost).mean())
@@ -173,9 +177,9 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
         step = mean_step(np.where(mask, ideal, actual))
         return Removal(step, (replayed - step) / (replayed - even) if replayed != even else 0.0)
 
-    by_stage = {stage: slowdown_of(suspects.stage(stage)) for stage in range(grid.num_stages)}
-    by_replica = {replica: slowdown_of(suspects.replica(replica)) for replica in grid.replicas}
-    by_kind = {kind: slowdown_of(suspects.kind(kind)) for kind in sorted({o.kind for o in grid.operations})}
+    by_stage = {stage: slowdown_of(stage_of == stage) for stage in range(grid.num_stages)}
+    by_replica = {replica: slowdown_of(replica_of == replica) for replica in grid.replicas}
+    by_kind = {kind: slowdown_of(kind_of == kind) for kind in sorted({o.kind for o in grid.operations})}
     by_rank = {
         int(grid.rank[stage, place]): min(by_stage[stage], by_replica[replica])
         for stage in by_stage
@@ -192,9 +196,9 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
         by_replica=by_replica,
         by_kind=by_kind,
         worst_ranks=worst,
-        worst_workers=removal(suspects.ranks(worst)),
-        last_stage=removal(suspects.stage(grid.num_stages - 1)) if grid.num_stages > 1 else None,
-        communication=removal(np.isin(suspects.kind_of, list(COMMUNICATION))),
+        worst_workers=removal(np.isin(rank_of, worst)),
+        last_stage=removal(stage_of == grid.num_stages - 1) if grid.num_stages > 1 else None,
+        communication=removal(np.isin(kind_of, list(COMMUNICATION))),
     )
 
 
@@ -206,25 +210,3 @@ def even_costs(grid: Grid, cost: Seconds) -> Seconds:
         mine = kinds == kind
         even[mine] = np.median(cost[mine]) if kind in COMMUNICATION else np.mean(cost[mine])
     return even
-
-
-class _Suspects:
-    """Masks over (operations, replicas, steps)."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._stage: npt.NDArray[np.int64] = np.array([o.stage for o in grid.operations])[:, None, None]
-        self.kind_of: npt.NDArray[np.str_] = np.array([o.kind for o in grid.operations])[:, None, None]
-        self._replica: npt.NDArray[np.int64] = np.array(grid.replicas)[None, :, None]
-        self._rank: npt.NDArray[np.int64] = grid.rank[self._stage[:, 0, 0]][:, :, None]
-
-    def stage(self, stage: int) -> npt.NDArray[np.bool_]:
-        return np.equal(self._stage, stage)
-
-    def replica(self, replica: int) -> npt.NDArray[np.bool_]:
-        return np.equal(self._replica, replica)
-
-    def kind(self, kind: str) -> npt.NDArray[np.bool_]:
-        return np.equal(self.kind_of, kind)
-
-    def ranks(self, ranks: list[int]) -> npt.NDArray[np.bool_]:
-        return np.isin(self._rank, ranks)

@@ -107,7 +107,6 @@ def predict(
     """Replay the job unchanged, ideal, and with each fix (or those for `causes`).
 
     Args:
-        model: the job.
         unprofiled_ms: its step without the profiler, ms.
         causes: fixes to replay; all if empty.
         by_rank: whether to replay the slowdown of each rank and each stage.

@@ -115,8 +115,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     if preset.image is not None and options["zero"] is None:
         options["zero"] = 0
     plan = ParallelPlan(
-        **_taken(options, ParallelPlan),
-        stage_layers=layers if layers is not None and len(layers) > 1 else None,
+        **_taken(options, ParallelPlan), stage_layers=layers if layers is not None and len(layers) > 1 else None
     )
     recipe = Recipe(**_taken(options, Recipe))
     preset = replace(preset, dtype=options.pop("dtype") or preset.dtype)

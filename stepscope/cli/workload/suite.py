@@ -18,9 +18,7 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
 @click.option("--preset", default="tiny", help="tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu or node.")
 @click.option("--cases", metavar="A[,B...]", help="Train only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
-    "--budget-minutes",
-    type=POSITIVE,
-    help="Start no run that would end later; the same command continues from there.",
+    "--budget-minutes", type=POSITIVE, help="Start no run that would end later; the same command continues from there."
 )
 @click.option(
     "--keep-traces",
@@ -80,12 +78,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
     # other cases of the folder are scored again, so that a call for a few loses none of the rest
     results = {**known_results([case for case in every if case.name not in chosen], folder), **runs.by_name}
     scores = [
-        score(
-            case,
-            results.get(case.run.name),
-            results.get(case.control.name),
-            refusal=runs.refused.get(case.name),
-        )
+        score(case, results.get(case.run.name), results.get(case.control.name), refusal=runs.refused.get(case.name))
         for case in every
         if case.name in chosen or case.run.name in results
     ]

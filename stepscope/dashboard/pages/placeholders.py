@@ -44,11 +44,7 @@ def unreadable(name: str, problem: str, *, path: str | None = None) -> Component
         if path
         else []
     )
-    return _state(
-        "!",
-        f"{name} cannot be read",
-        [html.P(problem, className="ss-error", role="alert"), *again],
-    )
+    return _state("!", f"{name} cannot be read", [html.P(problem, className="ss-error", role="alert"), *again])
 
 
 def failed(error_id: str, path: str) -> Component:

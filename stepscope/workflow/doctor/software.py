@@ -146,9 +146,19 @@ class Torch:
     hip: str | None
 
 
-def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[DoctorLine]:
+def _has_module(name: str) -> bool:
+    return util.find_spec(name) is not None
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def look_at_python(has_module: Callable[[str], bool] = _has_module) -> Iterator[DoctorLine]:
     """Check Python, and which parts of stepscope can run."""
-    has_module = has_module or _has_module
     yield DoctorLine("python", _OK, f"{platform.python_version()} on {platform.system()} {platform.release()}")
     there = [extra for extra, modules in _EXTRAS.items() if all(map(has_module, modules))]
     missing = [extra for extra in _EXTRAS if extra not in there]
@@ -160,9 +170,8 @@ def look_at_python(has_module: Callable[[str], bool] | None = None) -> Iterator[
     yield DoctorLine("stepscope", _OK, f"{found}; without {', '.join(missing)}", advice)
 
 
-def look_at_pynvml(version_of: Callable[[str], str | None] | None = None) -> Iterator[DoctorLine]:
+def look_at_pynvml(version_of: Callable[[str], str | None] = _version_of) -> Iterator[DoctorLine]:
     """Check NVML's binding, and for its abandoned fork."""
-    version_of = version_of or _version_of
     binding, fork = version_of("nvidia-ml-py"), version_of("pynvml")
     if fork is not None:
         advice = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
@@ -220,14 +229,3 @@ def judge_torch(torch: Torch | None, *, driver_cuda: str, num_gpus: int) -> Doct
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-
-
-def _has_module(name: str) -> bool:
-    return util.find_spec(name) is not None
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

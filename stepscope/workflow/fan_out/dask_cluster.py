@@ -55,8 +55,6 @@ def in_dask(
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """A client, and the work for each file."""
-
     client: Any
     cluster: Cluster
     on_file: Callable[[FileTask], FileViews]
@@ -87,7 +85,6 @@ class _Connection:
         self.cluster.check_versions(versions.items())
 
     def _next(self, arrived: queue.SimpleQueue[Any], num_missing: int) -> Any:
-        """The next future that is done."""
         watch = WorkerWatch(self.cluster)
         while True:
             with suppress(queue.Empty):

@@ -89,7 +89,6 @@ def open_ranks(path: str) -> list[TraceColumns]:
 
 
 def _on_disk(text: str, notices: list[Notice]) -> list[str]:
-    """Trace files of a local path."""
     path = Path(text)
     try:
         if path.is_file():
@@ -103,7 +102,6 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
-    """Trace files of the latest capture of a run."""
     captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
     captures = [folder for folder in captures if _traces_in(folder)]
     if not captures:

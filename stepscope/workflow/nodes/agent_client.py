@@ -122,8 +122,8 @@ class AgentClient:
         elif isinstance(error, socket.gaierror):
             what = f"no such host ({error.strerror})"
         else:
-            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            what = f"the agent cannot be reached ({said})"
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            what = f"the agent cannot be reached ({reason})"
         return UnreachableError(what, where=str(self), what_next=next_step)
 
 

@@ -88,11 +88,7 @@ class CapturedJob:
 
 
 def capture_job(
-    agents: Sequence[AgentClient],
-    order: CaptureOrder,
-    *,
-    wait: bool = True,
-    log: Log = lambda _: None,
+    agents: Sequence[AgentClient], order: CaptureOrder, *, wait: bool = True, log: Log = lambda _: None
 ) -> CapturedJob:
     """Capture a job, which may just have been started, and wait for the traces; interrupting the wait cancels it.
 

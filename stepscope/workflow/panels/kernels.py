@@ -90,7 +90,6 @@ def _findings(findings: Sequence[KernelFinding]) -> Child:
 
 
 def _groupings(roofline: Roofline, windows_ms: float) -> dict[str, Child]:
-    """A table per grouping that the trace has."""
     groupings = {
         "Name": ("Kernel", roofline.kernels),
         "Operator": ("Operator", roofline.by_operator),

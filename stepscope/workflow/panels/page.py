@@ -58,7 +58,6 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
 
 
 def _figures(job: Job) -> Element:
-    """Step time and use of the device."""
     figures = {
         "Step, captured": milliseconds(job.step_ms),
         "Step, unprofiled": None if job.unprofiled_step_ms is None else milliseconds(job.unprofiled_step_ms),

@@ -100,7 +100,6 @@ def look(programs: Programs, seconds: float) -> DriverLook:
 
 
 def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
-    """The GPU, or why it does not answer."""
     if isinstance(reply, Failure):
         return why_failed(reply)
     assert isinstance(reply, dict)

@@ -108,10 +108,8 @@ def _in_use(state: GpuState) -> _Judged:
     if count:
         pids = sorted({dict(one.labels)["pid"] for one in state.before.readings if "pid" in dict(one.labels)}, key=int)
         who = f" (pid {', '.join(pids[:5])})" if pids else ""
-        return (
-            Outcome.WARN,
-            f"{counted(count, 'process holds', 'processes hold')} the GPU{who}: what is measured is what is left",
-        )
+        holds = counted(count, "process holds", "processes hold")
+        return Outcome.WARN, f"{holds} the GPU{who}: what is measured is what is left"
     if used is not None and used > _HELD_BYTES:
         return Outcome.WARN, f"{used / 1024**3:.1f} GiB of its memory are held by nobody that the driver names"
     return _UNKNOWN if used is None and count is None else _GOOD
@@ -121,18 +119,16 @@ def _ecc(state: GpuState) -> _Judged:
     enabled = state.value("ecc_enabled")
     uncorrected = state.value("ecc_uncorrected_errors_total")
     if uncorrected:
-        return (
-            Outcome.FAIL,
-            f"{counted(uncorrected, 'uncorrected memory error')} since the driver was loaded: reset the GPU",
-        )
+        errors = counted(uncorrected, "uncorrected memory error")
+        return Outcome.FAIL, f"{errors} since the driver was loaded: reset the GPU"
     if enabled is None:
         return _UNKNOWN
     if not enabled:
         return Outcome.WARN, "ECC is off: memory errors go unseen"
-    came = _rise(state, "ecc_corrected_errors_total")
-    return (
-        (Outcome.WARN, f"{counted(came, 'memory error')} had to be corrected during the preflight") if came else _GOOD
-    )
+    corrected = _rise(state, "ecc_corrected_errors_total")
+    if corrected:
+        return Outcome.WARN, f"{counted(corrected, 'memory error')} had to be corrected during the preflight"
+    return _GOOD
 
 
 def _row_remap(state: GpuState) -> _Judged:
@@ -145,16 +141,12 @@ def _row_remap(state: GpuState) -> _Judged:
         return Outcome.FAIL, "a memory row waits to be replaced: reset the GPU (nvidia-smi --gpu-reset)"
     rows = state.value("remapped_rows_uncorrected_total") or 0
     if rows >= MAX_REMAPPED_ROWS:
-        return (
-            Outcome.WARN,
-            f"{counted(rows, 'memory row was', 'memory rows were')} replaced after uncorrected errors",
-        )
+        replaced = counted(rows, "memory row was", "memory rows were")
+        return Outcome.WARN, f"{replaced} replaced after uncorrected errors"
     empty = state.value("row_remap_banks", availability="none") or 0
-    return (
-        (Outcome.WARN, f"{counted(empty, 'memory bank has', 'memory banks have')} no spare row left")
-        if empty
-        else _GOOD
-    )
+    if empty:
+        return Outcome.WARN, f"{counted(empty, 'memory bank has', 'memory banks have')} no spare row left"
+    return _GOOD
 
 
 def _retired_pages(state: GpuState) -> _Judged:
@@ -163,8 +155,8 @@ def _retired_pages(state: GpuState) -> _Judged:
         return Outcome.SKIPPED, "GPUs from Ampere on replace rows instead"
     retired = (single or 0) + (double or 0)
     if retired >= MAX_RETIRED_PAGES:
-        said = f"{counted(retired, 'memory page is', 'memory pages are')} retired"
-        return Outcome.FAIL, f"{said}: have the GPU exchanged"
+        pages = counted(retired, "memory page is", "memory pages are")
+        return Outcome.FAIL, f"{pages} retired: have the GPU exchanged"
     if state.value("retired_pages_pending"):
         return Outcome.WARN, "memory pages wait to be retired: reboot"
     return _GOOD
@@ -178,8 +170,8 @@ def _xid(state: GpuState) -> _Judged:
         return _GOOD if listens or state.logged is not None else _UNKNOWN
     gravest = max(map(xid_of, numbers), key=lambda xid: xid.severity.rank)
     others = f" (and {', '.join(str(one) for one in numbers if one != gravest.number)})" if len(numbers) > 1 else ""
-    said = f"XID {gravest.number}{others} came: {gravest.sentence} {gravest.action.line}"
-    return _XID_OUTCOMES[gravest.severity], said
+    what = f"XID {gravest.number}{others} came: {gravest.sentence} {gravest.action.line}"
+    return _XID_OUTCOMES[gravest.severity], what
 
 
 def _throttling(state: GpuState) -> _Judged:
@@ -188,22 +180,20 @@ def _throttling(state: GpuState) -> _Judged:
     reasons = [_reasons(sample) for sample in state.samples]
     loaded = [one for one in reasons if "idle" not in one] or reasons
     counts = Counter(reason for one in loaded for reason in one)
-    said = ", ".join(
-        f"{reason} in {count / len(loaded):.0%} of the samples" for reason, count in sorted(counts.items())
-    )
+    shares = ((reason, count / len(loaded)) for reason, count in sorted(counts.items()))
+    what = ", ".join(f"{reason} in {share:.0%} of the samples" for reason, share in shares)
     hardware = max(counts[reason] for reason in _HARDWARE_REASONS)
     if hardware >= MIN_SLOWDOWN_SHARE * len(loaded) and hardware >= MIN_SLOWDOWNS:
-        return Outcome.FAIL, f"{said}: look at cooling, power cables and power supplies"
+        return Outcome.FAIL, f"{what}: look at cooling, power cables and power supplies"
     if hardware or counts["software_thermal"]:
-        return Outcome.WARN, f"{said}: look at cooling and power"
+        return Outcome.WARN, f"{what}: look at cooling and power"
     limit, usual = state.value("power_limit_watts"), state.value("power_limit_default_watts")
     if limit is not None and usual is not None and limit < usual * _LOWERED:
         return Outcome.WARN, f"the power limit was lowered to {limit:.0f} of {usual:.0f} W: products are slower"
-    return Outcome.PASS, said  # idle, or capped at the power limit, as large products are
+    return Outcome.PASS, what  # idle, or capped at the power limit, as large products are
 
 
 def _reasons(sample: Collection) -> set[str]:
-    """Why the clocks were reduced at a sample."""
     return {
         dict(one.labels)["reason"] for one in sample.readings if one.metric == GPU + "throttle_reason" and one.value
     }
@@ -228,12 +218,9 @@ def _nvlink(state: GpuState, *, is_board: bool) -> _Judged:
     if not up and not is_board:
         return Outcome.SKIPPED, "no NVLink is connected"
     if down:
+        links = f"{down:.0f} of {counted(up + down, 'NVLink')} {form(down, 'is', 'are')}"
         outcome = Outcome.FAIL if is_board else Outcome.WARN
-        return (
-            outcome,
-            f"{down:.0f} of {counted(up + down, 'NVLink')} {form(down, 'is', 'are')} "
-            "down: look for XIDs 74 and 144 to 150, reset the GPU",
-        )
+        return outcome, f"{links} down: look for XIDs 74 and 144 to 150, reset the GPU"
     recovered = _rise(state, "nvlink_recovery_errors_total") + _rise(state, "nvlink_recoveries_failed_total")
     return (Outcome.FAIL, f"{counted(recovered, 'recovery')} of NVLinks during the preflight") if recovered else _GOOD
 

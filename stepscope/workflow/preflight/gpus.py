@@ -136,7 +136,6 @@ def _by_slurm(
 
 
 def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
-    """Select by UUIDs and by minor numbers of whole GPUs."""
     devices = _devices(driver)
     found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
     gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
@@ -160,10 +159,10 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
     numbers = [name for name in unknown if name.isdecimal()]
     gone = [name for name in unknown if name.startswith("GPU-")]
     warnings: tuple[Notice, ...] = ()
-    numberless = [str(gpu.index) for gpu in driver.gpus if not gpu.minor] if numbers else []
-    if numberless:
-        request, warnings = _with_numberless(request, numbers, numberless, len(driver.lost))
-    if len(numbers) > len(numberless):
+    without_minor = [str(gpu.index) for gpu in driver.gpus if not gpu.minor] if numbers else []
+    if without_minor:
+        request, warnings = _with_unknown_minor(request, numbers, without_minor, len(driver.lost))
+    if len(numbers) > len(without_minor):
         gone = [*numbers, *gone]
     if driver.lost:  # neither number nor UUID of these is known
         gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
@@ -191,14 +190,14 @@ def _no_gpus(names: Sequence[str]) -> str:
     return f"Slurm's {listed(names)} {form(len(names), 'is no GPU', 'are no GPUs')} here"
 
 
-def _with_numberless(
-    request: PreflightRequest, numbers: Sequence[str], numberless: Sequence[str], num_lost: int
+def _with_unknown_minor(
+    request: PreflightRequest, numbers: Sequence[str], without_minor: Sequence[str], num_lost: int
 ) -> tuple[PreflightRequest, tuple[Notice, ...]]:
     """Add GPUs without a known minor number; where they may be another job's, nothing is run."""
-    why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(numberless)}, without a minor number, "
-    why += form(len(numberless), "is checked", "are checked")
-    request = replace(request, gpus=tuple(dict.fromkeys((*(request.gpus or ()), *numberless))))
-    if len(numberless) + num_lost > len(numbers):
+    why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(without_minor)}, without a minor number, "
+    why += form(len(without_minor), "is checked", "are checked")
+    request = replace(request, gpus=tuple(dict.fromkeys((*(request.gpus or ()), *without_minor))))
+    if len(without_minor) + num_lost > len(numbers):
         request, why = replace(request, groups=_ONLY_STATE), f"{why} by the driver, and nothing is run"
     return request, (Notice("minor_unknown", why),)
 
@@ -349,7 +348,6 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
 
 
 def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> Discovery:
-    """The named GPUs; for those that cannot be measured, why not."""
     chosen: list[MeasuredGpu] = []
     results = []
     for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):

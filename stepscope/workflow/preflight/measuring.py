@@ -125,7 +125,6 @@ class Measuring:
         )
 
     def _add(self, result: CheckResult) -> None:
-        """Add the result of one GPU."""
         (index,) = result.gpus
         self.results.append(result)
         if self._workers[index].failure is not None:
@@ -137,11 +136,7 @@ MAX_RESTARTS = 3
 
 
 def measure_peers(
-    gpus: Sequence[MeasuredGpu],
-    worker: Worker | None,
-    restart: Callable[[], Worker],
-    sizes: Sizes,
-    seconds: float,
+    gpus: Sequence[MeasuredGpu], worker: Worker | None, restart: Callable[[], Worker], sizes: Sizes, seconds: float
 ) -> list[CheckResult]:
     """Measure copies between each two GPUs, one pair after the other.
 

@@ -42,10 +42,7 @@ from stepscope.workflow.preflight.workers import Failure, Worker, ask, close_all
 
 
 def run_preflight(
-    request: PreflightRequest,
-    *,
-    programs: Programs | None = None,
-    on_progress: Progress = lambda _: None,
+    request: PreflightRequest, *, programs: Programs | None = None, on_progress: Progress = lambda _: None
 ) -> Preflight:
     """Check the GPUs of this node; takes some seconds to minutes.
 

@@ -88,13 +88,7 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 
 SAMPLED = frozenset(
     GPU + name
-    for name in (
-        "throttle_reason",
-        "sm_clock_hertz",
-        "temperature_celsius",
-        "power_watts",
-        "pcie_link_generation",
-    )
+    for name in ("throttle_reason", "sm_clock_hertz", "temperature_celsius", "power_watts", "pcie_link_generation")
 )
 """Metrics of each sample: those that change under load."""
 

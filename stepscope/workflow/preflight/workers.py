@@ -136,8 +136,8 @@ class Worker:
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 4096))
         lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return f"{how}: {said[-1][:300]}" if said else how
+        printed = [line.strip() for line in lines if line.strip()]
+        return f"{how}: {printed[-1][:300]}" if printed else how
 
 
 def close_all(workers: Sequence[Worker]) -> None:

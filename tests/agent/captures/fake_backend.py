@@ -1,4 +1,4 @@
-"""Processes that can be captured, and do what a test wants."""
+"""Fake capture backend: processes that behave as a test requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The back end speaks the agent's words: what it refuses, whom a process id means, what stands on /metrics."""
+"""Kineto backend in the agent's terms: rejected requests, meaning of process ids, samples on /metrics."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from stepscope.agent.exporter.dcgm_names import DcgmNames
 from stepscope.agent.exporter.exposition import CATALOGUE, Families, LabelTexts, text_of
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of

@@ -1,4 +1,4 @@
-"""Hand-overs that are waited for are measured apart from what else lies between the passes of a pipeline."""
+"""Awaited transfers between pipeline stages are measured apart from other time between the passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only reading a trace tells whether it holds what was asked for."""
+"""A trace is read to verify that it holds the requested steps."""
 
 from __future__ import annotations
 

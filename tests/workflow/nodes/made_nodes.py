@@ -1,4 +1,4 @@
-"""Nodes as their agents tell of them, made up, and served as agents serve them."""
+"""Made-up nodes as agents report them, served as agents serve them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A process that stands in for one that measures GPUs: H100s, some of them with the faults that a file names.
+"""Fake measuring process of a preflight: H100s, some with the faults that a file lists.
 
 FAKE_GPUS is a file: {"GPU-...": {"slow": {"copy": 0.5}, "hang": "multiply", "die": "upload", "error": "copy",
-"gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4, "wrong_upload": 8}}. What takes time only says so:
-nothing waits. FAKE_SHOWN: UUIDs that CUDA shows where nobody says what it may; all where it is not set.
+"gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4, "wrong_upload": 8}}. Durations are only
+reported: nothing waits. FAKE_SHOWN: UUIDs visible to CUDA by default; all if unset.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class NvlinkChecks:
 
     def _links(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """Links that were up and are down; those that were never up may be unconnected."""
-        links = {link: sample for (link, *_), sample in gpu.parts.get("nvlink_up", {}).items()}
+        links = gpu.by_label("nvlink_up")
         if not links:
             return
         self._was_up |= {link for link, sample in links.items() if sample.value}
@@ -133,7 +133,7 @@ class NvlinkChecks:
             yield good("nvlink_down", time_ns)
 
     def _fabric(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        now = {state: sample for (state, *_), sample in gpu.parts.get("fabric_state", {}).items() if sample.value}
+        now = {state: sample for state, sample in gpu.by_label("fabric_state").items() if sample.value}
         for state, sample in now.items():
             if state in _FABRIC:
                 severity, message = _FABRIC[state]
@@ -141,7 +141,7 @@ class NvlinkChecks:
                 yield bad("fabric_state", sample.time_ns, evidence)
             elif state == "completed":
                 yield good("fabric_state", sample.time_ns)
-        aspects = {aspect: sample for (aspect, *_), sample in gpu.parts.get("fabric_health", {}).items()}
+        aspects = gpu.by_label("fabric_health")
         unhealthy = [_ASPECTS[aspect] for aspect, sample in aspects.items() if aspect in _ASPECTS and not sample.value]
         if not aspects:
             return

@@ -67,12 +67,11 @@ class SlowdownChecks:
 
     def _hardware(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """Number of the last minutes in which the hardware lowered the clocks: a single one passes."""
-        reasons = {name: sample for (name, *_), sample in gpu.parts.get("throttle_reason", {}).items()}
-        known = [sample for name, sample in reasons.items() if name in _REASONS]
+        known = {name: sample for name, sample in gpu.by_label("throttle_reason").items() if name in _REASONS}
         if not known:
             return
-        time_ns = max(sample.time_ns for sample in known)
-        self._minutes.add(time_ns, {name for name, sample in reasons.items() if name in _REASONS and sample.value})
+        time_ns = max(sample.time_ns for sample in known.values())
+        self._minutes.add(time_ns, {name for name, sample in known.items() if sample.value})
         share, limit = self._minutes.share, self._thresholds.slowdown_per_minute
         seen = self._minutes.names
         action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))

@@ -1,6 +1,6 @@
 """Damaged events of other phases (metadata, flows, counters, instants) are handled alike by both readers.
 
-They become no rows, so a wrong type in one is no loss; broken text is mended and counted; without phase it is dropped.
+They become no rows, so a wrong type costs nothing; broken text is repaired and counted; without a phase it is dropped.
 """
 
 from __future__ import annotations
