@@ -53,7 +53,6 @@ class Hang(Injection):
         }
 
     def prepare(self, site: Site) -> None:
-        """The recorders' folder."""
         if site.job.profiled:
             Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 

@@ -60,7 +60,6 @@ class Churn:
         self._seconds_per_call = 0.0
 
     def begin_step(self, step: int) -> None:
-        """Measure MEASURED_STEP."""
         if step == MEASURED_STEP:
             self._wait()
             self._started, self._num_calls = self._clock(), 0

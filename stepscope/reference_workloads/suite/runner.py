@@ -71,9 +71,7 @@ class SuiteRuns:
     """What is known when the suite stops.
 
     Attributes:
-        by_name: results of runs by their name.
         refused: why a case's fault means nothing here, by the case's name.
-        is_complete: whether every run has been made.
     """
 
     by_name: Mapping[str, RunResult]
@@ -197,7 +195,6 @@ def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
 
 
 def _refusal(case: Case) -> str | None:
-    """Why the case cannot be run here; None when it can."""
     try:
         injected(case.run.job)
     except StepscopeError as error:
