@@ -23,8 +23,8 @@ import torch.distributed as dist
 from stepscope.core.errors import StepscopeError, UnreachableError, UsageError
 from stepscope.core.process import about_to_fork
 from stepscope.reference_workloads.launch import WorkloadResult, run_workload
-from stepscope.reference_workloads.parent_death import die_with
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.processes import die_with
 
 FOR_EVER = 3600.0
 """Seconds."""

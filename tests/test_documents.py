@@ -10,7 +10,7 @@ import pytest
 import stepscope
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
 from stepscope.core.text import wording
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope_reference import MARKER, PAGES
 
 _ROOT = Path(stepscope.__file__).parents[1]

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from stepscope.core.documents.analysis import Ledger
-from stepscope.core.vocabulary.categories import (
+from stepscope.core.vocabulary import (
     COMPUTE_CATEGORIES,
     EXPOSED_COMMUNICATION_CATEGORIES,
     IDLE_CATEGORIES,

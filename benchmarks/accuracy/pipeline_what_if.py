@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from stepscope.core.documents.what_if import WhatIfReport
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.training import once
 from stepscope.workflow.what_if import what_if

@@ -20,7 +20,7 @@ import numpy as np
 from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind
 from stepscope.core.documents.what_if import Fix, WhatIfReport
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.what_if import what_if
 

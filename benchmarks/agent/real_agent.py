@@ -6,7 +6,6 @@ the agent finds their answers when it resumes.
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import os
 import re
@@ -21,12 +20,12 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.measurement import children
+from stepscope.core.process import signal_at_parent_death
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 15.0
 _LAST_CALL_SECONDS = 0.15
 """What a reading that was asked for may take to end: a round of a GPU is some milliseconds."""
-_PR_SET_PDEATHSIG = 1
 _ADDRESS = re.compile(r":(\d+)/metrics serves")
 _WANTED = ("stepscope_gpu_", "stepscope_agent_")
 
@@ -182,4 +181,4 @@ def real_agent(folder: Path) -> Iterator[RealAgent]:
 
 def _end_with_parent() -> None:
     """A benchmark that is killed leaves no agent behind, and no frozen one: hence SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_at_parent_death(signal.SIGKILL)

@@ -33,7 +33,7 @@ from benchmarks.fleet_class.windows import (
 from stepscope.analyzer.fleet import class_of_job, classify
 from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
 from stepscope.core.documents.jobs import FleetClass
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 _WORDS = {"compute": "computing", "exposed_comm": "communication", "copy": "copying", "idle": "empty"}
 _RANGES: dict[str, tuple[float, ...]] = {

@@ -29,7 +29,7 @@ from benchmarks.fleet_class.sampling import WINDOWS_FILE, Recorder
 from benchmarks.fleet_class.windows import Labelled, write_windows
 from benchmarks.ranks import FOR_EVER, free_port, pose_as_machine
 from stepscope.analyzer.fleet import classify
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 _WINDOW_SECONDS = 56.0
 """A little less than the agent's minute, and as much as a hang takes to be told."""

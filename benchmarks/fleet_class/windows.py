@@ -26,13 +26,13 @@ from typing import Any
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.documents.analysis import RankLedger, StepLedger
 from stepscope.core.documents.steps import Step
-from stepscope.core.vocabulary.categories import (
+from stepscope.core.vocabulary import (
     COMPUTE_CATEGORIES,
     EXPOSED_COMMUNICATION_CATEGORIES,
     IDLE_CATEGORIES,
+    Cause,
     TimeCategory,
 )
-from stepscope.core.vocabulary.causes import Cause
 
 SPENT = ("compute", "exposed_comm", "copy", "idle")
 """A plain reading of a trace: shares of time with kernels that compute, else communication, else copies, nothing."""

@@ -31,7 +31,7 @@ from stepscope.analyzer.summaries import JobContext, timeline
 from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.cli.terminal.comparison import print_comparison
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError, StepscopeError
 from stepscope.core.process import PURE_VARIABLE
 from stepscope.store.documents import (

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepscope.agent.sources import GPUS, Sources, silent_gpus, wait_for_all
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason
+from stepscope.core.vocabulary import Notice
 
 _ANSWER_SECONDS = 40.0
 """Longer than a driver's library may take to load."""

@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from stepscope.collectors.host.processes import process_state
-from stepscope.collectors.nccl.ras import ask_ras, read_ras
+from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, stall_threshold_seconds
-from stepscope.core.documents.nccl_logs import RasCommunicator, RasStatus, ranks_behind
+from stepscope.core.documents.nccl import RasCommunicator, RasStatus, ranks_behind
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError, printable
 from stepscope.core.metrics.agent import TRAINING

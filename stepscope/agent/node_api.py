@@ -27,8 +27,7 @@ from stepscope.core.documents.node import (
 )
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Missing, Reading
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Missing, Reading
 
 _INFO = GPU + "info"
 _UP = GPU + "up"

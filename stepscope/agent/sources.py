@@ -25,8 +25,7 @@ from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollect
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.core.documents.jobs import Assignment
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted
 
 GPUS = "nvml"

@@ -19,7 +19,6 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.hardware.gpu_catalogue import find_gpu
 from stepscope.core.hardware.links import (
     SLOW_BELOW,
@@ -32,7 +31,7 @@ from stepscope.core.hardware.links import (
     scale_out_link,
     scale_up_link,
 )
-from stepscope.core.vocabulary.causes import Reason
+from stepscope.core.vocabulary import Evidence, Reason
 
 MAX_GPUS_PER_HOST = 8
 """More ranks than this are not taken for one host's where the traces name no host."""

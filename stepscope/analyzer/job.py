@@ -53,11 +53,9 @@ from stepscope.analyzer.what_if.pipeline_schedule import (
 )
 from stepscope.analyzer.what_if.predictions import add_gain_to_verdict, predict, replay_causes, replay_pipeline_causes
 from stepscope.core.documents.analysis import Analysis, MeshSizes, RootCause, WhatIf
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, Notice, TimeCategory
 
 
 def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:

@@ -38,10 +38,10 @@ from stepscope.analyzer.trace_quality import device_facts, host_facts
 from stepscope.analyzer.what_if.device_graph import build_graph
 from stepscope.analyzer.what_if.host_graph import read_timeline
 from stepscope.core.documents.analysis import RooflineCoverage
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import NONE, TraceColumns
 
 

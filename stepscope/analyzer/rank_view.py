@@ -17,8 +17,7 @@ from stepscope.analyzer.trace_quality import TraceFacts
 from stepscope.analyzer.what_if.host_graph import HostTimeline
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.documents.analysis import KernelTime, RooflineCoverage
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, Notice
 from stepscope.trace.columns import TraceHeader
 
 NUM_COMPARED_CODES = len(CAUSE_CODE) + 2

@@ -9,9 +9,9 @@ from statistics import median
 
 import numpy as np
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.steps import RankSteps, Step, StepReport, StepRow, StepTime
 from stepscope.core.text.numbers import ranks_words
+from stepscope.core.vocabulary import Notice
 
 
 def step_report(ranks: Sequence[RankSteps]) -> StepReport:

@@ -26,11 +26,10 @@ from stepscope.core.documents.analysis import (
     StepLedger,
     TraceQuality,
 )
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary import CATEGORY_ORDER, Notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.analysis import Job, RootCause, SecondaryCause, TraceQuality, Verdict
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY
 from stepscope.core.text.wording import cause_phrase, reason_words
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence
 
 SECONDARY_THRESHOLD = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5

@@ -12,7 +12,7 @@ import click
 
 from stepscope.cli.options import FOLDER, json_option, print_document, print_warnings
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 if TYPE_CHECKING:
     from stepscope.core.documents.analysis import Analysis

@@ -36,7 +36,7 @@ def _print(report: HangReport) -> None:
     from stepscope.core.errors import printable
     from stepscope.core.text.numbers import counted, ranks_words
     from stepscope.core.text.wording import cause_phrase
-    from stepscope.core.vocabulary.causes import Cause
+    from stepscope.core.vocabulary import Cause
 
     verdict = report.verdict
     kind = f", {verdict.kind}" if verdict.kind else ""

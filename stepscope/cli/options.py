@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from stepscope.core.documents.evidence import Notice
+    from stepscope.core.vocabulary import Notice
     from stepscope.workflow.nodes.agent_client import AgentClient
 
 

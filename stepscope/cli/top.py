@@ -13,7 +13,7 @@ import click
 from stepscope.cli.options import asks_agents
 
 if TYPE_CHECKING:
-    from stepscope.core.documents.evidence import Notice
+    from stepscope.core.vocabulary import Notice
     from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch
 

@@ -40,7 +40,7 @@ def command(
     (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
     from stepscope.cli.terminal.progress import file_progress
-    from stepscope.core.vocabulary.causes import Cause
+    from stepscope.core.vocabulary import Cause
     from stepscope.workflow.what_if import FIXABLE, what_if
 
     unknown = [cause for cause in causes if cause not in FIXABLE]

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Set
 from dataclasses import dataclass, field
 
-from stepscope.core.metrics.gpu import GPU, PROFILING_METRICS
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason
+from stepscope.core.metrics.gpu import PROFILING_METRICS
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason
 
 _NUM_SAMPLES = 10
 """In a row before a contradiction is reported."""
@@ -142,12 +142,8 @@ def _contradictions_in(values: Mapping[str, float]) -> list[tuple[str, str]]:
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
     is_empty = processes == 0 and used is not None and total is not None and used < _EMPTY_MEMORY_RATIO * total
     if busy >= _STUCK_RATIO and is_empty and not any(value > _ASLEEP_RATIO for value in counters):
-        found.append(
-            (
-                "busy_without_process",
-                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck",
-            )
-        )
+        message = f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck"
+        found.append(("busy_without_process", message))
     return found
 
 

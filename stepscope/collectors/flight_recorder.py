@@ -19,9 +19,9 @@ from typing import Any
 
 from stepscope.collectors.input_files import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import load_plain
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.hang import MOST_RANKS, FlightDump, GroupProgress, Operation, StackFrame
+from stepscope.core.documents.hang import MAX_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 
 MAX_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
@@ -100,7 +100,7 @@ def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice
 def _rank_of_name(name: str) -> int | None:
     """Rank in a file's name; None where there is no number, or one larger than any job has ranks, such as a date."""
     match = _EXPLICIT_RANK.search(name) or _RANK.search(name)
-    return int(match[1]) if match is not None and len(match[1]) <= _MAX_DIGITS and int(match[1]) < MOST_RANKS else None
+    return int(match[1]) if match is not None and len(match[1]) <= _MAX_DIGITS and int(match[1]) < MAX_RANKS else None
 
 
 def _looks_like_dump(file: Path) -> bool:
@@ -200,7 +200,7 @@ def _members(ranks: Any) -> tuple[int, ...] | None:
         if len(text) > _MAX_MEMBERS_TEXT or not _MEMBERS.match(text):
             return None
         ranks = [int(number) for number in _NUMBER.findall(text)]
-    if not isinstance(ranks, list | tuple) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
+    if not isinstance(ranks, list | tuple) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks):
         return None
     return tuple(ranks) or None
 

@@ -15,7 +15,7 @@ _PARSE_ERRORS = (
     *(AttributeError, EOFError, LookupError, OverflowError, RecursionError, TypeError, ValueError),
     *(pickle.UnpicklingError, struct.error),
 )
-_MAX_SAID = 120
+_MAX_REASON_LENGTH = 120
 
 
 @contextmanager
@@ -40,5 +40,5 @@ def malformed_as_data_error(what: str, *, where: str, what_next: str) -> Iterato
     try:
         yield
     except _PARSE_ERRORS as error:
-        said = " ".join(f"{type(error).__name__} {error}".split())[:_MAX_SAID]
-        raise DataError(f"{what} ({said})", where=where, what_next=what_next) from None
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:_MAX_REASON_LENGTH]
+        raise DataError(f"{what} ({reason})", where=where, what_next=what_next) from None

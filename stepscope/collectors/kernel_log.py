@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Missing, MissingReason, labels_of
 
 KERNEL_LOG = Path("/dev/kmsg")
 
@@ -124,9 +123,8 @@ class KernelLog:
             yield Finding("sxid", _message(f"SXid {sxid[4]}", sxid[5]), labels, time_ns)
         if named is not None:
             self._named = _bus_id(named)
-        if (
-            _OFF_THE_BUS in text and xid is None and self._named is not None
-        ):  # this record or the one before names the GPU
+        # this record or the one before names the GPU
+        if _OFF_THE_BUS in text and xid is None and self._named is not None:
             yield from self._xid(self._named, _OFF_THE_BUS_XID, "GPU has fallen off the bus", time_ns)
             self._named = None
 

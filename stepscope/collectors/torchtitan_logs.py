@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.steps import RankSteps, Step
 from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Notice
 
 FOLDER = "structured_logs"
 

@@ -1,4 +1,4 @@
-"""Process-wide switches: safe forking, and the optional accelerators in C (which change speed, never results).
+"""Process-wide switches: safe forking, parent-death signal, and the C accelerators (which change speed, never results).
 
 Garbage that the parent has not collected before a fork, such as a process group, may need threads that the child does
 not have: if the child collected it, its destructor would wait for them forever.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,17 @@ def about_to_fork() -> Iterator[None]:
     finally:
         if os.getpid() == parent and not is_frozen:
             gc.unfreeze()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def signal_at_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when its parent is gone, even killed; only Linux can."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 PURE_VARIABLE = "STEPSCOPE_PURE"

@@ -23,7 +23,7 @@ from stepscope import __version__
 from stepscope.core.documents.run_directory import TIMELINE_FILE
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.store.documents import encode_document
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.timeline import SHARE_UNIT, Tile, Track, make_tile, make_track

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope import __version__
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.vocabulary.palette import DARK, LIGHT, mark_rules, variables
+from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
 from stepscope.dashboard.pages import run, runs
 from stepscope.dashboard.pages.placeholders import failed, not_found

@@ -12,10 +12,10 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.documents.analysis import Analysis
+from stepscope.core.palette import pattern
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
 from stepscope.core.text.wording import category_words
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
-from stepscope.core.vocabulary.palette import pattern
+from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.elements import (
     Child,
     Column,

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from stepscope.core.errors import DataError, StepscopeError, UsageError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.parent_death import die_with_rank
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.processes import die_with_rank
 from stepscope.reference_workloads.run_folder import writing
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
@@ -287,12 +287,8 @@ def _draw(label: int, height: int, width: int, generator: torch.Generator) -> to
     return (128 + 40 * stripes + 30 * clouds + 12 * noise).clamp(0, 255).to(torch.uint8)
 
 
-def _jpegs(folder: Path) -> Iterator[Path]:
-    return (Path(entry) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if _is_jpeg(entry))
-
-
-def _is_jpeg(entry: os.DirEntry[str]) -> bool:
-    return Path(entry.name).suffix.lower() in _SUFFIXES
+def _jpegs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
 
 
 def _import_pillow() -> Any:

@@ -34,18 +34,14 @@ def describe_environment(device_type: str) -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Each visible GPU's name and limits: megahertz and watts."""
     import torch
 
     limits = _gpu_limits()
     return [
-        {"name": torch.cuda.get_device_name(index)} | limits.get(_uuid(torch, index), {})
+        {"name": torch.cuda.get_device_name(index)}
+        | limits.get(f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}", {})
         for index in range(torch.cuda.device_count())
     ]
-
-
-def _uuid(torch: Any, index: int) -> str:
-    return f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
 def _gpu_limits() -> dict[str, dict[str, str | None]]:
@@ -108,7 +104,6 @@ def torch_version() -> str:
 
 
 def device_name(device_type: str) -> str:
-    """The GPU's model, or the processor's."""
     if device_type == "cpu":
         return cpu_name() or "cpu"
     import torch

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -35,9 +35,7 @@ class TrainingJob:
         out, run: the run directory is out/run.
         device_type: "cpu" or "cuda".
         simulate_ms: time each block sleeps forwards, twice that backwards; 0 for none.
-        profiled: whether to measure and capture.
         schedule: which steps to capture; None for profile()'s default.
-        injections: the faults that the job has.
         timeout_seconds: how long a rank waits for another in a step before it gives up; the slowest honest wait is for
             traces to be written.
         linger_seconds: how long the other ranks may go on once one has failed, so that all leave what they know.
@@ -116,7 +114,6 @@ class Allowed:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether the value is within the bounds."""
         return (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
@@ -255,7 +252,6 @@ def layers_of(site: Site) -> Iterator[nn.Module]:
 
 
 def widest_matrix(layer: nn.Module) -> nn.Linear:
-    """The linear layer with the most outputs."""
     from torch import nn
 
     return max((part for part in layer.modules() if isinstance(part, nn.Linear)), key=lambda part: part.out_features)

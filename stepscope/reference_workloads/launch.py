@@ -50,7 +50,6 @@ class WorkloadResult:
 
     @property
     def device_type(self) -> str:
-        """Either "cpu" or "cuda"."""
         return self.job.device_type
 
     @property
@@ -60,12 +59,10 @@ class WorkloadResult:
 
     @property
     def first_loss(self) -> float:
-        """Loss of the first step."""
         return self.losses[0]
 
     @property
     def last_loss(self) -> float:
-        """Loss of the last step."""
         return self.losses[-1]
 
     @property
@@ -160,7 +157,7 @@ def run_workload(
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
     refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
-    return _train(job, on_progress or _ignore_progress, is_rank=is_rank, may_be_numbered=run is None)
+    return _train(job, on_progress or (lambda _: None), is_rank=is_rank, may_be_numbered=run is None)
 
 
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
@@ -239,7 +236,3 @@ def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
         return f"{preset.architecture}-{preset.name}-{run_name(None, identify())}"
     layout = f"tp{plan.tp}-pp{plan.pp}-dp{plan.dp}"
     return f"{preset.architecture}-{preset.name}-{layout}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _ignore_progress(_: Progress) -> None:
-    pass

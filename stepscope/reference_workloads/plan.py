@@ -67,22 +67,23 @@ class ParallelPlan:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages over all ranks."""
         return self.pp * (NUM_CHUNKS if self.is_multi_stage else 1)
 
     @property
     def is_multi_stage(self) -> bool:
-        """Whether a rank holds several stages."""
         return self.pp > 1 and self.schedule in MULTI_STAGE_SCHEDULES
 
     @property
     def rank_with_loss(self) -> int:
-        """The pipeline rank that holds the last stage."""
-        return rank_of_last_stage(self.schedule, self.pp) if self.pp > 1 else 0
+        return 0 if self.schedule in V_SCHEDULES else self.pp - 1
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
-        """The stages that a pipeline rank holds, in order."""
-        return stages_of_rank(self.schedule, pp_rank, self.pp) if self.pp > 1 else (0,)
+        """Dealt in rounds, or down and up again so that rank 0 has both ends."""
+        if self.pp == 1 or self.schedule in SINGLE_STAGE_SCHEDULES:
+            return (pp_rank,)
+        if self.schedule in V_SCHEDULES:
+            return pp_rank, 2 * self.pp - 1 - pp_rank
+        return tuple(range(pp_rank, NUM_CHUNKS * self.pp, self.pp))
 
     def layers_of(self, stage_index: int, num_layers: int) -> range:
         """The layers that a pipeline stage holds, of a model that `check_preset` has let through."""
@@ -164,20 +165,6 @@ SPLIT_BACKWARD_SCHEDULES = ("zero-bubble", *V_SCHEDULES)
 """Those that compute the gradients of activations and of weights apart."""
 NUM_CHUNKS = 2
 """Stages a rank holds under a multi-stage schedule."""
-
-
-def stages_of_rank(schedule: str, pp_rank: int, pp: int) -> tuple[int, ...]:
-    """Stages of a pipeline rank in order: dealt in rounds, or down and up again so that rank 0 has both ends."""
-    if schedule in SINGLE_STAGE_SCHEDULES:
-        return (pp_rank,)
-    if schedule in V_SCHEDULES:
-        return pp_rank, 2 * pp - 1 - pp_rank
-    return tuple(range(pp_rank, NUM_CHUNKS * pp, pp))
-
-
-def rank_of_last_stage(schedule: str, pp: int) -> int:
-    """The pipeline rank that knows the loss."""
-    return 0 if schedule in V_SCHEDULES else pp - 1
 
 
 _DDP_MULTI_STAGE = (

@@ -106,7 +106,6 @@ class Preset:
 
 @cache
 def presets(workload: str = "gpt") -> dict[str, Preset]:
-    """All presets of a workload by name."""
     file = "presets_resnet50.toml" if workload == IMAGES else "presets.toml"
     text = files("stepscope.reference_workloads").joinpath(file).read_text(encoding="utf-8")
     return {name: _preset(name, workload, table) for name, table in tomllib.loads(text).items()}

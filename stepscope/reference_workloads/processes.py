@@ -15,16 +15,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, get_start_method
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.errors import StepscopeError, UnreachableError
-from stepscope.core.process import about_to_fork
+from stepscope.core.process import about_to_fork, signal_at_parent_death
 from stepscope.core.text.numbers import form
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.parent_death import die_with
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
 
@@ -50,7 +49,6 @@ class _Rank:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is gone."""
         return self.ended_at is not None
 
 
@@ -196,8 +194,22 @@ def _end_all(ranks: list[_Rank]) -> None:
         rank.process.close()
 
 
+def die_with(parent: int) -> None:
+    """End this process when its parent is gone, so that a killed parent leaves no orphans."""
+    signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_rank(rank: int, _worker: int) -> None:
+    """The same for a loader's worker, which may be inside an item for long; `rank` is the process of its rank.
+
+    A fork server, where Python puts one between the two, ends with the rank and is the parent that counts.
+    """
+    die_with(os.getppid() if get_start_method() == "forkserver" else rank)
+
+
 def _run_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
-    """Main function of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(parent)

@@ -78,7 +78,6 @@ class Recipe:
             raise UsageError(f"{_option('loader_workers')} must be at least 0, not {self.loader_workers}")
 
     def num_loader_workers(self, preset: Preset) -> int:
-        """Number of loader workers of each rank."""
         return preset.num_loader_workers if self.loader_workers is None else self.loader_workers
 
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:

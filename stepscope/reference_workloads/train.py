@@ -268,11 +268,9 @@ class StepClock:
         self.begin()
 
     def begin(self) -> None:
-        """The next step begins."""
         self._started = self._mark()
 
     def end(self) -> None:
-        """A step has ended."""
         self._marks.append((self._started, self._mark()))
 
     def seconds(self) -> list[float]:

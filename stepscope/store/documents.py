@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job
-from stepscope.core.documents.run_directory import RUN_SCHEMA, RunManifest
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RUN_SCHEMA, RankTimeline, RunManifest
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 
 if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
     from stepscope.core.documents.nccl import NcclReport

@@ -11,10 +11,16 @@ from pathlib import Path
 import msgspec
 
 from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
-from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import (
+    ANALYSIS_FILE,
+    RUN_FILE,
+    TIMELINE_FILE,
+    TRACES_FOLDER,
+    RankTimeline,
+    RunManifest,
+)
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.store.documents import (
     check_job,
     decode_analysis,
@@ -248,7 +254,7 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
         except DataError as error:
             problems.append(str(error))
     job = head.job if head else None
-    row = _row_of_verdict(head) if head else None
+    row = next((row for row in head.root_causes if row.cause == head.verdict.cause), None) if head else None
     unanalysed = RunStatus.UNREADABLE if problems else RunStatus.NOT_ANALYSED
     return RunSummary(
         id=run_id,
@@ -271,10 +277,6 @@ def _load_head(path: Path) -> _AnalysisHead:
     head = decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
     check_job(head.job, where=str(path))
     return head
-
-
-def _row_of_verdict(head: _AnalysisHead) -> RootCause | None:
-    return next((row for row in head.root_causes if row.cause == head.verdict.cause), None)
 
 
 def _mesh_of(manifest: RunManifest | None) -> MeshSizes:

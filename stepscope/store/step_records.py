@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, STEPS_FOLDER, RunManifest
 from stepscope.core.documents.steps import RESERVED_FIELDS, RankSteps, Step
 from stepscope.core.text.numbers import counted, ranks_words
+from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
 
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
@@ -121,21 +121,10 @@ def _figures(text: bytes) -> dict[str, float]:
 
 
 def _step(line: _StepLine, text: bytes) -> Step:
-    return Step(
-        index=line.index,
-        start_ns=line.start_ns,
-        end_ns=max(line.start_ns, line.end_ns),
-        data_wait_ns=line.data_wait_ns,
-        phases=line.phases,
-        figures=_figures(text),
-        captured=line.captured,
-        anomalies=[anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies],
-        non_finite=line.non_finite,
-        attempt=line.attempt,
-        state=line.state,
-        export_ns=line.export_ns,
-        prepare_ns=line.prepare_ns,
-    )
+    values = msgspec.structs.asdict(line)
+    values["end_ns"] = max(line.start_ns, line.end_ns)
+    values["anomalies"] = [anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies]
+    return Step(**values, figures=_figures(text))
 
 
 MAX_RANKS_READ = 16

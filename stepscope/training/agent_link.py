@@ -38,7 +38,6 @@ from stepscope.core.protocol.messages import (
     encode,
 )
 from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.plan import CapturePlan
 from stepscope.training.captures.schedule import Schedule, SlowStep, SlowSteps, rule_from_environment
 from stepscope.training.run.identity import gpu_uuid
 from stepscope.training.settings import RunContext
@@ -61,7 +60,7 @@ class AgentLink:
         rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
 
     Attributes:
-        step_time: recent time of a step.
+        plan: the capture that each step belongs to.
         tick_seconds: time from one `tick` to the next.
     """
 
@@ -84,17 +83,13 @@ class AgentLink:
             slow_steps=self._slow_steps,
             send=self._send,
         )
+        self.plan = self._captures.plan
         self.tick_seconds = self._captures.tick_seconds
         self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
         self._start_if_needed(0)
-
-    @property
-    def plan(self) -> CapturePlan:
-        """The capture that each step belongs to."""
-        return self._captures.plan
 
     def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
         """Take in a finished step, in about a microsecond.
@@ -178,9 +173,7 @@ class HeartbeatSource:
     """Hello and heartbeat lines of this process. The training thread sets the newest steps, any thread takes lines.
 
     Attributes:
-        newest: the newest finished step.
         newest_settled: the newest finished step that has all its figures.
-        gpu_uuid: None while unknown.
     """
 
     def __init__(self, context: RunContext, state_of_step: Callable[[], str]) -> None:
@@ -214,6 +207,7 @@ class HeartbeatSource:
         """The line on the newest step and the open one."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
+        figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
             return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
         return encode(
@@ -224,13 +218,12 @@ class HeartbeatSource:
                 ms=max(record.duration_ns, 0) / 1e6,
                 data_wait_ms=max(record.data_wait_ns, 0) / 1e6,
                 phases_ms={name: max(ns, 0) / 1e6 for name, ns in _first_of(record.phases).items()},
-                figures={} if settled is None else _sendable(settled.figures),
+                figures={name: value for name, value in figures.items() if -_MAX_FIGURE < value < _MAX_FIGURE},
                 doing=doing,
             )
         )
 
     def _doing(self) -> str | None:
-        """The innermost phase that is open."""
         phases = open_phases(self._context.open_spans())
         return next((name for name in reversed(phases) if name.isprintable() and 0 < len(name) <= _MAX_NAME), None)
 
@@ -239,10 +232,6 @@ def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
     """The first few of them; copied whole first, as the training thread may add one meanwhile."""
     named = {name: value for name, value in dict(numbers).items() if name.isprintable() and 0 < len(name) <= _MAX_NAME}
     return dict(list(named.items())[:_MAX_NAMES])
-
-
-def _sendable(figures: Mapping[str, int | float]) -> dict[str, int | float]:
-    return {name: value for name, value in _first_of(figures).items() if -_MAX_FIGURE < value < _MAX_FIGURE}
 
 
 HEARTBEAT_SECONDS = 1.0

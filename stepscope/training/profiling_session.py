@@ -293,7 +293,7 @@ class Profile:
             self,
             self._background_loop,
             note=Profile._note_signal,
-            end=Profile._close_as,
+            end=Profile._close,
             is_busy=lambda self: self._depth > 0,
             step=lambda self: -1 if self._step is None else self._step.index,
         )
@@ -313,9 +313,6 @@ class Profile:
         self._close("signal" if self._is_ending else attempt_ending(kind))
 
     @_harmless
-    def _close_as(self, ended: str) -> None:
-        self._close(ended)
-
     def _close(self, ended: str) -> None:
         self._close_annotation()
         record, self._step = self._step, None
@@ -417,7 +414,6 @@ class Profile:
 
 
 def is_measured() -> bool:
-    """Whether a profile measures this process."""
     return _profile_at_work() is not None
 
 

@@ -67,13 +67,7 @@ _DISJOINT = ("tp", "pp", "dp", "cp")
 
 
 def implausible_arguments(settings: Settings, mesh: Mapping[str, int], world_size: int) -> list[str]:
-    """One line each, for the log.
-
-    Args:
-        settings: as given.
-        mesh: sizes by dimension, as understood.
-        world_size: of the job.
-    """
+    """One line each, for the log."""
     found = []
     if isinstance(settings.ranks, Collection) and not isinstance(settings.ranks, str):
         absent = sorted(rank for rank in settings.ranks if isinstance(rank, int) and not 0 <= rank < world_size)

@@ -15,11 +15,10 @@ from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline
 from stepscope.core.documents.analysis import Analysis, MeshSizes
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RunManifest
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankTimeline, RunManifest
 from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
 from stepscope.core.text.numbers import ranks_words
+from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, in_this_process, map_for, task_paths

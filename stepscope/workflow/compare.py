@@ -12,9 +12,9 @@ from stepscope.analyzer.compare.gates import parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import ANALYSIS_FILE
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
 from stepscope.store.runs import captures, find_manifest, has_current_analysis, is_run, is_saved_analysis, load_analysis

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from stepscope.analyzer.memory import explain_memory
 from stepscope.collectors.memory_snapshot import read_note, read_snapshot
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.run_directory import MEMORY_FOLDER
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 _SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")

@@ -12,15 +12,13 @@ from pathlib import Path
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.collectors.nccl.inspector import read_inspector
 from stepscope.collectors.nccl.log import read_log
-from stepscope.collectors.nccl.ras import looks_like_ras, read_ras
+from stepscope.collectors.nccl.rank_status import looks_like_ras, looks_like_xpu_timer, read_ras, read_xpu_timer
 from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
-from stepscope.collectors.nccl.xpu_timer import looks_like_xpu_timer, read_xpu_timer
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.nccl import NcclReport
-from stepscope.core.documents.nccl_logs import HangFlags, InspectorCall, LogEvent, RasStatus
+from stepscope.core.documents.nccl import HangFlags, InspectorCall, LogEvent, NcclReport, RasStatus
 from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 _HEAD_LINES = 400

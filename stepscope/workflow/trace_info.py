@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import Category, TraceColumns
 from stepscope.workflow.fan_out.engine import Progress
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks

@@ -11,12 +11,11 @@ from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.operation_slowdown import Removal, Replay, Slowdown, find_slowdown
 from stepscope.analyzer.what_if.operations import Grid, arrange, find_dependencies
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR, PIPELINE_CAUSES
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, Notice
 from stepscope.trace.formats.operation_table import meta_path
 from stepscope.trace.reading import has_operations_name, read_operations
 from stepscope.workflow.analyze import read_job

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_FOREIGN_THREAD: Any = getattr(threading, "_DummyThread", ())
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,7 +131,6 @@ class AutomaticRun:
                 self._end_step()
 
     def update_failed(self) -> None:
-        """The update ended by an exception."""
         self._depth -= 1
 
     @_harmless(None)
@@ -168,7 +168,6 @@ class AutomaticRun:
 
     @_harmless(None)
     def loader_began(self, iterator: Any, started_ns: int) -> None:
-        """The wait is over: an iteration over a loader began."""
         self._is_asking = False
         self._waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
 
@@ -180,12 +179,10 @@ class AutomaticRun:
 
     @_harmless(None)
     def loader_ran_out(self, iterator: Any, started_ns: int) -> None:
-        """The wait is over: there are no more batches."""
         self._is_asking = False
         self._waits.ran_out(_loader(iterator), started_ns, time.perf_counter_ns())
 
     def loader_failed(self) -> None:
-        """The wait ended by an exception."""
         self._is_asking = False
 
     @_harmless(_NOTHING)
@@ -309,12 +306,7 @@ def _at_exit(end: Any) -> None:
 
 def _is_autograds() -> bool:
     """Whether Python did not begin the current thread, as is so for the threads on which autograd goes backward."""
-    return isinstance(threading.current_thread(), _foreign_thread())
-
-
-@functools.cache
-def _foreign_thread() -> Any:
-    return getattr(threading, "_DummyThread", ())
+    return isinstance(threading.current_thread(), _FOREIGN_THREAD)
 
 
 NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"

@@ -71,7 +71,6 @@ class RunOptions:
     with_stack: bool
 
     def as_text(self) -> str:
-        """The value of the variable."""
         return json.dumps(asdict(self))
 
 

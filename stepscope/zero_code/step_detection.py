@@ -36,7 +36,6 @@ class StepCycle:
         self._left_at: dict[int, int] = {}
 
     def counts(self, optimizer: Any) -> bool:
-        """Whether steps are counted by this optimizer."""
         return id(optimizer) == self._counted
 
     def ends_with(self, optimizer: Any) -> bool:
@@ -111,7 +110,6 @@ class LoaderWaits:
             self._asked[loader] = self._asked.pop(loader)  # the last one asked comes last
 
     def ran_out(self, loader: int, started_ns: int, ended_ns: int) -> None:
-        """The loader had no more batches."""
         self._ask(loader, started_ns, ended_ns).is_exhausted = True
 
     def update(self) -> tuple[int, int]:

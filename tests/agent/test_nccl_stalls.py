@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.agent.hang_detection import NcclSource, StallHistory, ras_address
-from stepscope.collectors.nccl.ras import ask_ras, read_ras
+from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.readings import MissingReason

@@ -27,8 +27,8 @@ from stepscope.core.documents.jobs import (
 from stepscope.core.documents.node import NODE_SCHEMA, TrainingRank, node_document
 from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthReport, HealthState, Severity
-from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import (
+    GPU,
     Collection,
     Finding,
     Labels,
@@ -39,7 +39,7 @@ from stepscope.core.metrics.readings import (
     with_labels,
 )
 from stepscope.core.protocol.messages import Heartbeat, Hello
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.nodes.answers import read_node
 
 _SECOND = 10**9

@@ -25,8 +25,7 @@ from stepscope.agent.web.server import Address, AgentServer
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.devices import device_in
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 

@@ -8,8 +8,7 @@ from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, RootCause
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_ORDER, COMPUTE_CATEGORIES, Cause, TimeCategory
 from tests.analyzer.build import NS_PER_US, TraceBuilder
 
 COMPUTE = "compute"

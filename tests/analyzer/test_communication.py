@@ -10,8 +10,7 @@ from stepscope.analyzer.communication import transfer_faults
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, Collective
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.workflow.analyze import analyze
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import data_parallel

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, RooflineCoverage
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from tests.analyzer.build import MAIN, NS_PER_US, TraceBuilder
 from tests.analyzer.jobs import TRANSFER_US, chain_of_waits, data_parallel
 from tests.analyzer.readings import analyse, cause_us, notice_codes, rank_us, row_of, view_of

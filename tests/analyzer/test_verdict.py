@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import data_parallel
 from tests.analyzer.readings import analyse, row_of

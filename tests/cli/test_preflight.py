@@ -11,9 +11,9 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.machine_checks import CheckResult, Outcome, Preflight, PreflightGpu
 from stepscope.core.errors import UnreachableError
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight.request import PreflightRequest
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.collectors.contradictions import ContradictionWatch
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of, with_labels
 
 LABELS = labels_of(gpu=0, uuid="GPU-0")
 BUSY = {"utilization_ratio": 1.0, "power_watts": 400.0, "power_limit_watts": 700.0}

@@ -34,20 +34,19 @@ from stepscope.cli.top import _print as print_top
 from stepscope.cli.workload.suite import _list as print_cases
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RunManifest, memory_owners_path, oom_report_path
+from stepscope.core.documents.run_directory import RankTimeline, RunManifest, memory_owners_path, oom_report_path
 from stepscope.core.documents.steps import StepReport
-from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
 from stepscope.core.protocol.messages import Message
 from stepscope.core.protocol.messages import encode as encode_message
+from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment

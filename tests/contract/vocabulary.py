@@ -19,8 +19,7 @@ from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.protocol.captures import Alignment, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import ANSWER_STATES
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.reference_workloads.estimate.memory import Category as PlannedCategory
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 from stepscope.reference_workloads.suite.score import Outcome as SuiteOutcome

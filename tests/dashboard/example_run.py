@@ -36,11 +36,8 @@ from stepscope.core.documents.analysis import (
     Verdict,
     WhatIf,
 )
-from stepscope.core.documents.evidence import Evidence, Notice
-from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RunManifest
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RankTimeline, RunManifest
+from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Evidence, Notice, Reason, TimeCategory
 from stepscope.store.runs import save_analysis, save_timelines
 
 ORIGIN_NS = 1_785_938_592_123_456_789

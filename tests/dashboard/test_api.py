@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.store.documents import decode_analysis
 from stepscope.store.runs import RunStore
 from tests.dashboard import example_run as example

@@ -9,8 +9,7 @@ from dash.development.base_component import Component
 
 from stepscope.analyzer.blame.root_causes import INTERVAL
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.evidence import Evidence
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import Evidence, TimeCategory
 from stepscope.dashboard.components import timeline_panel, to_dash
 from stepscope.workflow.panels.elements import Element, share_bar, stacked_bar
 from stepscope.workflow.panels.kernels import kernels_panel

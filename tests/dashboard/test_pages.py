@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.store.runs import RunStore, save_analysis
 from tests.dashboard import example_run as example
 from tests.dashboard.live_server import live_server

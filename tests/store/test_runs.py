@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_ORDER, Cause
 from stepscope.store.documents import decode_analysis, decode_timelines, encode_document, encode_timelines
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, UnknownRunError, save_analysis
 from tests.dashboard import example_run as example

@@ -10,8 +10,7 @@ import pytest
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError, TruncatedTraceError
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.workflow.analyze import analyze
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
 

@@ -12,13 +12,13 @@ import pytest
 
 from stepscope.core.documents.analysis import Analysis, RankLedger
 from stepscope.core.errors import StepscopeError
-from stepscope.core.vocabulary.categories import (
+from stepscope.core.vocabulary import (
     COMPUTE_CATEGORIES,
     EXPOSED_COMMUNICATION_CATEGORIES,
     IDLE_CATEGORIES,
+    Cause,
     TimeCategory,
 )
-from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.inputs.trace_files import open_ranks
 

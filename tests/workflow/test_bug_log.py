@@ -14,8 +14,7 @@ import pytest
 from stepscope.analyzer.rank import view_rank
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.store.documents import encode_document
 from stepscope.workflow.analyze import analyze, view_files
 from tests.trace.one_rank import read_trace

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.workflow.analyze import analyze
 
 NUM_WORKERS = 4

@@ -10,7 +10,7 @@ import pytest
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.comparison import Change, Comparison
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.compare import read_run
 
 pytestmark = pytest.mark.shared

@@ -12,7 +12,7 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.dashboard.components import timeline_panel
 from stepscope.store.documents import decode_analysis, encode_document
 from stepscope.workflow.panels.ledger import ledger_panel, most_different_ranks

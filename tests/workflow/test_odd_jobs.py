@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.store.documents import decode_analysis, encode_document
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.what_if import what_if

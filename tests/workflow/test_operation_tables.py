@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.core.documents.what_if import WhatIfInput
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.what_if import find_operation_table, what_if
 from tests.analyzer.what_if.pipelined_job import one_forward_one_backward, operation_table
 

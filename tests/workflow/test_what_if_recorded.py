@@ -13,7 +13,7 @@ import pytest
 from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.what_if.rank_graph import Edges
 from stepscope.core.documents.what_if import WhatIfReport
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.what_if import what_if
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES
 from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS
 from stepscope.core.text.wording import CATEGORY_MEANINGS
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope_reference.fields import member_texts
 from stepscope_reference.markdown import code, codes, table, text
 from stepscope_reference.snapshots import snapshot

@@ -22,9 +22,8 @@ from stepscope.core.protocol.captures import (
     CaptureTarget,
     RankCapture,
     report_document,
-    report_of,
 )
-from stepscope.core.protocol.fields import FieldError
+from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.worker_thread import WorkerThread
 
@@ -258,7 +257,7 @@ class CaptureStore:
         try:
             if self._file.stat().st_size > _MAX_BYTES:
                 raise FieldError("it is too large")
-            return [report_of(one) for one in json.loads(self._file.read_bytes())]
+            return [read_object(CaptureReport, one) for one in json.loads(self._file.read_bytes())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError) as error:

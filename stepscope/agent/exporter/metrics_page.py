@@ -25,8 +25,8 @@ from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics import MetricKind
 from stepscope.core.metrics.agent import AGENT
-from stepscope.core.metrics.gpu import BY_NAME, GPU, GPU_METRICS
-from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Reading, labels_of
+from stepscope.core.metrics.gpu import BY_NAME, GPU_METRICS
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Reading, labels_of
 
 _OF_THE_AGENT = "agent"
 SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((GPU + "xid_", GPU + "up")))

@@ -12,9 +12,8 @@ from stepscope.analyzer.fleet import class_of_job, classify
 from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, FleetClass, FleetReport, Job, JobClass, job_labels
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, with_labels
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Missing, MissingReason, Reading, with_labels
+from stepscope.core.vocabulary import Cause
 
 _log = logging.getLogger(__name__)
 

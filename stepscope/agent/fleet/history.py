@@ -12,9 +12,7 @@ from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
-from stepscope.core.metrics.readings import Labels, Reading, labels_of
+from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Labels, Reading, labels_of
 
 _STALE_NS = int(STALE_SECONDS * 1e9)
 _SAMPLE_FIELDS = {

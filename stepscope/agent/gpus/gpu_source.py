@@ -21,8 +21,17 @@ from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.devices import Device, device_in, device_of
 from stepscope.core.metrics.agent import AGENT
-from stepscope.core.metrics.gpu import GPU, SWITCH
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import (
+    GPU,
+    Collection,
+    Finding,
+    Labels,
+    Missing,
+    MissingReason,
+    Reading,
+    with_labels,
+)
 from stepscope.core.text.numbers import form, number_runs
 
 _log = logging.getLogger(__name__)

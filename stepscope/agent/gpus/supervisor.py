@@ -15,8 +15,7 @@ from stepscope.agent.gpus.targets import ProbeCounts, Target
 from stepscope.agent.gpus.xid_log import XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, MissingReason, WireError
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason, WireError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.hardware.devices import Device
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason, Reading, with_labels
 
 _UP = GPU + "up"
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stepscope.core.hardware.devices import Device, device_in
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Finding, Reading, with_labels
+from stepscope.core.metrics.readings import GPU, Finding, Reading, with_labels
 
 _MAX_WAITING = 4096
 _SET_BACK_NS = 10**9

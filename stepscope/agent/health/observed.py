@@ -12,9 +12,8 @@ from typing import NamedTuple
 from stepscope.agent.health.samples import Sample
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, device_in
-from stepscope.core.metrics.gpu import GPU, SWITCH
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import GPU, HOST, Collection, Labels, Missing, MissingReason, Reading
 
 _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
 """Labels that name a whole GPU."""

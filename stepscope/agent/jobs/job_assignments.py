@@ -35,8 +35,7 @@ from stepscope.collectors.jobs.slurm import (
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.metrics.readings import GPU, Missing, MissingReason
 from stepscope.core.text.numbers import counted
 
 _SHORT_ID = 12

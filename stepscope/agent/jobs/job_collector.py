@@ -32,8 +32,7 @@ from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _SLOW_POLL_SECONDS = 15.0

@@ -14,8 +14,7 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, COMPUTE_CATEGORIES, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_CODE, COMPUTE_CATEGORIES, Cause, TimeCategory
 from stepscope.trace.columns import IntColumn
 
 

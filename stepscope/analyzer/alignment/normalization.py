@@ -22,7 +22,7 @@ from stepscope.analyzer.alignment.clocks import (
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import IntColumn
 
 

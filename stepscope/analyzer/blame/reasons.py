@@ -14,8 +14,7 @@ from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.communication import TransferFault
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Job, Pipeline, RootCause, TraceQuality
-from stepscope.core.documents.evidence import Evidence
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 REASON_THRESHOLD = 0.20
 """Least share of its cause's time, on the causing ranks, for a reason to be named; the largest always is."""

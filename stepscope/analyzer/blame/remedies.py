@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.PIPELINE_BUBBLE: ("give each rank several smaller stages (interleaving)",),

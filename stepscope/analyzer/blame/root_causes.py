@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.analyzer.blame.waits import AttributedWait
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER, TO_ATTRIBUTE, TimeTable
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 NAMED_RANK_SHARE = 0.25
 """Least share of the worst rank's contribution for a rank to be named."""

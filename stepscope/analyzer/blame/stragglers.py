@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import KernelTime
-from stepscope.core.documents.evidence import Evidence
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 SLOWER_THRESHOLD = 1.05
 """Lowest ratio of a rank's compute to its peers' that is a difference (docs/explanation/how-numbers-are-made.md)."""

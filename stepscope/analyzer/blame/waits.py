@@ -25,8 +25,7 @@ from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank_view import COMPUTE_CODE, NUM_COMPARED_CODES, RankView, comparison_table
 from stepscope.analyzer.rows import distinct
-from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES, Cause
 
 SHORTEST_HOLD_NS = 5_000
 """An operation that ends in a gap of 1-2 us between two queued kernels did not delay its device."""

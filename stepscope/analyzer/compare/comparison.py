@@ -43,10 +43,9 @@ from stepscope.core.documents.comparison import (
     Difference,
     MemoryDifference,
 )
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.wording import cause_phrase
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
 
 FEW_STEPS = 10
 """Fewest whole steps per run from which the noise within a run is well known."""

@@ -30,8 +30,7 @@ from stepscope.core.documents.comparison import Change, Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import nearest
 from stepscope.core.text.numbers import counted, significant
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
 _SEE_METRICS = "see docs/guides/compare.md"

@@ -34,8 +34,7 @@ from stepscope.core.documents.comparison import (
     Difference,
     KernelDifference,
 )
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 
 KERNEL_SPREAD = 0.03
 """Assumed relative standard deviation of one kernel's time between runs, when there are too few runs to measure it."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from stepscope.analyzer.compare.statistics import RunFigure, correlation_of_blocks, summarise_steps
 from stepscope.core.documents.analysis import Analysis, MeshSizes, StepLedger
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import RunManifest
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import Notice, TimeCategory
 
 _BOOTSTRAP_WIDTH = 2 * 1.6449
 """Standard deviations between the 5th and 95th percentiles, which root-cause intervals give."""

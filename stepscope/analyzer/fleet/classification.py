@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from stepscope.analyzer.fleet.evidence import communicates, hang_evidence, judge_host, throttle_of, time_shares
 from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, SampleWindow, window_of
 from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase, reason_words
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 _TRUST = {Counters.SM: 0.9, Counters.PIPES: 0.7, Counters.POWER: 0.5, Counters.NONE: 0.5}
 """Highest confidence; benchmarks/fleet_class/accuracy.py measures how often each is right on recorded runs."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from stepscope.analyzer.fleet.samples import Sample, SampleWindow, share_of
 from stepscope.analyzer.fleet.thresholds import Limits
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.documents.jobs import Counters, TimeShares
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 FULL = 0.9
 """Engine activity of a sample with kernels all the time."""

@@ -21,7 +21,7 @@ from stepscope.core.documents.hang import (
     RankState,
 )
 from stepscope.core.text.numbers import counted, form, ranks_words
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 GRACE_SECONDS = 3.0
 """Ranks reach their limit within about a second of each other, and report within another."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from stepscope.core.documents.hang import MOST_RANKS, OF_ALL, FlightDump, Operation
+from stepscope.core.documents.hang import MAX_RANKS, OF_ALL, FlightDump, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
     made: dict[Group, Group] = {}
-    everybody = tuple(range(min(max(_min_world_size(descriptions, callers), world_size), MOST_RANKS)))
+    everybody = tuple(range(min(max(_min_world_size(descriptions, callers), world_size), MAX_RANKS)))
 
     def group(name: str, listed: tuple[int, ...] | None) -> Group:
         description = descriptions.get(name, "")

@@ -40,7 +40,7 @@ from stepscope.analyzer.hang.progress import (
 )
 from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict, group_words
 from stepscope.core.text.numbers import counted, form, ranks_words
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 NONE = "none"
 

@@ -19,7 +19,7 @@ from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import IntColumn, TraceColumns, TraceDevice
 
 Sums = npt.NDArray[np.float64]

@@ -31,11 +31,9 @@ from stepscope.analyzer.kernels.rank_kernels import (
 )
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.core.documents.analysis import CopyTime, Job, KernelFinding, KernelTime, Roofline, RootCause
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.names import short_kernel_name
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Evidence, Reason
 
 NUM_GROUPS_SHOWN = 20
 """Operators, modules and calls in the document, largest first."""

@@ -33,7 +33,7 @@ from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.analyzer.rows import combinations, distinct
 from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
 
 _MODULE_FRAME = "nn.Module: "

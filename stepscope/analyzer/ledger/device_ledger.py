@@ -18,7 +18,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.idle_time import Host, attribute_gaps, late_host
 from stepscope.analyzer.ledger.segments import CategorySpans, Segments, assemble
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import IntColumn
 
 

@@ -15,8 +15,7 @@ from stepscope.analyzer.intervals import Intervals, intersect, join, single, sub
 from stepscope.analyzer.ledger.host_spans import host_annotations
 from stepscope.analyzer.ledger.segments import CategorySpans, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|record_param_comms)|wait_tensor")

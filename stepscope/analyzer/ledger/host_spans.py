@@ -13,7 +13,7 @@ from stepscope.analyzer.intervals import Intervals, Nanoseconds, join, time_of, 
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import on_lanes
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000

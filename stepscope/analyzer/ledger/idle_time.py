@@ -32,8 +32,7 @@ from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import distinct, on_lanes
 from stepscope.core.documents.run_directory import PHASE_PREFIX
 from stepscope.core.errors import printable
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 

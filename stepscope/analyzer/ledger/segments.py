@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, Nanoseconds
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, Cause, TimeCategory
 from stepscope.trace.columns import IntColumn, narrow
 
 CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.rows import distinct
-from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stepscope.analyzer.memory.categories import category_of, phase_of
 from stepscope.analyzer.memory.history import History, growth_of, history_of
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import StackFrame, stack_lines
 from stepscope.core.documents.memory import (
     Fragmentation,
@@ -24,6 +23,7 @@ from stepscope.core.documents.memory import (
     Remedy,
     own_call,
 )
+from stepscope.core.vocabulary import Notice
 
 
 def fragmentation_of(segments: Iterable[MemorySegment]) -> Fragmentation:

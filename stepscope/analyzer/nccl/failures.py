@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from stepscope.core.documents.hang import OF_ALL
-from stepscope.core.documents.nccl import NcclFinding
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     HangFlags,
     LogEvent,
+    NcclFinding,
     RasCommunicator,
     RasStatus,
     TimedOut,

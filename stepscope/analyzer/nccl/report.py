@@ -16,18 +16,22 @@ from stepscope.analyzer.nccl.failures import (
 )
 from stepscope.analyzer.nccl.topology import devices_of, index_communicators, planned_paths, shared_cards
 from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
-from stepscope.core.documents.nccl import Bandwidth, Communicator, NcclFinding, NcclReport, Transport
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
+    Bandwidth,
     Benchmarked,
     CardEvent,
+    Communicator,
     FailedTransfer,
     HangFlags,
     InspectorCall,
     LogEvent,
     Measured,
+    NcclFinding,
+    NcclReport,
     RasStatus,
     RingPath,
     Rings,
+    Transport,
     Version,
     Warned,
 )

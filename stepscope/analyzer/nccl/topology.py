@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from stepscope.core.documents.nccl import Communicator, Devices, NcclFinding, PlannedWays
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     Channels,
+    Communicator,
+    Devices,
     Join,
     JoinSeconds,
     LogEvent,
     LogPlace,
+    NcclFinding,
     Network,
     PlannedWay,
+    PlannedWays,
     Shape,
     TopologyNode,
 )

@@ -10,8 +10,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from stepscope.analyzer.nccl.topology import CommunicatorIndex
-from stepscope.core.documents.nccl import NcclFinding, Transport
-from stepscope.core.documents.nccl_logs import DirectMemory, LogEvent, NoInfiniBand, NoPlugin, RingPath, Setting
+from stepscope.core.documents.nccl import (
+    DirectMemory,
+    LogEvent,
+    NcclFinding,
+    NoInfiniBand,
+    NoPlugin,
+    RingPath,
+    Setting,
+    Transport,
+)
 from stepscope.core.hardware.health import Severity
 
 ANY_DISTANCE = frozenset(["SYS", "sys", "5"])

@@ -27,8 +27,7 @@ from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, repl
 from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Pipeline
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 
 
 @dataclass(frozen=True, slots=True)

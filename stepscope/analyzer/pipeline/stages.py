@@ -13,7 +13,7 @@ from stepscope.analyzer.alignment.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KI
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, interleaved_order
 from stepscope.analyzer.rank_view import RankView, compute_by_step
-from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
+from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES
 from stepscope.trace.columns import NONE
 
 

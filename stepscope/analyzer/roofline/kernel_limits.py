@@ -17,7 +17,7 @@ from stepscope.analyzer.roofline.kernel_costs import DTYPES, Codes, DecidedBy, K
 from stepscope.analyzer.roofline.kernel_family import Family, family_of
 from stepscope.analyzer.roofline.operator_call import Floats
 from stepscope.core.hardware.gpu_catalogue import GpuModel
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 SHORT_KERNEL_NS = 20_000

@@ -35,8 +35,7 @@ from stepscope.analyzer.what_if.launches import (
     work_between_calls,
 )
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, Edges, HostCalls, Mask, RankGraph, hash_names
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 
 MAX_ACTIVITIES = 500_000

@@ -22,7 +22,7 @@ from stepscope.analyzer.rows import distinct
 from stepscope.analyzer.what_if.job_graph import JobGraph, Layout, Nodes
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Mask
 from stepscope.analyzer.what_if.replay import Scenario
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.trace.columns import NONE
 
 _MAX_COMPARISONS = 1_000 * 1_000

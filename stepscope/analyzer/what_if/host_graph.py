@@ -33,8 +33,7 @@ from stepscope.analyzer.what_if.rank_graph import (
     RankGraph,
     hash_names,
 )
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, Rows, TraceColumns
 
 MAX_PIECES = 500_000

@@ -41,10 +41,8 @@ from stepscope.analyzer.pipeline.schedules import (
 from stepscope.analyzer.pipeline.stages import Chain, observe
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
-from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES, Cause, Notice
 from stepscope.trace.columns import NONE
 
 PassTimes = Mapping[Task, float]

@@ -28,12 +28,11 @@ from stepscope.analyzer.what_if.pipeline_schedule import (
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.documents.analysis import RootCause, Verdict, WhatIf
-from stepscope.core.documents.evidence import Evidence, Notice
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.wording import cause_phrase
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, Evidence, Notice
 
 _TOLERANCE = 0.005
 """Relative difference between the calibrated replay and its goal."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 HOST_WORK: tuple[Cause, ...] = (

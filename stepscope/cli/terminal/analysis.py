@@ -12,8 +12,7 @@ from stepscope.core.text.names import short_kernel_name
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.verdict import SHOWN_FROM, headline, quality_lines, verdict_lines
 from stepscope.core.text.wording import category_phrase, cause_phrase
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
+from stepscope.core.vocabulary import HEALTHY_CAUSES, TimeCategory
 
 MAX_RANKS = 16
 

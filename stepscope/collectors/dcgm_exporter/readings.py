@@ -9,8 +9,8 @@ from stepscope.collectors.dcgm_exporter.entities import FACT_LABELS, Entity, Kin
 from stepscope.collectors.dcgm_exporter.merged_values import MergedValue, PageValues
 from stepscope.collectors.dcgm_exporter.text_format import Page
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.gpu import BY_NAME, GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, with_labels
+from stepscope.core.metrics.gpu import BY_NAME
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, with_labels
 from stepscope.core.text.numbers import counted
 
 _WANTED_METRICS = tuple(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.machine import RESOURCES, parse_counts, parse_pressure
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scaled
-from stepscope.core.metrics.host import CGROUP
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import CGROUP, MissingReason
 
 _NO_LIMIT = 1 << 62
 """Bytes. Without a limit version 1 reports 2^63 less a page."""
@@ -210,9 +209,8 @@ def parse_mounts(text: str) -> list[Mount]:
         left, right = before.split(" "), after.split(" ")
         if not dash or len(left) < 6 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
             continue
-        is_named = any(
-            option.startswith("name=") for option in right[2].split(",")
-        )  # systemd's own, without a controller
+        # systemd's own has a name and no controller
+        is_named = any(option.startswith("name=") for option in right[2].split(","))
         controllers = frozenset() if right[0] == "cgroup2" else frozenset(right[2].split(",")) - {"rw", "ro", "xattr"}
         if right[0] == "cgroup" and (is_named or not controllers):
             continue

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from stepscope.collectors.host.files import Files, not_in_file
 from stepscope.collectors.host.machine import format_cpu_list, parse_cpu_list
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import HOST, PROCESS
-from stepscope.core.metrics.readings import Collection, MissingReason
+from stepscope.core.metrics.readings import GPU, HOST, PROCESS, Collection, MissingReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from stepscope.collectors.host.files import Fields, Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import HOST, MissingReason
+from stepscope.core.text.numbers import number_runs
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """In the order of /proc/stat; `guest` follows there and is part of `user`."""
@@ -299,10 +299,4 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """CPUs as the kernel writes them: "0-3,8,64-67"."""
-    ranges: list[tuple[int, int]] = []
-    for cpu in sorted(set(cpus)):
-        if ranges and ranges[-1][1] == cpu - 1:
-            ranges[-1] = (ranges[-1][0], cpu)
-        else:
-            ranges.append((cpu, cpu))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return number_runs(sorted(set(cpus)), dash="-").replace(", ", ",")

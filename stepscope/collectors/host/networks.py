@@ -12,8 +12,7 @@ import re
 
 from stepscope.collectors.host.files import Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import HOST, MissingReason
 
 _NET_DEV_COLUMNS = {
     0: HOST + "network_receive_bytes_total",
@@ -25,8 +24,6 @@ _NET_DEV_COLUMNS = {
     10: HOST + "network_transmit_errors_total",
     11: HOST + "network_transmit_drops_total",
 }
-_NETWORK_UP, _NETWORK_SPEED = HOST + "network_up", HOST + "network_speed_bytes_per_second"
-_CARRIER_CHANGES = HOST + "network_carrier_changes_total"
 _TCP_METRICS = {"OutSegs": HOST + "tcp_segments_sent_total", "RetransSegs": HOST + "tcp_retransmits_total"}
 
 
@@ -83,9 +80,10 @@ def _read_net(files: Files, name: str) -> str | NoValue:
 
 def _read_link(files: Files, into: ReadingsBuilder, name: str) -> None:
     folder = f"sys/class/net/{name}"
-    into.add(_NETWORK_UP, files.parse(f"{folder}/operstate", _parse_operstate), device=name)
-    into.add(_NETWORK_SPEED, files.parse(f"{folder}/speed", _parse_speed), device=name)
-    into.add(_CARRIER_CHANGES, files.number(f"{folder}/carrier_changes"), device=name)
+    into.add(HOST + "network_up", files.parse(f"{folder}/operstate", _parse_operstate), device=name)
+    speed = files.parse(f"{folder}/speed", _parse_speed)
+    into.add(HOST + "network_speed_bytes_per_second", speed, device=name)
+    into.add(HOST + "network_carrier_changes_total", files.number(f"{folder}/carrier_changes"), device=name)
 
 
 def _parse_operstate(text: str) -> int | NoValue:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from stepscope.collectors.host.files import Fields, Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.host import PROCESS
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import PROCESS, MissingReason
 
 _SWITCHES = {"voluntary_ctxt_switches": "voluntary", "nonvoluntary_ctxt_switches": "involuntary"}
 _IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}

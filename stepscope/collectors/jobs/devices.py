@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Reading
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     Benchmarked,
     CardEvent,
     Cards,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
-from stepscope.core.documents.nccl_logs import LogPlace, PlannedWay, TopologyNode
+from stepscope.core.documents.nccl import LogPlace, PlannedWay, TopologyNode
 from stepscope.core.errors import DataError
 
 _KINDS = {"0x0302": "GPU", "0x0300": "GPU", "0x0207": "NIC", "0x0200": "NIC", "0x0604": "PCI"}

@@ -10,16 +10,15 @@ from typing import Any
 from stepscope.collectors.nvml.binding import (
     LIBRARY_NOT_FOUND,
     DriverUnusableError,
+    GpuReadings,
     GpuUnusableError,
     Nvml,
     load,
     reason_of_error,
     reason_of_missing_library,
 )
+from stepscope.collectors.nvml.devices import compute_instances, identify
 from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
-from stepscope.collectors.nvml.identity import identify
-from stepscope.collectors.nvml.mig import compute_instances
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
 
@@ -135,7 +134,7 @@ class NvmlCollector:
         return key in self._gpus
 
     def nvlink_ends(self, key: str) -> dict[str, int]:
-        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `gpu.nvlink_ends`."""
+        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `Gpu.nvlink_ends`."""
         return (self._gpus.get(key) or self._open(self._session(), key)).nvlink_ends()
 
     def collect(self) -> Collection:

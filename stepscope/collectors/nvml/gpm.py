@@ -11,13 +11,13 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import (
     NOT_SUPPORTED,
+    GpuReadings,
     Handle,
     Nvml,
     reason_of_code,
     reason_of_error,
     struct_member,
 )
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 

@@ -6,16 +6,28 @@ import ctypes
 from enum import StrEnum
 from typing import Any
 
-from stepscope.collectors.nvml import fields, queries
-from stepscope.collectors.nvml.binding import TIMEOUT, GpuUnusableError, Handle, Nvml, reason_of_error, text
+from stepscope.collectors.nvml.binding import (
+    TIMEOUT,
+    GpuReadings,
+    GpuUnusableError,
+    Handle,
+    Nvml,
+    reason_of_error,
+    text,
+)
+from stepscope.collectors.nvml.devices import GpuIdentity, MigInstances
 from stepscope.collectors.nvml.gpm import GpmSampler
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
-from stepscope.collectors.nvml.identity import GpuIdentity
-from stepscope.collectors.nvml.mig import MigInstances
-from stepscope.collectors.nvml.queries import MAX_NVLINKS, QueryTable
+from stepscope.collectors.nvml.queries import (
+    FAST_POLL_FIELDS,
+    FAST_POLL_QUERIES,
+    MAX_NVLINKS,
+    SLOW_POLL_FIELDS,
+    SLOW_POLL_QUERIES,
+    FieldBatch,
+    QueryTable,
+)
 from stepscope.collectors.readings_builder import NoValue
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
 
 class PollPart(StrEnum):
@@ -23,6 +35,11 @@ class PollPart(StrEnum):
 
     FAST = "fast"  # activity, power, clocks, memory
     SLOW = "slow"  # limits, links, memory errors, processes
+
+
+NVSWITCH = "switch"
+_LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t."""
 
 
 class Gpu:
@@ -46,10 +63,10 @@ class Gpu:
 
     def _reset_queries(self) -> None:
         """Query everything again, also what was not supported."""
-        self._fast_queries = QueryTable(queries.FAST_POLL_QUERIES)
-        self._fast_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
-        self._slow_queries = QueryTable(queries.SLOW_POLL_QUERIES)
-        self._slow_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
+        self._fast_queries = QueryTable(FAST_POLL_QUERIES)
+        self._fast_fields = FieldBatch(FAST_POLL_FIELDS)
+        self._slow_queries = QueryTable(SLOW_POLL_QUERIES)
+        self._slow_fields = FieldBatch(SLOW_POLL_FIELDS)
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
@@ -95,8 +112,27 @@ class Gpu:
             into.add("memory_unified", 1)
 
     def nvlink_ends(self) -> dict[str, int]:
-        """See the function of this name."""
-        return nvlink_ends(self._nvml, self._handle)
+        """Number of active links by where they end: the PCI address of a GPU, or an NVSwitch (`NVSWITCH`).
+
+        Links to other devices, and those whose end the driver does not report, are left out.
+        """
+        ends: dict[str, int] = {}
+        for link in range(MAX_NVLINKS):
+            try:
+                if not self._nvml.nvmlDeviceGetNvLinkState(self._handle, link):
+                    continue
+                kind = self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(self._handle, link)
+                if kind == _LINK_TO_SWITCH:
+                    end = NVSWITCH
+                elif kind == _LINK_TO_GPU:
+                    end = text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
+                else:
+                    continue
+            except Exception as error:
+                reason_of_error(self._nvml, error)
+                continue
+            ends[end] = ends.get(end, 0) + 1
+        return ends
 
 
 def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
@@ -239,31 +275,3 @@ class XidListener:
             reason_of_error(self._nvml, error)
             return ()
         return labels_of(gpu=index, uuid=text(uuid))
-
-
-NVSWITCH = "switch"
-_LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
-"""nvmlIntNvLinkDeviceType_t."""
-
-
-def nvlink_ends(nvml: Nvml, handle: Handle) -> dict[str, int]:
-    """Number of active links by where they end: the PCI address of a GPU, or an NVSwitch (`NVSWITCH`).
-
-    Links to other devices, and those whose end the driver does not report, are left out."""
-    ends: dict[str, int] = {}
-    for link in range(MAX_NVLINKS):
-        try:
-            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
-                continue
-            kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-            if kind == _LINK_TO_SWITCH:
-                end = NVSWITCH
-            elif kind == _LINK_TO_GPU:
-                end = text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
-            else:
-                continue
-        except Exception as error:
-            reason_of_error(nvml, error)
-            continue
-        ends[end] = ends.get(end, 0) + 1
-    return ends

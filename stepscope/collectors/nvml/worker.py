@@ -13,7 +13,6 @@ Answers are sent one by one: the GPU after the last answer is the one at which t
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -28,8 +27,8 @@ from typing import Any
 from stepscope.collectors.nvml.binding import DriverUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.metrics.readings import StreamWriter
+from stepscope.core.process import signal_at_parent_death
 
-_PR_SET_PDEATHSIG = 1
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 Streams = defaultdict[tuple[str, str], StreamWriter]
@@ -107,7 +106,7 @@ def end_on_signal(grace_seconds: float) -> None:
     threading.Thread(target=wait, name="end-on-signal", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent gets it too, and ends this process
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal_at_parent_death(signal.SIGTERM)
 
 
 def main() -> int:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepscope.core.documents.evidence import Evidence, Notice
 from stepscope.core.documents.what_if import PredictedStep
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
 

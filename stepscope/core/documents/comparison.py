@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, Notice, TimeCategory
 
 COMPARE_SCHEMA = "stepscope.compare/1"
 

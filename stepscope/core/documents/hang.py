@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.protocol.fields import Rank
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Notice, Reason
 
 HANG_SCHEMA = "stepscope.hang/1"
 
@@ -215,7 +214,8 @@ def stall_threshold_seconds(steps: Iterable[float]) -> float:
     return max(_MIN_SECONDS, _MEDIAN_FACTOR * median, _LONGEST_FACTOR * usual)
 
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
+"""Larger numbers in a dump or in the name of one are not ranks."""
 OF_ALL = "default_pg"
 """torch's name of the group of all ranks."""
 _MAX_STACK_LINES = 8

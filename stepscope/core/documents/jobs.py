@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.agent import JOB_FACTS
 from stepscope.core.metrics.readings import Labels
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 _FACTS = {label.removeprefix("job_"): label for label in JOB_FACTS}
 """Labels of a job's fields."""

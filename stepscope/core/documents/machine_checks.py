@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary import Notice
 
 DOCTOR_SCHEMA = "stepscope.doctor/1"
 
@@ -74,16 +74,8 @@ class CheckGroup(StrEnum):
 
 CHECKS: dict[str, CheckGroup] = {
     "start": CheckGroup.MEMORY,
-    "driver": CheckGroup.STATE,
-    "in_use": CheckGroup.STATE,
-    "ecc": CheckGroup.STATE,
-    "row_remap": CheckGroup.STATE,
-    "retired_pages": CheckGroup.STATE,
-    "xid": CheckGroup.STATE,
-    "throttling": CheckGroup.STATE,
-    "pcie_link": CheckGroup.STATE,
-    "nvlink": CheckGroup.STATE,
-    "fabric": CheckGroup.STATE,
+    **dict.fromkeys(("driver", "in_use", "ecc", "row_remap", "retired_pages", "xid", "throttling"), CheckGroup.STATE),
+    **dict.fromkeys(("pcie_link", "nvlink", "fabric"), CheckGroup.STATE),
     "memory_bandwidth": CheckGroup.MEMORY,
     **{f"matmul_{dtype}": CheckGroup.MATMUL for dtype in ("bfloat16", "float16", "tfloat32", "float32", "float8")},
     **{f"results_{dtype}": CheckGroup.RESULTS for dtype in ("bfloat16", "float16", "tfloat32", "float32", "float8")},

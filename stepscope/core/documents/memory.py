@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import StackFrame
+from stepscope.core.vocabulary import Notice
 
 MEMORY_SCHEMA = "stepscope.memory/1"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.jobs import Assignment, FleetClass, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent
 from stepscope.core.protocol.messages import Heartbeat, Hello
+from stepscope.core.vocabulary import Notice
 
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"
@@ -207,14 +207,8 @@ def _class_document(one: FleetClass) -> dict[str, Any]:
         **asdict(replace(one, evidence=(), shares=None)),
         "shares": {name: round(share, 4) for name, share in one.spent().items()},
         "evidence": [
-            {
-                "metric": number.metric,
-                "value": number.value,
-                "unit": number.unit,
-                "threshold": number.threshold,
-                "devices": number.ranks,
-            }
-            for number in one.evidence
+            {name: getattr(each, name) for name in ("metric", "value", "unit", "threshold")} | {"devices": each.ranks}
+            for each in one.evidence
         ],
     }
 

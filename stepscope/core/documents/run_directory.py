@@ -1,4 +1,4 @@
-"""Layout of a run directory, and its manifest run.json.
+"""Layout of a run directory, its manifest run.json, and the timelines in timeline.json.
 
 run.json                       the manifest: host, mesh, versions, environment, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
@@ -135,3 +135,23 @@ class RunManifest:
     """layers sleep instead of computing"""
     labels: dict[str, str] = field(default_factory=dict)
     schema: str = RUN_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """One rank's window, cut into segments of one category each.
+
+    Attributes:
+        start_ns: start of each segment, ascending, ns since the epoch on the job's clock.
+        end_ns: end of the last segment; segment i ends where segment i + 1 starts.
+        categories: of each segment, as an index in CATEGORY_ORDER.
+        step_starts_ns: device boundaries of the steps in the window.
+        step_indices: number of the step that begins at each boundary.
+    """
+
+    rank: int
+    start_ns: list[int]
+    end_ns: int
+    categories: list[int]
+    step_starts_ns: list[int]
+    step_indices: list[int]

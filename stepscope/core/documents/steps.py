@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary import Notice
 
 STEPS_SCHEMA = "stepscope.steps/1"
 

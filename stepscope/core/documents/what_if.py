@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stepscope.core.documents.evidence import Notice
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, Notice
 
 WHAT_IF_SCHEMA = "stepscope.whatif/1"
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels
+from stepscope.core.metrics.readings import GPU, Collection, Labels
 
 OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 """UUID of a MIG device in drivers before R470: UUID of its GPU, GPU instance, compute instance."""

@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
 
 _AS_FLOAT32 = ("tfloat32", "bfloat16")
 """Types that run as float32 on the vector units where the matrix units lack them (before Ampere)."""
@@ -49,106 +48,73 @@ class GpuModel:
         return peak
 
 
-def _model(row: Row) -> GpuModel:
-    tera = {
-        "float16": row.fp16,
-        "bfloat16": row.bf16,
-        "tfloat32": row.tf32,
-        "float32": row.fp32,
-        "float64": row.fp64,
-        "float8": row.fp8,
-    }
-    return GpuModel(
-        name=row.name,
-        dense_flops=MappingProxyType({dtype: value * 1e12 for dtype, value in tera.items() if value}),
-        memory_bytes_per_second=row.memory_gbs * 1e9,
-        memory_gib=row.memory_gib,
-        num_sms=row.num_sms,
-        link_bytes_per_second=row.link_gbs * 1e9 or None,
-        source=row.source,
-    )
+# fmt: off
+def _gpu(
+    name: str, fp16: float, bf16: float, tf32: float, fp32: float, fp64: float, fp8: float,
+    memory_gbs: float, memory_gib: float, num_sms: int, link_gbs: float, source: str,
+) -> GpuModel:
+    """One row of the catalogue. 0: the GPU has none, or the sheet does not say.
 
-
-class Row(NamedTuple):
-    """One GPU. 0: it has none, or the sheet does not say.
-
-    Attributes:
+    Args:
         name: words of the driver's device name that identify it.
         fp16, bf16, tf32, fp32, fp64, fp8: TFLOP/s of matrix products.
-        memory_gbs: memory bandwidth, GB/s.
-        memory_gib: size of the memory, GiB.
-        num_sms: streaming multiprocessors, or compute units.
-        link_gbs: all scale-up links together in one direction, GB/s.
-        source: the document.
+        memory_gbs, link_gbs: GB/s.
     """
-
-    name: str
-    fp16: float
-    bf16: float
-    tf32: float
-    fp32: float
-    fp64: float
-    fp8: float
-    memory_gbs: float
-    memory_gib: float
-    num_sms: int
-    link_gbs: float
-    source: str
+    tera = {"float16": fp16, "bfloat16": bf16, "tfloat32": tf32, "float32": fp32, "float64": fp64, "float8": fp8}
+    dense_flops = MappingProxyType({dtype: value * 1e12 for dtype, value in tera.items() if value})
+    return GpuModel(name, dense_flops, memory_gbs * 1e9, memory_gib, num_sms, link_gbs * 1e9 or None, source)
 
 
-# fmt: off
-ROWS: tuple[Row, ...] = (
+GPU_MODELS: tuple[GpuModel, ...] = (
     # name, fp16, bf16, tf32, fp32, fp64, fp8 (TFLOP/s), memory (GB/s, GiB), SMs, link (GB/s), source
-    Row("GB300", 2500, 2500, 1250, 80, 1.3, 5000, 8000, 288, 152, 900, "NVIDIA GB300 NVL72 data sheet, a 72nd"),
-    Row("GB200", 2500, 2500, 1250, 80, 40, 5000, 8000, 192, 152, 900, "NVIDIA GB200 NVL72 data sheet, a 72nd"),
-    Row("B300", 2250, 2250, 1125, 75, 1.25, 4500, 8000, 288, 148, 900, "NVIDIA HGX B300 data sheet, an 8th"),
-    Row("B200", 2250, 2250, 1125, 75, 37, 4500, 8000, 192, 148, 900, "NVIDIA HGX and DGX B200 data sheets, an 8th"),
-    Row("GH200", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 4000, 96, 132, 450, "NVIDIA GH200 data sheet, 96 GB HBM3"),
-    Row("H200 NVL", 835.5, 835.5, 417.5, 60, 60, 1670.5, 4800, 141, 132, 450, "NVIDIA H200 data sheet, NVL"),
-    Row("H200", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, 141, 132, 450, "NVIDIA H200 data sheet, SXM"),
-    Row("H100 NVL", 835.5, 835.5, 417.5, 60, 60, 1670.5, 3900, 94, 132, 300, "NVIDIA H100 data sheet, NVL"),
-    Row("H100 PCIe", 756.5, 756.5, 378, 51.2, 51.2, 1513, 2000, 80, 114, 300, "NVIDIA H100 data sheet, PCIe"),
-    Row("H100", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 3350, 80, 132, 450, "NVIDIA H100 data sheet, SXM"),
-    Row("H800 PCIe", 756.5, 756.5, 378, 51.2, 0, 1513, 2000, 80, 114, 200, "NVIDIA H800 data sheet, PCIe, no FP64"),
-    Row("H800", 989.4, 989.4, 494.7, 66.9, 1, 1978.9, 3350, 80, 132, 200, "NVIDIA H800 data sheet, SXM"),
-    Row("H20", 148, 148, 74, 44, 1, 296, 4000, 96, 78, 450, "NVIDIA H20 data sheet"),
-    Row("A100-SXM4-80GB", 312, 312, 156, 19.5, 19.5, 0, 2039, 80, 108, 300, "NVIDIA A100 data sheet, 80 GB SXM"),
-    Row("A100 80GB PCIe", 312, 312, 156, 19.5, 19.5, 0, 1935, 80, 108, 300, "NVIDIA A100 data sheet, 80 GB PCIe"),
-    Row("A100", 312, 312, 156, 19.5, 19.5, 0, 1555, 40, 108, 300, "NVIDIA A100 data sheet, 40 GB"),
-    Row("A800-SXM4-80GB", 312, 312, 156, 19.5, 19.5, 0, 2039, 80, 108, 200, "NVIDIA A800 data sheet, 80 GB SXM"),
-    Row("A800 80GB PCIe", 312, 312, 156, 19.5, 19.5, 0, 1935, 80, 108, 200, "NVIDIA A800 data sheet, 80 GB PCIe"),
-    Row("A40", 149.7, 149.7, 74.8, 37.4, 0, 0, 696, 48, 84, 56.25, "NVIDIA A40 data sheet"),
-    Row("A30", 165, 165, 82, 10.3, 10.3, 0, 933, 24, 56, 100, "NVIDIA A30 data sheet"),
-    Row("A10G", 70, 70, 35, 35, 0, 0, 600, 24, 80, 0, "NVIDIA and AWS A10G data sheet, 2022"),
-    Row("A10", 125, 125, 62.5, 31.2, 0, 0, 600, 24, 72, 0, "NVIDIA A10 data sheet"),
-    Row("L40S", 362.05, 362.05, 183, 91.6, 0, 733, 864, 48, 142, 0, "NVIDIA L40S data sheet"),
-    Row("L40", 181.05, 181.05, 90.5, 90.5, 0, 362, 864, 48, 142, 0, "NVIDIA L40 data sheet"),
-    Row("L20", 119.5, 119.5, 59.8, 59.8, 0, 239, 864, 48, 92, 0, "NVIDIA L20 data sheet"),
-    Row("L4", 121, 121, 60, 30.3, 0, 242.5, 300, 24, 58, 0, "NVIDIA L4 data sheet"),
-    Row("T4", 65, 0, 0, 8.1, 0, 0, 320, 16, 40, 0, "NVIDIA T4 data sheet, Turing white paper"),
-    Row("RTX 5090", 209.5, 209.5, 104.8, 104.8, 0, 419, 1792, 32, 170, 0, "NVIDIA RTX Blackwell white paper"),
-    Row("RTX 4090", 165.2, 165.2, 82.6, 82.6, 0, 330.3, 1008, 24, 128, 0, "NVIDIA Ada white paper"),
-    Row("RTX 3090", 71, 71, 35.6, 35.6, 0, 0, 936, 24, 82, 56.25, "NVIDIA Ampere GA102 white paper"),
-    Row("RTX A6000", 154.8, 154.8, 77.4, 38.7, 0, 0, 768, 48, 84, 56.25, "NVIDIA RTX A6000 data sheet"),
-    Row("RTX 6000 Ada", 364.2, 364.2, 182.1, 91.1, 0, 728.5, 960, 48, 142, 0, "NVIDIA RTX 6000 Ada data sheet"),
-    Row("RTX 2080 Ti", 53.8, 0, 0, 13.4, 0, 0, 616, 11, 68, 50, "NVIDIA Turing white paper, reference clocks"),
-    Row("V100S", 130, 0, 0, 16.4, 8.2, 0, 1134, 32, 80, 0, "NVIDIA V100 data sheet, V100S PCIe"),
-    Row("V100-PCIE", 112, 0, 0, 14, 7, 0, 900, 32, 80, 0, "NVIDIA V100 data sheet, PCIe"),
-    Row("V100-DGXS", 125, 0, 0, 15.7, 7.8, 0, 900, 32, 80, 100, "NVIDIA DGX Station data sheet, a 4th"),
-    Row("V100", 125, 0, 0, 15.7, 7.8, 0, 900, 32, 80, 150, "NVIDIA V100 data sheet, SXM2"),
-    Row("MI355X", 2516.6, 2516.6, 0, 157.3, 78.6, 5033.2, 8000, 288, 256, 537.6, "AMD Instinct MI355X data sheet"),
-    Row("MI350X", 2306.9, 2306.9, 0, 144.2, 72.1, 4613.7, 8000, 288, 256, 537.6, "AMD Instinct MI350X data sheet"),
-    Row("MI325X", 1307.4, 1307.4, 653.7, 163.4, 163.4, 2614.9, 6000, 256, 304, 448, "AMD Instinct MI325X data sheet"),
-    Row("MI300X", 1307.4, 1307.4, 653.7, 163.4, 163.4, 2614.9, 5300, 192, 304, 448, "AMD Instinct MI300X data sheet"),
-    Row("MI250X", 191.5, 191.5, 0, 47.9, 47.9, 0, 1638.4, 64, 110, 0, "AMD Instinct MI250X data sheet, one die"),
-    Row("MI250", 181, 181, 0, 45.3, 45.3, 0, 1638.4, 64, 104, 0, "AMD Instinct MI250 data sheet, one die"),
-    Row("MI210", 181, 181, 0, 45.3, 45.3, 0, 1638.4, 64, 104, 150, "AMD Instinct MI210 data sheet"),
-    Row("MI100", 184.6, 92.3, 0, 46.1, 11.5, 0, 1228.8, 32, 120, 0, "AMD Instinct MI100 data sheet"),
+    _gpu("GB300", 2500, 2500, 1250, 80, 1.3, 5000, 8000, 288, 152, 900, "NVIDIA GB300 NVL72 data sheet, a 72nd"),
+    _gpu("GB200", 2500, 2500, 1250, 80, 40, 5000, 8000, 192, 152, 900, "NVIDIA GB200 NVL72 data sheet, a 72nd"),
+    _gpu("B300", 2250, 2250, 1125, 75, 1.25, 4500, 8000, 288, 148, 900, "NVIDIA HGX B300 data sheet, an 8th"),
+    _gpu("B200", 2250, 2250, 1125, 75, 37, 4500, 8000, 192, 148, 900, "NVIDIA HGX and DGX B200 data sheets, an 8th"),
+    _gpu("GH200", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 4000, 96, 132, 450, "NVIDIA GH200 data sheet, 96 GB HBM3"),
+    _gpu("H200 NVL", 835.5, 835.5, 417.5, 60, 60, 1670.5, 4800, 141, 132, 450, "NVIDIA H200 data sheet, NVL"),
+    _gpu("H200", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, 141, 132, 450, "NVIDIA H200 data sheet, SXM"),
+    _gpu("H100 NVL", 835.5, 835.5, 417.5, 60, 60, 1670.5, 3900, 94, 132, 300, "NVIDIA H100 data sheet, NVL"),
+    _gpu("H100 PCIe", 756.5, 756.5, 378, 51.2, 51.2, 1513, 2000, 80, 114, 300, "NVIDIA H100 data sheet, PCIe"),
+    _gpu("H100", 989.4, 989.4, 494.7, 66.9, 66.9, 1978.9, 3350, 80, 132, 450, "NVIDIA H100 data sheet, SXM"),
+    _gpu("H800 PCIe", 756.5, 756.5, 378, 51.2, 0, 1513, 2000, 80, 114, 200, "NVIDIA H800 data sheet, PCIe, no FP64"),
+    _gpu("H800", 989.4, 989.4, 494.7, 66.9, 1, 1978.9, 3350, 80, 132, 200, "NVIDIA H800 data sheet, SXM"),
+    _gpu("H20", 148, 148, 74, 44, 1, 296, 4000, 96, 78, 450, "NVIDIA H20 data sheet"),
+    _gpu("A100-SXM4-80GB", 312, 312, 156, 19.5, 19.5, 0, 2039, 80, 108, 300, "NVIDIA A100 data sheet, 80 GB SXM"),
+    _gpu("A100 80GB PCIe", 312, 312, 156, 19.5, 19.5, 0, 1935, 80, 108, 300, "NVIDIA A100 data sheet, 80 GB PCIe"),
+    _gpu("A100", 312, 312, 156, 19.5, 19.5, 0, 1555, 40, 108, 300, "NVIDIA A100 data sheet, 40 GB"),
+    _gpu("A800-SXM4-80GB", 312, 312, 156, 19.5, 19.5, 0, 2039, 80, 108, 200, "NVIDIA A800 data sheet, 80 GB SXM"),
+    _gpu("A800 80GB PCIe", 312, 312, 156, 19.5, 19.5, 0, 1935, 80, 108, 200, "NVIDIA A800 data sheet, 80 GB PCIe"),
+    _gpu("A40", 149.7, 149.7, 74.8, 37.4, 0, 0, 696, 48, 84, 56.25, "NVIDIA A40 data sheet"),
+    _gpu("A30", 165, 165, 82, 10.3, 10.3, 0, 933, 24, 56, 100, "NVIDIA A30 data sheet"),
+    _gpu("A10G", 70, 70, 35, 35, 0, 0, 600, 24, 80, 0, "NVIDIA and AWS A10G data sheet, 2022"),
+    _gpu("A10", 125, 125, 62.5, 31.2, 0, 0, 600, 24, 72, 0, "NVIDIA A10 data sheet"),
+    _gpu("L40S", 362.05, 362.05, 183, 91.6, 0, 733, 864, 48, 142, 0, "NVIDIA L40S data sheet"),
+    _gpu("L40", 181.05, 181.05, 90.5, 90.5, 0, 362, 864, 48, 142, 0, "NVIDIA L40 data sheet"),
+    _gpu("L20", 119.5, 119.5, 59.8, 59.8, 0, 239, 864, 48, 92, 0, "NVIDIA L20 data sheet"),
+    _gpu("L4", 121, 121, 60, 30.3, 0, 242.5, 300, 24, 58, 0, "NVIDIA L4 data sheet"),
+    _gpu("T4", 65, 0, 0, 8.1, 0, 0, 320, 16, 40, 0, "NVIDIA T4 data sheet, Turing white paper"),
+    _gpu("RTX 5090", 209.5, 209.5, 104.8, 104.8, 0, 419, 1792, 32, 170, 0, "NVIDIA RTX Blackwell white paper"),
+    _gpu("RTX 4090", 165.2, 165.2, 82.6, 82.6, 0, 330.3, 1008, 24, 128, 0, "NVIDIA Ada white paper"),
+    _gpu("RTX 3090", 71, 71, 35.6, 35.6, 0, 0, 936, 24, 82, 56.25, "NVIDIA Ampere GA102 white paper"),
+    _gpu("RTX A6000", 154.8, 154.8, 77.4, 38.7, 0, 0, 768, 48, 84, 56.25, "NVIDIA RTX A6000 data sheet"),
+    _gpu("RTX 6000 Ada", 364.2, 364.2, 182.1, 91.1, 0, 728.5, 960, 48, 142, 0, "NVIDIA RTX 6000 Ada data sheet"),
+    _gpu("RTX 2080 Ti", 53.8, 0, 0, 13.4, 0, 0, 616, 11, 68, 50, "NVIDIA Turing white paper, reference clocks"),
+    _gpu("V100S", 130, 0, 0, 16.4, 8.2, 0, 1134, 32, 80, 0, "NVIDIA V100 data sheet, V100S PCIe"),
+    _gpu("V100-PCIE", 112, 0, 0, 14, 7, 0, 900, 32, 80, 0, "NVIDIA V100 data sheet, PCIe"),
+    _gpu("V100-DGXS", 125, 0, 0, 15.7, 7.8, 0, 900, 32, 80, 100, "NVIDIA DGX Station data sheet, a 4th"),
+    _gpu("V100", 125, 0, 0, 15.7, 7.8, 0, 900, 32, 80, 150, "NVIDIA V100 data sheet, SXM2"),
+    _gpu("MI355X", 2516.6, 2516.6, 0, 157.3, 78.6, 5033.2, 8000, 288, 256, 537.6, "AMD Instinct MI355X data sheet"),
+    _gpu("MI350X", 2306.9, 2306.9, 0, 144.2, 72.1, 4613.7, 8000, 288, 256, 537.6, "AMD Instinct MI350X data sheet"),
+    _gpu("MI325X", 1307.4, 1307.4, 653.7, 163.4, 163.4, 2614.9, 6000, 256, 304, 448, "AMD Instinct MI325X data sheet"),
+    _gpu("MI300X", 1307.4, 1307.4, 653.7, 163.4, 163.4, 2614.9, 5300, 192, 304, 448, "AMD Instinct MI300X data sheet"),
+    _gpu("MI250X", 191.5, 191.5, 0, 47.9, 47.9, 0, 1638.4, 64, 110, 0, "AMD Instinct MI250X data sheet, one die"),
+    _gpu("MI250", 181, 181, 0, 45.3, 45.3, 0, 1638.4, 64, 104, 0, "AMD Instinct MI250 data sheet, one die"),
+    _gpu("MI210", 181, 181, 0, 45.3, 45.3, 0, 1638.4, 64, 104, 150, "AMD Instinct MI210 data sheet"),
+    _gpu("MI100", 184.6, 92.3, 0, 46.1, 11.5, 0, 1228.8, 32, 120, 0, "AMD Instinct MI100 data sheet"),
 )
-
-
-GPU_MODELS: tuple[GpuModel, ...] = tuple(map(_model, ROWS))
 """Most specific name first."""
+# fmt: on
 
 
 @lru_cache(maxsize=256)
@@ -156,8 +122,6 @@ def find_gpu(device_name: str | None) -> GpuModel | None:
     """The model of a driver's device name, or None when it is not in the catalogue."""
     return next((model for model in GPU_MODELS if _is_card(model.name, device_name or "")), None)
 
-
-# fmt: on
 
 OTHER_CARDS = ("laptop", "max-q", "mobile", "4090 d", "5090 d", "mig ")
 """Words in the names of slower cards with the name of a row, and of MIG slices of a card."""

@@ -8,8 +8,7 @@ Series of a training process carry its run and rank and exist as long as the pro
 from __future__ import annotations
 
 from stepscope.core.metrics import Metric, MetricGroup
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import GPU, HOST
 
 AGENT = "stepscope_agent_"
 _agent = MetricGroup(AGENT).metric
@@ -35,8 +34,6 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel."),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
-# fmt: on
-
 
 TRAINING = "stepscope_training_"
 LINK = "stepscope_agent_training_"
@@ -45,7 +42,6 @@ KINETO = "stepscope_agent_kineto_"
 _training, _rank = MetricGroup(TRAINING).metric, MetricGroup(TRAINING, ("run", "rank")).metric
 _link, _kineto = MetricGroup(LINK).metric, MetricGroup(KINETO).metric
 
-# fmt: off
 TRAINING_METRICS: tuple[Metric, ...] = (
     _rank("info", "Process, GPU and mesh (dp=2,tp=4) of a rank as labels; always 1.",
           "pid", "uuid", "local_rank", "world_size", "mesh"),
@@ -66,16 +62,12 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
 )
-# fmt: on
-
 
 JOB = "stepscope_job_"
 _KEY = ("job_kind", "job_id")
 JOB_FACTS = ("job_name", "user", "account", "team", "project", "queue", "workload", "array")
 _job, _gpu = MetricGroup(JOB, _KEY).metric, MetricGroup(GPU).metric
 
-
-# fmt: off
 JOB_METRICS: tuple[Metric, ...] = (
     _job("info", "Name, user and other facts of a job as labels; always 1.", *JOB_FACTS),
     _gpu("job_info", "Job that has the GPU or MIG instance, as labels; always 1.", *_KEY, "share", "source", "step"),
@@ -87,10 +79,7 @@ JOB_METRICS: tuple[Metric, ...] = (
     _job("gpu_memory_bytes", "GPU memory of a job's processes."),
     _job("process_info", "Process of a job that holds the GPU, as a label; always 1.", "pid"),
 )
-# fmt: on
 
-
-# fmt: off
 FLEET_METRICS: tuple[Metric, ...] = (
     _gpu("class", "1: the GPU spent the last minute mostly on this. 0: on something else.", "cause"),
     _gpu("class_confidence_ratio", "Confidence of the GPU's class."),

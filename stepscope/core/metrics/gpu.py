@@ -10,8 +10,8 @@ An SXid is to a switch what an XID is to a GPU; DCGM shows the latest one foreve
 from __future__ import annotations
 
 from stepscope.core.metrics import Dcgm, Metric, MetricGroup
+from stepscope.core.metrics.readings import GPU
 
-GPU = "stepscope_gpu_"
 _MHZ, _PERCENT, _MIB, _MILLI, _NANO = 1e6, 0.01, 1048576.0, 1e-3, 1e-9
 _WORKLOAD = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
 _gpu = MetricGroup(GPU).metric

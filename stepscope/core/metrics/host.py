@@ -6,10 +6,8 @@ Counters stay counters, in base units; rates are left to the query. Values of a 
 from __future__ import annotations
 
 from stepscope.core.metrics import Dcgm, Metric, MetricGroup
+from stepscope.core.metrics.readings import CGROUP, HOST, PROCESS
 
-HOST = "stepscope_host_"
-CGROUP = "stepscope_cgroup_"
-PROCESS = "stepscope_process_"
 _FIELD = "DCGM_FI_DEV_CPU_"
 
 _host = MetricGroup(HOST).metric
@@ -129,10 +127,5 @@ CPU_METRICS_OF_DCGM: tuple[Metric, ...] = (
 # fmt: on
 
 
-HOST_METRICS: tuple[Metric, ...] = (
-    *_MACHINE,
-    *CPU_METRICS_OF_DCGM,
-    *_OF_CGROUPS,
-    *_OF_PROCESSES,
-)
+HOST_METRICS: tuple[Metric, ...] = (*_MACHINE, *CPU_METRICS_OF_DCGM, *_OF_CGROUPS, *_OF_PROCESSES)
 HOST_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in HOST_METRICS}

@@ -17,6 +17,10 @@ from math import isfinite
 from sys import intern
 from typing import Any, Protocol
 
+GPU, HOST = "stepscope_gpu_", "stepscope_host_"
+CGROUP, PROCESS = "stepscope_cgroup_", "stepscope_process_"
+"""Prefixes of metric names."""
+
 Labels = tuple[tuple[str, str], ...]
 """Pairs of label name and value, sorted."""
 

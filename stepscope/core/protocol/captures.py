@@ -255,7 +255,7 @@ def order_document(order: CaptureOrder) -> dict[str, Any]:
 
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
-    """JSON object of a report, `stepscope.node-capture/1`."""
+    """JSON object of a report, `stepscope.node-capture/1`; `read_object` reads it."""
     return {
         "schema": NODE_CAPTURE_SCHEMA,
         "state": report.state,
@@ -285,12 +285,3 @@ def order_of(document: object) -> CaptureOrder:
     if order.selector == CaptureSelector():
         raise FieldError('"run" or "job" must say what to capture')
     return order
-
-
-def report_of(document: object) -> CaptureReport:
-    """The report in a JSON object; unknown fields are ignored.
-
-    Raises:
-        FieldError: not a report.
-    """
-    return read_object(CaptureReport, document)

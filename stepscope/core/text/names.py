@@ -15,10 +15,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 _NAMESPACES = re.compile(r"\b(at|native|c10|cutlass|cutlass_cudnn|cub|thrust|internal|std)::|\(anonymous namespace\)::")
 
 
-def short_kernel_name(name: str, *, most: int = 56) -> str:
-    """The name without return type and common namespaces, cut to `most` characters."""
+def short_kernel_name(name: str, *, max_length: int = 56) -> str:
+    """The name without return type and common namespaces, cut to `max_length` characters."""
     bare = _NAMESPACES.sub("", name.removeprefix("void "))
-    return bare if len(bare) <= most else bare[: most - 3] + "..."
+    return bare if len(bare) <= max_length else bare[: max_length - 3] + "..."
 
 
 MAX_LABEL_LENGTH = 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stepscope.core.documents.analysis import Job, TraceQuality, Verdict
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.numbers import (
     MAX_NUMBER,
     UNKNOWN,
@@ -16,6 +15,7 @@ from stepscope.core.text.numbers import (
     significant,
 )
 from stepscope.core.text.wording import cause_phrase, device_words, mesh_words, metric_words
+from stepscope.core.vocabulary import Evidence
 
 _ONE = {"calls": "call", "batches": "batch", "times": "time"}
 """Singular of units that count things."""

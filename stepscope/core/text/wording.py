@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 
 from stepscope.core.documents.analysis import Job, MeshSizes, Pipeline
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.numbers import is_readable, milliseconds
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
 _METRIC_TITLES = {
     "fraction_of_step": "Share of the captured time",

@@ -10,10 +10,10 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import DataError
+from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
 from stepscope.core.text.wording import cause_words, mesh_words
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
-from stepscope.core.vocabulary.palette import category_of_cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES
 from stepscope.dashboard.components import attributes, to_dash
 from stepscope.dashboard.pages.placeholders import no_runs, unreadable
 from stepscope.store.runs import RunStatus, RunStore, RunSummary

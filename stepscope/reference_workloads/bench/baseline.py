@@ -118,7 +118,6 @@ def not_compared(bench: Bench, why: DataError) -> Bench:
 
 
 def failed(bench: Bench) -> bool:
-    """Whether a gate failed for sure."""
     return any(gate.outcome is GateOutcome.FAILED for row in bench.baseline for gate in row.gates)
 
 

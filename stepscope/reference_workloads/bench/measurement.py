@@ -120,7 +120,6 @@ class BenchRequest:
         return parts + [name for name in _OF_DATA_PARALLELISM if getattr(asked, name) != getattr(recipe, name)]
 
     def preset_of(self, dp: int) -> Preset:
-        """The model and the batch at this scale."""
         if self.scaling == STRONG:
             return self.preset
         smallest = min(self.scales)
@@ -283,7 +282,6 @@ def _scale(
 
 
 def _num_items(preset: Preset) -> int:
-    """Tokens, or images, of a step."""
     return preset.batch_size * preset.sequence_length
 
 

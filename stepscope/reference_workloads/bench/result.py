@@ -169,7 +169,6 @@ def as_work(
 
 
 def work_of(bench: Bench) -> Work:
-    """What a bench measured."""
     return as_work(
         workload=bench.workload,
         scaling=bench.scaling,

@@ -29,8 +29,6 @@ class Exchange:
     Attributes:
         dimension: tp, pp or dp.
         kind: all_reduce, all_gather, reduce_scatter, broadcast or p2p.
-        what: is exchanged.
-        count: how often.
         num_bytes: of each one's whole result, as nccl-tests counts.
         sent_bytes: what the rank sends for all of them, by ring.
         seconds: all of them at the expected rate of `link`, one after another.
@@ -51,7 +49,6 @@ class Fabric:
     """What connects the GPUs.
 
     Attributes:
-        gpu: their model.
         gpus_per_node: GPUs that scale-up links join; groups that reach further use the network.
         network_bytes_per_second: of each GPU in one direction.
     """

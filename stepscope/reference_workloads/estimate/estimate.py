@@ -52,7 +52,6 @@ class Assumptions:
     """What the estimate takes for granted.
 
     Attributes:
-        gpu: the model of all GPUs.
         efficiency: share of its dense peak that it reaches while it computes.
         gpus_per_node: GPUs joined by scale-up links.
         network_bytes_per_second: of each GPU in one direction.
@@ -93,7 +92,6 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """The whole step."""
         return self.compute + self.tensor_parallel + self.bubble + self.data_parallel + self.optimizer
 
 
@@ -104,7 +102,6 @@ class Estimate:
     Attributes:
         mfu: model FLOPs / (GPUs x dense peak x step).
         exchanges: of one rank of each pipeline rank.
-        not_modelled: what the estimate leaves out.
     """
 
     num_parameters: int

@@ -32,7 +32,6 @@ class Part:
     """One part of a stage, as one tensor-parallel rank holds it.
 
     Attributes:
-        kind: what it does.
         matrices: parameters that enter matrix products, and of which autocast makes copies.
         others: norms and lookup tables.
     """
@@ -82,7 +81,6 @@ def packed_size(preset: Preset) -> int:
 
 
 def key_size(preset: Preset) -> int:
-    """Width of the keys."""
     return preset.hidden_size // preset.num_heads * preset.num_groups
 
 

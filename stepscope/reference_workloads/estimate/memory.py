@@ -84,7 +84,6 @@ class RankMemory:
     """Memory of one pipeline rank (its tensor- and data-parallel peers need the same).
 
     Attributes:
-        pp_rank: which.
         at_peak: bytes by category at the fullest moment; adds up to `peak_bytes`.
         moment: the pass in which that is.
         micro_batches_in_flight: at most, over all its stages.
@@ -102,7 +101,6 @@ class RankMemory:
 
 
 def memory_by_rank(plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[RankMemory, ...]:
-    """Memory of each pipeline rank."""
     orders = step_order(plan)
     return tuple(_Walk(plan, preset, recipe, rank).run(orders[rank]) for rank in range(plan.pp))
 
@@ -132,7 +130,6 @@ class _Walk:
         self._in_flight = self._most_in_flight = 0
 
     def run(self, order: list[Task]) -> RankMemory:
-        """Walk through the rank's passes."""
         self._hold_states()
         self._backwards_left = Counter(task.stage for task in order if task.kind.sends_gradient)
         for task in order:
@@ -294,7 +291,6 @@ class Saved:
     """One tensor that a part keeps.
 
     Attributes:
-        what: it is.
         bytes_per_token: on one rank.
         made_by_product: whether a matrix product or attention made it, which selective checkpointing keeps.
     """

@@ -30,7 +30,6 @@ class Period:
     """One step without its optimizer.
 
     Attributes:
-        seconds: how long it is.
         busy_seconds: of each pipeline rank.
         bubble: share of the period in which a rank waits, the mean over ranks.
         textbook: (P-1)/(vM+P-1), for stages alike and transfers free; None for schedules that split the backward pass,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import (
     DATA_PARALLEL,
     GPUS,
@@ -28,21 +28,28 @@ _TOKENS = 2048
 pass on GPUs with NVLink is too short to hide its reductions even where they overlap."""
 
 
+class _ExchangeFault(Injection):
+    """A fault of what data-parallel ranks exchange, which is large beside the control's compute."""
+
+    __slots__ = ()
+
+    cause: ClassVar[Cause] = Cause.COMMUNICATION
+
+    def control(self, job: TrainingJob) -> TrainingJob:
+        return _communicating(job)
+
+
 @dataclass(frozen=True, slots=True)
-class TinyBuckets(Injection):
+class TinyBuckets(_ExchangeFault):
     """Gradients are reduced in messages so small that starting them takes longer than their bytes."""
 
     name: ClassVar[str] = "tiny_buckets"
-    cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.SMALL_MESSAGES,)
     also_right: ClassVar[tuple[Cause, ...]] = (Cause.HOST_BOUND,)  # launching a message takes the host as long
     needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
     shows: ClassVar[str] = "thousands of all-reduces a step, each a few times its latency at most"
 
     message_mb: float = severity(0.5, above=0)
-
-    def control(self, job: TrainingJob) -> TrainingJob:
-        return _communicating(job)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, bucket_mb=self.message_mb))
@@ -59,11 +66,10 @@ class TinyBuckets(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class NoOverlap(Injection):
+class NoOverlap(_ExchangeFault):
     """Gradients are reduced while nothing computes: after the backward pass, or block by block as it waits for them."""
 
     name: ClassVar[str] = "no_overlap"
-    cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
     needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL)
     shows: ClassVar[str] = (
@@ -72,37 +78,29 @@ class NoOverlap(Injection):
     )
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 
-    def control(self, job: TrainingJob) -> TrainingJob:
-        return _communicating(job)
-
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, overlaps_reduction=False))
 
 
 @dataclass(frozen=True, slots=True)
-class NoPrefetch(Injection):
+class NoPrefetch(_ExchangeFault):
     """Each layer's weights are gathered only when the layer before has ended."""
 
     name: ClassVar[str] = "no_prefetch"
-    cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_PREFETCH,)
     needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
     shows: ClassVar[str] = "an all-gather between every two layers, beside no kernel"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
-
-    def control(self, job: TrainingJob) -> TrainingJob:
-        return _communicating(job)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, prefetches=False))
 
 
 @dataclass(frozen=True, slots=True)
-class WrongTransport(Injection):
+class WrongTransport(_ExchangeFault):
     """NCCL may not use peer-to-peer access, so that everything goes over host memory."""
 
     name: ClassVar[str] = "wrong_transport"
-    cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.WRONG_TRANSPORT,)
     needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, PEERS)
     shows: ClassVar[str] = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
 from stepscope.reference_workloads.injections.injected_job import (
+    EQUAL_STAGES,
     GPUS,
     NO_COMPILER,
     PEERS,
@@ -163,7 +164,7 @@ class UnevenStages(Injection):
     needs: ClassVar[tuple[Need, ...]] = (
         PIPELINE,
         TIMED_COMPUTE,
-        Need("stages of equal size", lambda job: job.plan.stage_layers is None),
+        EQUAL_STAGES,
         Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
     )
     shows: ClassVar[str] = "the last stage computes all the time, the others wait for it in every slot"

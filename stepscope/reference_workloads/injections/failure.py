@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, flight_path
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import COMPANY, DATA_PARALLEL
 from stepscope.reference_workloads.job import Ending, Injection, Need, Site, severity
 
@@ -53,7 +53,6 @@ class Hang(Injection):
         }
 
     def prepare(self, site: Site) -> None:
-        """The recorders' folder."""
         if site.job.profiled:
             Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 

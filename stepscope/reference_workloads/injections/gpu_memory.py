@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.documents.run_directory import memory_snapshot_path
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import GPUS
 from stepscope.reference_workloads.job import Ending, Injection, Need, Site, layers_of, severity
 
@@ -60,7 +60,6 @@ class Churn:
         self._seconds_per_call = 0.0
 
     def begin_step(self, step: int) -> None:
-        """Measure MEASURED_STEP."""
         if step == MEASURED_STEP:
             self._wait()
             self._started, self._num_calls = self._clock(), 0

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import (
+    EQUAL_STAGES,
     GPUS,
     NO_COMPILER,
     PINNED_CORES,
@@ -26,35 +27,42 @@ _PERIODS_SEEN = 10
 """Rounds of workers in a run; fewer than twelve waits show no rhythm."""
 
 
+class _LoaderFault(Injection):
+    """A data set that gives its items too slowly, read by so many workers."""
+
+    __slots__ = ()
+
+    cause: ClassVar[Cause] = Cause.DATA_LOADING
+    fix: ClassVar[Cause | None] = Cause.DATA_LOADING
+    num_workers: int
+    """a field of each fault"""
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, recipe=replace(job.recipe, loader_workers=self.num_workers))
+
+
 @dataclass(frozen=True, slots=True)
-class SlowLoader(Injection):
+class SlowLoader(_LoaderFault):
     """Every sequence takes longer to make than a step has time for, and the training process makes it itself."""
 
     name: ClassVar[str] = "slow_loader"
-    cause: ClassVar[Cause] = Cause.DATA_LOADING
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.STARVED, Reason.NO_WORKERS)
     shows: ClassVar[str] = "the GPU idles at the start of each step while the loop is inside the loader's next()"
-    fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
     milliseconds_per_item: float = severity(60.0, above=0)
     num_workers: int = severity(0, least=0)
-
-    def change(self, job: TrainingJob) -> TrainingJob:
-        return _with_workers(job, self.num_workers)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Slow(dataset, self.milliseconds_per_item / 1e3)
 
 
 @dataclass(frozen=True, slots=True)
-class BurstyLoader(Injection):
+class BurstyLoader(_LoaderFault):
     """Workers of which each makes a whole batch, all at once, and too slowly: the loop waits for all, then for none."""
 
     name: ClassVar[str] = "bursty_loader"
-    cause: ClassVar[Cause] = Cause.DATA_LOADING
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.BURSTY,)
     shows: ClassVar[str] = "every num_workers-th step waits for its batch, the others do not"
-    fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
     milliseconds_per_item: float = severity(120.0, above=0)
     num_workers: int = severity(2, least=1)
@@ -62,36 +70,24 @@ class BurstyLoader(Injection):
     def control(self, job: TrainingJob) -> TrainingJob:
         return replace(job, num_steps=max(job.num_steps, _PERIODS_SEEN * self.num_workers))
 
-    def change(self, job: TrainingJob) -> TrainingJob:
-        return _with_workers(job, self.num_workers)
-
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Slow(dataset, self.milliseconds_per_item / 1e3)
 
 
 @dataclass(frozen=True, slots=True)
-class CpuStarvedLoader(Injection):
+class CpuStarvedLoader(_LoaderFault):
     """Items cost processor time, and the workers of all ranks of a machine share one core."""
 
     name: ClassVar[str] = "cpu_starved_loader"
-    cause: ClassVar[Cause] = Cause.DATA_LOADING
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.STARVED,)
     needs: ClassVar[tuple[Need, ...]] = (PINNED_CORES,)
     shows: ClassVar[str] = "every step waits for workers that get a fraction of a core; more workers do not help"
-    fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
     cpu_milliseconds_per_item: float = severity(40.0, above=0)
     num_workers: int = severity(2, least=1)
 
-    def change(self, job: TrainingJob) -> TrainingJob:
-        return _with_workers(job, self.num_workers)
-
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Costly(dataset, self.cpu_milliseconds_per_item / 1e3)
-
-
-def _with_workers(job: TrainingJob, num_workers: int) -> TrainingJob:
-    return replace(job, recipe=replace(job.recipe, loader_workers=num_workers))
 
 
 class _Slow:
@@ -109,22 +105,15 @@ class _Slow:
         return self._dataset[index]
 
 
-class _Costly:
+class _Costly(_Slow):
     """A map-style dataset whose items cost processor time, on the one core that all workers are kept on."""
-
-    def __init__(self, dataset: Any, cpu_seconds: float) -> None:
-        self._dataset = dataset
-        self._cpu_seconds = cpu_seconds
-
-    def __len__(self) -> int:
-        return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
         from torch.utils.data import get_worker_info
 
         if get_worker_info() is not None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        until = time.thread_time() + self._cpu_seconds
+        until = time.thread_time() + self._seconds
         while time.thread_time() < until:
             pass
         return self._dataset[index]
@@ -141,7 +130,7 @@ class LaunchBound(Injection):
         TRANSFORMER,
         GPUS,
         NO_COMPILER,
-        Need("stages of equal size", lambda job: job.plan.stage_layers is None),
+        EQUAL_STAGES,
     )
     shows: ClassVar[str] = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 

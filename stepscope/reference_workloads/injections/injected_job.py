@@ -59,7 +59,6 @@ def injected(job: TrainingJob) -> TrainingJob:
 
 @contextmanager
 def _naming_the_fault(injection: Injection) -> Iterator[None]:
-    """Add the name of the fault to a UsageError that it causes."""
     try:
         yield
     except UsageError as error:
@@ -113,6 +112,7 @@ TRANSFORMER = Need("a transformer (gpt or llama)", lambda job: job.preset.image 
 GPUS = Need("GPUs", lambda job: job.device_type == "cuda")
 TIMED_COMPUTE = Need("GPUs, or simulated compute on CPU", lambda job: job.device_type == "cuda" or job.simulate_ms > 0)
 DATA_PARALLEL = Need("dp > 1", lambda job: job.plan.dp > 1)
+EQUAL_STAGES = Need("stages of equal size", lambda job: job.plan.stage_layers is None)
 PIPELINE = Need("pp > 1", lambda job: job.plan.pp > 1)
 PEERS = Need("dp > 1 or tp > 1, for ranks with the same work", lambda job: job.plan.dp * job.plan.tp > 1)
 COMPANY = Need("more than one rank", lambda job: job.plan.world_size > 1)

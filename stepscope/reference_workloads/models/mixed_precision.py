@@ -18,7 +18,6 @@ _COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 
 
 def compute_dtype(preset: Preset) -> torch.dtype:
-    """The dtype of the preset's matmuls."""
     return _COMPUTE_DTYPES[preset.dtype]
 
 

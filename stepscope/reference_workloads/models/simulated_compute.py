@@ -83,13 +83,11 @@ class TruthLog:
         self.begin()
 
     def begin(self) -> None:
-        """The next step begins."""
         self._started = time.perf_counter()
         self._slept_before = SLEPT.seconds
         self._optimizer_seconds = 0.0
 
     def end(self) -> None:
-        """A step has ended."""
         now = time.perf_counter()
         slept = SLEPT.seconds - self._slept_before
         self._steps.append(StepTruth(len(self._steps), now - self._started, slept, self._optimizer_seconds))

@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.job import Injection, Site
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.recipe import Recipe

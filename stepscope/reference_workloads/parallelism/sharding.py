@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -60,7 +60,8 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe
         from torch.distributed._composable.replicate_with_fsdp import replicate as shard
     else:
         options["reshard_after_forward"] = plan.zero == 3
-        options["offload_policy"] = _offload_policy(plan, mesh)
+        if plan.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     # What comes out of a cut head is a view of a DTensor's part; nothing here writes to it.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
     for block in stage.blocks.values():
@@ -76,12 +77,6 @@ def replicate_by_ddp(model: nn.Module, plan: ParallelPlan, recipe: Recipe, mesh:
         return model  # DDP always overlaps; the gradients are reduced by `reduce_gradients` instead
     # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
     return DistributedDataParallel(model, device_mesh=mesh["dp"], bucket_cap_mb=recipe.bucket_mb)
-
-
-def _offload_policy(plan: ParallelPlan, mesh: DeviceMesh) -> OffloadPolicy:
-    if not plan.cpu_offload:
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
 
 
 def make_optimizer(
@@ -117,13 +112,9 @@ def cut_stage(stage: Stage, plan: ParallelPlan, mesh: DeviceMesh) -> None:
     """Replace the stage's parameters by DTensors on the tp mesh. All ranks hold the same weights, so none are sent."""
     between: Placement = Shard(1) if plan.sequence_parallel else Replicate()
     for block in stage.blocks.values():
-        _cut(block, _block_cut(block, between, plan), mesh)
-    _cut(stage, _ends_cut(stage, between, plan), mesh)
-
-
-def _cut(module: nn.Module, styles: dict[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    if styles:
-        parallelize_module(module, mesh, styles, src_data_rank=None)
+        parallelize_module(block, mesh, _block_cut(block, between, plan), src_data_rank=None)
+    if styles := _ends_cut(stage, between, plan):
+        parallelize_module(stage, mesh, styles, src_data_rank=None)
 
 
 def _block_cut(block: nn.Module, between: Placement, plan: ParallelPlan) -> dict[str, ParallelStyle]:

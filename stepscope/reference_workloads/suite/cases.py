@@ -34,7 +34,6 @@ class SuitePreset:
 
     Attributes:
         device_type: "cpu" or "cuda".
-        layouts: plans by name.
         cases: layout -> what is run in it, HEALTHY or as `--inject` takes it; the most telling ones first.
         model: preset of the model; the suite's own name when None.
         batch_size: sequences in a batch; None for the model preset's.
@@ -60,7 +59,6 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Of the job's definition."""
         definition = asdict(replace(self.job, out="", run=""))
         definition["injections"] = [[injection.name, asdict(injection)] for injection in self.job.injections]
         text = json.dumps(definition, sort_keys=True, default=str)
@@ -74,7 +72,6 @@ class Case:
     Attributes:
         name: LAYOUT-FAULT.
         injection: the fault; None for a layout as it is.
-        run: the labelled run.
         control: the same job without the fault; for a healthy one the run itself.
     """
 

@@ -169,9 +169,6 @@ class TrimmedTrace:
 class WholeTrace:
     """A Kineto trace that can be trimmed in several ways.
 
-    Attributes:
-        num_steps: how many it marks.
-
     Raises:
         DataError: it cannot be read or marks no steps.
     """

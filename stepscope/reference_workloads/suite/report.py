@@ -34,14 +34,11 @@ class SuiteReport:
     """The whole answer.
 
     Attributes:
-        command: what made it.
         device: the GPU's name, or "cpu".
         accuracy: share of scored cases whose cause was called right; None when none was scored.
-        num_scored: cases that count for it.
         matrix: number of cases by expected cause, then by the cause that was called.
         predictions_right, predictions_known: what-if's predictions within a tenth, of those that are not bounds; one
             that is missing where the cause was called is not right.
-        is_complete: whether every case has been run.
     """
 
     preset: str
@@ -62,7 +59,6 @@ class SuiteReport:
 def make_report(
     scores: Sequence[CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
 ) -> SuiteReport:
-    """Sum the scores up."""
     judged = [row.prediction.is_right for row in scores if row.prediction is not None]
     known = [is_right for is_right in judged if is_right is not None]
     warnings = [
@@ -109,12 +105,10 @@ def write_report(report: SuiteReport, folder: SuiteFolder) -> None:
 
 
 def encode_report(report: SuiteReport) -> bytes:
-    """The report as a JSON document."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
 def as_markdown(report: SuiteReport) -> str:
-    """The report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
     parts.append(_failed_controls(report))
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.job import Ending
 from stepscope.reference_workloads.suite.cases import Run
 from stepscope.store.files import read_whole, write_whole
@@ -138,12 +138,10 @@ class SuiteFolder:
 
     @property
     def runs(self) -> Path:
-        """Folder of the run directories."""
         return self.path / RUNS_FOLDER
 
     @property
     def results(self) -> Path:
-        """Folder of the results."""
         return self.path / RESULTS_FOLDER
 
     def load(self, name: str, fingerprint: str) -> RunResult | None:
@@ -158,7 +156,6 @@ class SuiteFolder:
         return result if result.fingerprint == fingerprint and result.schema == RUN_RESULT_SCHEMA else None
 
     def save(self, result: RunResult) -> None:
-        """Keep the result."""
         write_whole(self.results / f"{result.name}.json", msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 

@@ -23,7 +23,7 @@ from stepscope.core.documents.run_directory import (
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.environment import provenance
 from stepscope.reference_workloads.injections.injected_job import injected
 from stepscope.reference_workloads.launch import run_workload
@@ -71,9 +71,7 @@ class SuiteRuns:
     """What is known when the suite stops.
 
     Attributes:
-        by_name: results of runs by their name.
         refused: why a case's fault means nothing here, by the case's name.
-        is_complete: whether every run has been made.
     """
 
     by_name: Mapping[str, RunResult]
@@ -197,7 +195,6 @@ def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
 
 
 def _refusal(case: Case) -> str | None:
-    """Why the case cannot be run here; None when it can."""
     try:
         injected(case.run.job)
     except StepscopeError as error:

@@ -33,7 +33,6 @@ class StepscopeCallback(TrainerCallback):
         self._tokens_seen = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Begin to measure."""
         self._close(Exception)  # only a failed training has not ended itself
         self.prof = profile(**{"first_step": state.global_step} | self._options)
         self.prof.__enter__()
@@ -58,11 +57,9 @@ class StepscopeCallback(TrainerCallback):
         self._enter("checkpoint" if control.should_save else None)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Saved."""
         self._enter(None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Stop measuring."""
         self._close(None)
 
     def _close(self, kind: type[BaseException] | None) -> None:

@@ -32,7 +32,6 @@ class StepscopeCallback(Callback):
         self._steps_seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure."""
         self.prof = profile(**{"first_step": trainer.global_step} | self._options)
         self.prof.__enter__()
         self._steps_seen = trainer.global_step
@@ -58,7 +57,6 @@ class StepscopeCallback(Callback):
             phase.__exit__(None, None, None)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop measuring."""
         self._leave(None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -18,6 +18,7 @@ Rates of false alarms on noise: benchmarks/accuracy/anomaly_noise.py, and docs/e
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,12 +210,10 @@ class ScaleCollapse:
 
 
 def loss_spike(figure: str = "loss") -> Spike:
-    """The rule for the loss."""
     return Spike("loss_spike", figure, least_ratio=LOSS_RATIO)
 
 
 def gradient_explosion(figure: str) -> Spike:
-    """The rule for a gradient norm."""
     return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
 
 
@@ -228,12 +227,7 @@ _REFRESHED_EVERY = 32  # sorting the window costs some 30 us, so not at every st
 
 
 class RollingBaseline:
-    """Median and scatter of the last values of a figure, a few steps old.
-
-    Args:
-        window: how many values it remembers.
-        at_least: how many it needs.
-    """
+    """Median and scatter of the last values of a figure, a few steps old."""
 
     def __init__(self, window: int, at_least: int) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -254,15 +248,12 @@ class RollingBaseline:
         return True
 
     def clear(self) -> None:
-        """Forget all."""
         self._values.clear()
         self._num_left = self._at_least
         self.is_known = False
 
 
-def median(values: Sequence[float] | deque[float]) -> float:
-    """The middle one of at least one value, the lower of two."""
-    return sorted(values)[(len(values) - 1) // 2]
+median = statistics.median_low
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:

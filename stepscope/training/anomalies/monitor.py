@@ -51,7 +51,6 @@ class AnomalyMonitor:
         self._was_quiet = False
 
     def step_settled(self, record: StepRecord) -> None:
-        """Look at the step."""
         figures = record.figures
         detectors = self._scaled if _SCALE in figures else self._unscaled
         found: list[Anomaly | None] = []
@@ -90,7 +89,6 @@ def _more(number: int, kind: str, figure: str) -> str:
 
 
 def anomaly_text(anomaly: Anomaly) -> str:
-    """An anomaly in words."""
     name, value, usual, limit = anomaly.figure, anomaly.value, anomaly.usual, anomaly.limit
     if value is None:
         return f"{name} is not finite ({anomaly.kind})"

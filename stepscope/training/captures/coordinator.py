@@ -48,7 +48,6 @@ class CaptureCoordinator:
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures.
-        step_time: recent time of a step.
         slow_steps: the rule by which the run requests captures itself.
         send: sends an answer to the agent, or keeps it for when there is one.
 
@@ -112,7 +111,6 @@ class CaptureCoordinator:
                 self.report(request.id, CaptureProgress(CaptureState.ACCEPTED, reason))
 
     def cancel(self, cancel: Cancel) -> None:
-        """Cancel a capture on request of the agent."""
         if self._pending.pop(cancel.id, None) is not None:
             self.report(cancel.id, CaptureProgress(CaptureState.CANCELLED, "as asked"))
             return
@@ -154,7 +152,6 @@ class CaptureCoordinator:
         self._send(Answer(capture_id, progress))
 
     def refuse(self, capture_id: str, reason: str) -> None:
-        """Answer that a capture will not take place."""
         self.report(capture_id, CaptureProgress(CaptureState.REFUSED, reason))
 
     def close(self) -> None:
@@ -164,7 +161,6 @@ class CaptureCoordinator:
         self._pending.clear()
 
     def _forget(self) -> None:
-        """Forget the oldest final captures, when there are too many."""
         final = [name for name, known in tuple(self._progress.items()) if known is not None and known.state.is_final]
         for name in final[: max(len(self._progress) - _MAX_REMEMBERED, 0)]:
             self._progress.pop(name, None)

@@ -27,7 +27,6 @@ class CaptureWindow:
     """One capture of this rank.
 
     Attributes:
-        start: its first step.
         stop: the step after its last.
         warmup: steps before it in which the profiler is prepared.
         request: its limits and ranks; None for a scheduled capture.
@@ -51,7 +50,6 @@ class CaptureWindow:
 
     @property
     def is_partial(self) -> bool:
-        """Whether only some ranks take it."""
         return self.request is not None and self.request.ranks is not None
 
 
@@ -71,7 +69,6 @@ class CaptureSlot:
 
     @property
     def stop(self) -> int:
-        """The step after its last."""
         return self.start + self.steps
 
 
@@ -90,9 +87,6 @@ class CapturePlan:
     Args:
         takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.
         report: takes the progress of each request; called on the training thread and on that of the writer.
-
-    Attributes:
-        step: the running step.
     """
 
     def __init__(self, schedule: Schedule, *, takes_scheduled: bool, report: Report) -> None:

@@ -32,7 +32,6 @@ class Recording:
         target: the trace's final path (.json.gz).
 
     Attributes:
-        target: as given.
         first_step: index of the first profiled step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
         is_recording: False again once another profiler has begun.
@@ -191,7 +190,6 @@ _BEGINNINGS = ("_prepare_trace", "_start_trace")
 
 
 def is_recording() -> bool:
-    """Whether any torch profiler records this process."""
     import torch
 
     return bool(torch._C._autograd._profiler_enabled())

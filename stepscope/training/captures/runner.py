@@ -76,7 +76,6 @@ class CaptureRunner:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the running step is profiled."""
         return self._costs is not None
 
     def move_to(self, index: int, ended: StepRecord | None) -> None:
@@ -182,7 +181,6 @@ class CaptureRunner:
             self._plan.cut(window, index)
 
     def _drop(self) -> None:
-        """Discard the present capture."""
         recording, self._window, self._recording, self._costs = self._recording, None, None, None
         try:
             if recording is not None:

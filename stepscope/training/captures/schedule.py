@@ -68,7 +68,6 @@ class Schedule:
         return replace(self, first=self.first + first_step)
 
     def state(self, step: int) -> State:
-        """State of the profiler during `step`."""
         start = self.capture_from(step)
         if start is None or step < start - self.warmup:
             return State.WAIT

@@ -200,7 +200,6 @@ class LiveHangCheck:
                 self._ask(now)
 
     def leave(self) -> None:
-        """The step is over."""
         reported, self._reported = self._reported, None
         if reported is not None:
             logger.warning("training goes on: the hang is over")
@@ -208,7 +207,6 @@ class LiveHangCheck:
         self.close()
 
     def close(self) -> None:
-        """Ask no more."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

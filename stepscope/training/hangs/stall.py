@@ -12,11 +12,12 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from stepscope.core.documents.hang import stall_threshold_seconds
 
@@ -28,7 +29,7 @@ _MIN_LONG_SECONDS = 600.0
 
 _TIMES_MEDIAN = 10.0
 _TIMES_LONGEST = 3.0
-_SHARE_OF_TIMEOUT = 0.8
+SHARE_OF_TIMEOUT = 0.8
 """torch ends the job when a collective has waited for the timeout; the rest is time to write down what is known."""
 
 _MIN_GLANCE_SECONDS = 5.0
@@ -64,7 +65,6 @@ class StallThresholds:
         self._recent: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """A step took so long."""
         self._num_steps += 1
         if self._num_steps > _NUM_FIRST_STEPS:
             self._recent.append(seconds)
@@ -101,7 +101,7 @@ class StallThresholds:
 
 
 def _before(timeout_seconds: float | None) -> float:
-    return math.inf if timeout_seconds is None else _SHARE_OF_TIMEOUT * timeout_seconds
+    return math.inf if timeout_seconds is None else SHARE_OF_TIMEOUT * timeout_seconds
 
 
 def parse_stuck_after(stuck_after: float | str) -> float | None:
@@ -222,6 +222,14 @@ def frames_of(thread_id: int) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def frame_entries(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
+    """Frames as reports and torch's memory snapshots have them: name, filename, line."""
+    return [
+        {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
+        for each in frames
+    ]
 
 
 def is_thread_compiling(thread_id: int) -> bool:

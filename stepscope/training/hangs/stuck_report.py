@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
 from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
-from stepscope.training.hangs.stall import frames_of
+from stepscope.training.hangs.stall import frame_entries, frames_of
+from stepscope.training.run.identity import initialized_distributed
 from stepscope.training.run.run_files import atomic_write
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import DATA_SPAN
@@ -73,7 +74,6 @@ def write_report(context: RunContext, report: StuckReport) -> None:
 
 
 def stacks_file(context: RunContext) -> Path:
-    """Path of the text file with this rank's stacks."""
     return context.run_directory / stacks_path(context.identity.rank)
 
 
@@ -130,10 +130,7 @@ def _threads() -> list[dict[str, Any]]:
     return [
         {
             "name": names.get(thread_id, str(thread_id)),
-            "frames": [
-                {"name": frame.f_code.co_name, "filename": frame.f_code.co_filename, "line": frame.f_lineno or 0}
-                for frame in frames_of(thread_id)
-            ],
+            "frames": frame_entries(frames_of(thread_id)),
         }
         for thread_id in sys._current_frames()
     ]
@@ -199,9 +196,6 @@ def _has_nccl() -> bool:
 
 
 def _groups() -> list[Any]:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return []
-    with suppress(AttributeError):
-        return list(distributed.distributed_c10d._world.pg_map)
+    with suppress(AttributeError):  # also where torch.distributed is not initialised
+        return list(initialized_distributed().distributed_c10d._world.pg_map)
     return []

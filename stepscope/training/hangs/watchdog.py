@@ -25,7 +25,13 @@ from typing import Any
 from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
 from stepscope.training.hangs.live_hang import LiveStateWriter
-from stepscope.training.hangs.stall import StallThresholds, StepSituation, ThreadProgress, is_thread_compiling
+from stepscope.training.hangs.stall import (
+    SHARE_OF_TIMEOUT,
+    StallThresholds,
+    StepSituation,
+    ThreadProgress,
+    is_thread_compiling,
+)
 from stepscope.training.hangs.stuck_report import (
     OpenStep,
     least_timeout_seconds,
@@ -46,7 +52,6 @@ _FIRST_LOOK_SECONDS = 5.0
 _CLOSES_WITHIN_SECONDS = 2.0
 _MAX_STILL_SECONDS = 30.0
 _TIMES_LIMIT_WITHOUT_TIMEOUT = 10.0
-_SHARE_OF_TIMEOUT = 0.8
 _REPORT_BUSY_EVERY = 0.1  # of the limit
 
 
@@ -79,11 +84,9 @@ class StepWatchdog:
         self._live = LiveStateWriter(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
-        """Watch the step that begins."""
         self._open = OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
-        """Update the thresholds with the step's duration."""
         self._open = None
         self._thresholds.add(record.duration_ns / 1e9)
 
@@ -157,7 +160,7 @@ class StepWatchdog:
     def _is_stuck(self, is_still: bool, age: float, limit: float, timeout: float | None) -> bool:
         if not is_still:
             return self._others.one_is_stuck()
-        at_last = _SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
+        at_last = SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
     def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:

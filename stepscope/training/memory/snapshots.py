@@ -30,7 +30,7 @@ from stepscope.core.documents.run_directory import (
     oom_snapshot_path,
     periodic_snapshot_path,
 )
-from stepscope.training.hangs.stall import frames_of
+from stepscope.training.hangs.stall import frame_entries, frames_of
 from stepscope.training.memory.owners import MemoryOwners, by_category
 from stepscope.training.run.run_files import atomic_write, run_within
 from stepscope.training.settings import RunContext
@@ -186,10 +186,7 @@ def training_phase(stack: list[dict[str, Any]]) -> str:
 def _stack(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
     """As torch's snapshots have it, the innermost first; without our own."""
     theirs = (each for each in frames if not each.f_code.co_filename.startswith(_HERE))
-    return [
-        {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
-        for each in islice(theirs, _MAX_FRAMES)
-    ]
+    return frame_entries(islice(theirs, _MAX_FRAMES))
 
 
 def _write_pickle(path: Path, snapshot: dict[str, Any]) -> None:
@@ -241,7 +238,6 @@ class PeriodicSnapshots:
         self._waiting: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
 
     def step_ended(self, record: StepRecord) -> None:
-        """Take one when it is due."""
         if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()
@@ -257,7 +253,6 @@ class PeriodicSnapshots:
         record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
 
     def run_task(self) -> None:
-        """Write those that were taken."""
         while self._waiting:
             self._write(*self._waiting.pop(0))
 
@@ -267,11 +262,7 @@ class PeriodicSnapshots:
 
     def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
         rank = self._context.identity.rank
-        with (
-            atomic_write(self._context.run_directory / periodic_snapshot_path(step, rank)) as temporary,
-            temporary.open("wb") as file,
-        ):
-            pickle.dump(snapshot, file, protocol=4)
+        _write_pickle(self._context.run_directory / periodic_snapshot_path(step, rank), snapshot)
         with atomic_write(self._context.run_directory / memory_owners_path(step, rank)) as temporary:
             temporary.write_text(json.dumps(owners) + "\n", encoding="utf-8")
 
@@ -357,7 +348,6 @@ def begin_history() -> bool:
 
 
 def end_history() -> None:
-    """Have torch forget it again."""
     import torch
 
     torch.cuda.memory._record_memory_history(None)

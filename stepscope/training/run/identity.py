@@ -53,9 +53,8 @@ def identify() -> Identity:
     """From torch.distributed when it is initialised, else from what a launcher set, else a job of one."""
     rank_variable, size_variable, local_variable = launcher()
     rank, world_size = _number(rank_variable, 0), _number(size_variable, 1)
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    distributed = initialized_distributed()
+    if distributed is not None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
     return Identity(
         rank=rank,
@@ -105,7 +104,6 @@ def relevant_environment() -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
-    """Processors this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -135,13 +133,32 @@ def gpu_uuid(identity: Identity) -> str | None:
     return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
 
-def job_store() -> Any:
-    """torch.distributed's default store; None before it is initialised, and in a torch that hides it."""
+def initialized_distributed() -> Any:
+    """torch.distributed where this process has initialised it; else None."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    find = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    return distributed
+
+
+def job_store() -> Any:
+    """torch.distributed's default store; None before it is initialised, and in a torch that hides it."""
+    find = getattr(getattr(initialized_distributed(), "distributed_c10d", None), "_get_default_store", None)
     return None if find is None else find()
+
+
+def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> str:
+    """Rank 0's value, by way of the job's store and without a collective; on rank 0 its own.
+
+    Raises:
+        RuntimeError: the store does not answer, or rank 0 has not come within seconds.
+        ValueError: the store holds no text.
+    """
+    if identity.rank == 0:
+        store.set(key, own)
+        return own
+    store.wait([key], _STORE_PATIENCE)
+    return str(store.get(key).decode())
 
 
 def own_connection(store: Any, timeout: timedelta) -> Any:
@@ -218,17 +235,13 @@ def _slurm_step() -> str:
 
 
 def _name_of_rank_zero(own: str, identity: Identity) -> str | None:
-    """Through the store that torch.distributed has anyway; no collective. None where there is none or it is silent."""
+    """None where the ranks share no store, or it is silent."""
     store = job_store()
     if store is None:
         return None
     key = f"stepscope/run_name/{next(_shared_names)}"
     try:
-        if identity.rank == 0:
-            store.set(key, own)
-            return own
-        store.wait([key], _STORE_PATIENCE)
-        return str(store.get(key).decode())
+        return agree_with_rank_zero(store, key, own, identity)
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
         logger.warning("rank 0 has not sent the run's name; call profile() on all ranks: %s", error)
         return None

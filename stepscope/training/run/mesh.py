@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from stepscope.training.run.identity import initialized_distributed
 
 MESH_VARIABLE = "STEPSCOPE_MESH"
 """Environment: sizes by dimension, such as tp=2,pp=2,dp=2."""
@@ -117,15 +119,15 @@ def _from_environment(text: str) -> list[tuple[str, int]]:
 
 def _from_groups() -> list[tuple[str, int]]:
     """DeviceMesh describes each group as mesh_<dimension>; a dimension of all ranks has none of its own."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = initialized_distributed()
+    if distributed is None:
         return []
     groups = getattr(distributed.distributed_c10d._world, "pg_map", {})
     found = {str(getattr(group, "group_desc", "")): int(group.size()) for group in groups}
     named = {name.removeprefix("mesh_"): size for name, size in found.items() if name.startswith("mesh_")}
     whole = {name.lower() for name in named if name.lower() in KNOWN_DIMENSIONS}  # one may be flattened of others
-    return [(name, size) for name, size in named.items() if _is_whole_dimension(name.lower(), whole)]
-
-
-def _is_whole_dimension(name: str, whole: Collection[str]) -> bool:
-    return name in whole or _DIMENSION_OF_NAME.get(name) not in whole
+    return [
+        (name, size)
+        for name, size in named.items()
+        if name.lower() in whole or _DIMENSION_OF_NAME.get(name.lower()) not in whole
+    ]

@@ -12,17 +12,15 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import steps_path
-from stepscope.training.run.identity import Identity, job_store, process_start
+from stepscope.training.run.identity import Identity, agree_with_rank_zero, job_store, process_start
 from stepscope.training.run.run_files import read_attempts
 
 logger = logging.getLogger(__name__)
 
-_STORE_PATIENCE = timedelta(seconds=10)  # ranks enter profile() together
 _TAIL_BYTES = 1 << 16
 _END_OF_TIME_NS = 1 << 63
 
@@ -60,11 +58,8 @@ def resume_point(
 
 def _agreed(store: Any, key: str, identity: Identity, own: ResumePoint) -> ResumePoint:
     try:
-        if identity.rank == 0:
-            store.set(key, f"{own.attempt} {own.first_step}")
-            return own
-        store.wait([key], _STORE_PATIENCE)
-        attempt, first_step = store.get(key).decode().split()
+        agreed = agree_with_rank_zero(store, key, f"{own.attempt} {own.first_step}", identity)
+        attempt, first_step = agreed.split()
         return ResumePoint(int(attempt), int(first_step))
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
         logger.warning("rank 0 has not sent the number of the first step; call profile() on all ranks: %s", error)

@@ -62,7 +62,6 @@ class LocalGradientNorm:
             logger.warning("prof.watch leaves this model alone: %s", error)
 
     def step_began(self, index: int) -> None:
-        """Begin to look where the step is to be sampled."""
         if not self._sources or index == 0 or index % self._interval or self._has_failed or not self._is_quiet(index):
             return
         started_ns = time.perf_counter_ns()
@@ -76,7 +75,6 @@ class LocalGradientNorm:
         self._spent_ns = time.perf_counter_ns() - started_ns
 
     def step_ended(self, record: StepRecord) -> None:
-        """Add the norm to a step that was sampled."""
         if not self._is_sampling:
             return
         started_ns = time.perf_counter_ns()
@@ -90,7 +88,6 @@ class LocalGradientNorm:
             self._interval *= 2  # so that the sampled steps of all ranks stay among those of the fastest
 
     def close(self) -> None:
-        """Leave the models as they were."""
         self._leave()
         self._sources.clear()
 
@@ -267,7 +264,6 @@ class ClippedGradientNorm:
             self._wrapping = Patch(module, _COMPUTED_BY_CLIPPING, self._watched)
 
     def step_ended(self, record: StepRecord) -> None:
-        """Add the norm."""
         if not self._norms:
             return
         norms, self._norms = self._norms, []
@@ -279,7 +275,6 @@ class ClippedGradientNorm:
         record.late += [] if late is None else [late]
 
     def close(self) -> None:
-        """Leave torch as it was."""
         wrapping, self._wrapping = self._wrapping, None
         if wrapping is not None:
             wrapping.leave()
@@ -335,7 +330,6 @@ class LossScale:
             self._figures = {}
 
     def close(self) -> None:
-        """Leave torch's class as it was."""
         self._is_on = False
         self._wrapping.leave()
 

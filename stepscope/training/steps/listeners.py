@@ -76,7 +76,6 @@ class _ListenerGroup(Generic[ListenerT]):
         self._look_up()
 
     def close(self) -> None:
-        """Close all listeners and forget them."""
         listeners, self._listeners = self._listeners, []
         self._look_up()
         for listener in listeners:
@@ -112,15 +111,12 @@ class StepListeners(_ListenerGroup[StepListener]):
         super().__init__(listeners, ("step_began", "step_ended"))
 
     def step_began(self, index: int) -> None:
-        """Tell all."""
         self._call("step_began", index)
 
     def step_ended(self, record: StepRecord) -> None:
-        """Tell all, in their order."""
         self._call("step_ended", record)
 
     def left_by(self, error: BaseException) -> None:
-        """Tell those that want to know."""
         for listener in tuple(self._listeners):
             if isinstance(listener, LeaveListener):
                 try:
@@ -136,7 +132,6 @@ class SettledListeners(_ListenerGroup[SettledListener]):
         super().__init__(listeners, ("step_settled",))
 
     def step_settled(self, record: StepRecord) -> None:
-        """Tell all, in their order."""
         self._call("step_settled", record)
 
 
@@ -168,7 +163,6 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:
-    """Listeners of settled steps, in the order of their calls."""
     rank = context.identity.rank
     makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyMonitor(rank)}
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
@@ -284,7 +278,6 @@ class MemoryFigures:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def step_ended(self, record: StepRecord) -> None:
-        """Add the figures when they are due."""
         if abs(record.end_ns - self._sampled_ns) < _MEMORY_INTERVAL_NS:  # sampling goes on after a clock was set back
             return
         self._sampled_ns = record.end_ns
@@ -337,12 +330,10 @@ class GcPauses:
         gc.callbacks.append(self._collecting)
 
     def step_ended(self, record: StepRecord) -> None:
-        """Add the pauses since the step before."""
         if self._paused_ns:
             record.figures["gc_pause_ns"], self._paused_ns = self._paused_ns, 0
 
     def close(self) -> None:
-        """Stop listening to the collector."""
         gc.callbacks.remove(self._collecting)
 
     def _collecting(self, phase: str, _: dict[str, int]) -> None:

@@ -166,7 +166,6 @@ class DeferredScalars:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the numbers that are on their way."""
         return self.slots.keys()
 
     def are_there(self) -> bool:

@@ -197,7 +197,6 @@ class OpenSpans:
         """Those that are open, the outermost first; may be asked on any thread, and holds nothing but the list."""
 
     def begin(self) -> None:
-        """From now on spans are opened."""
         self._make = _span_maker()
 
     def open(self, name: str) -> Any:

@@ -70,7 +70,6 @@ class StepRecord:
         return self.end_ns - self.start_ns
 
     def as_line(self) -> bytes:
-        """The record as one line of JSON."""
         parts = [
             f'{{"index":{self.index},"start_ns":{self.start_ns},"end_ns":{self.end_ns},"data_wait_ns":{self.data_wait_ns}',
             f'"phases":{_encode(self.phases) if self.phases else "{}"}',
@@ -180,7 +179,6 @@ class StepTimes:
         self._previous_state = "wait"
 
     def add(self, record: StepRecord) -> None:
-        """Count a finished step."""
         is_settled = self._seen_first and record.state == "wait" and self._previous_state == "wait"
         self._previous_state, self._seen_first = record.state, True
         self._seen_capture |= record.state == "active"

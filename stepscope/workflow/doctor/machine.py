@@ -18,7 +18,7 @@ from stepscope.collectors.host.cgroups import read_cgroups
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
-from stepscope.core.metrics.host import CGROUP
+from stepscope.core.metrics.readings import CGROUP
 from stepscope.core.text.numbers import counted, form
 
 _ADMIN, _PERFMON = 21, 38

@@ -13,8 +13,7 @@ from pathlib import Path
 from stepscope import __version__
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted, form
 from stepscope.workflow.doctor.machine import Machine
 from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from stepscope import __version__
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import TraceColumns
 from stepscope.workflow.inputs.trace_files import open_ranks
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import TRACES_FOLDER
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, from_os_error
+from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.node import NODE_PATH, NODE_SCHEMA, Node, NodeDevice
 from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import HealthState
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.nodes.agent_client import AgentClient
 
 _MAX_THREADS = 64

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.protocol.captures import (
     CAPTURES_PATH,
@@ -24,11 +23,11 @@ from stepscope.core.protocol.captures import (
     CaptureState,
     RankCapture,
     order_document,
-    report_of,
     whole_state,
 )
-from stepscope.core.protocol.fields import FieldError
+from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.text.numbers import counted, number_runs, ranks_words
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.nodes.agent_client import AgentClient, AgentReply
 
 _LOOK_SECONDS = 0.5
@@ -261,7 +260,7 @@ def _refusal(url: str, reply: AgentReply) -> StepscopeError:
 
 def _report(url: str, reply: AgentReply) -> CaptureReport:
     try:
-        return report_of(reply.document)
+        return read_object(CaptureReport, reply.document)
     except FieldError as error:
         raise UnreachableError(f"not an agent of this version ({error})", where=url) from None
 

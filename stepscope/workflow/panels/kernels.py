@@ -116,7 +116,7 @@ def _table(column: str, kernels: Sequence[KernelTime], windows_ms: float) -> Chi
 
 
 def _kernel(kernel: KernelTime, windows_ms: float) -> list[Child]:
-    title = name(short_kernel_name(kernel.name, most=MAX_NAME_CHARS))
+    title = name(short_kernel_name(kernel.name, max_length=MAX_NAME_CHARS))
     origin = " · ".join(
         part for part in (kernel.operator, kernel.module, kernel.shapes) if part and part not in kernel.name
     )

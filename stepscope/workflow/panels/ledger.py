@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stepscope.core.documents.analysis import Analysis, Ledger, RankLedger, StepLedger
 from stepscope.core.text.numbers import UNKNOWN, milliseconds, percent
 from stepscope.core.text.wording import category_words
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.elements import (
     Child,
     Column,

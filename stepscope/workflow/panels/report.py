@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stepscope import __version__
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.palette import DARK, LIGHT, mark_rules, variables
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import check_writable, read_whole, write_whole
 from stepscope.store.runs import has_current_analysis, is_saved_analysis, load_analysis, load_timeline

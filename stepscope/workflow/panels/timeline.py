@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.palette import DARK, LIGHT
 from stepscope.core.text.numbers import milliseconds
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.core.vocabulary.palette import DARK, LIGHT
+from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.workflow.panels.elements import Element, more, panel, tag
 from stepscope.workflow.panels.ledger import most_different_ranks
 

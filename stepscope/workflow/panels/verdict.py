@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
-from stepscope.core.documents.evidence import Evidence
+from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
 from stepscope.core.text.verdict import clean_words, find_problems, quality_lines
 from stepscope.core.text.wording import action_words, cause_words, evidence_span, metric_words, reason_words
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
-from stepscope.core.vocabulary.palette import category_of_cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence
 from stepscope.workflow.panels.elements import (
     Child,
     Column,

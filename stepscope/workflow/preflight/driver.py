@@ -8,8 +8,7 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, labels_from, read_alone
+from stepscope.core.metrics.readings import GPU, Collection, Finding, labels_from, read_alone
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
 from stepscope.workflow.preflight.performance import why_failed
 from stepscope.workflow.preflight.request import Programs

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from stepscope.core.documents.machine_checks import CheckResult, Outcome
 from stepscope.core.hardware.health import Severity
 from stepscope.core.hardware.xids import xid_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding
+from stepscope.core.metrics.readings import GPU, Collection, Finding
 from stepscope.core.text.numbers import counted, form
 
 _HELD_BYTES = 1024**3

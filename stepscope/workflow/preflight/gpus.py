@@ -17,12 +17,12 @@ from stepscope.collectors.jobs.devices import (
     parse_device_list,
 )
 from stepscope.collectors.nvml.gpu import NVSWITCH
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted, form, listed
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight.device import DeviceFacts
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
 from stepscope.workflow.preflight.request import PreflightRequest, Programs

@@ -11,7 +11,6 @@ from dataclasses import replace
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.machine_checks import (
     CHECKS,
     PREFLIGHT_SCHEMA,
@@ -24,6 +23,7 @@ from stepscope.core.documents.machine_checks import (
 )
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.metrics.readings import Finding
+from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
 from stepscope.workflow.preflight.gpu_state import GpuState, judge_state
 from stepscope.workflow.preflight.gpus import (

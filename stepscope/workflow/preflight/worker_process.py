@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, written_alone
+from stepscope.core.metrics.readings import GPU, Collection, written_alone
 from stepscope.workflow.preflight.device import Pace, UnsupportedError
 
 if TYPE_CHECKING:

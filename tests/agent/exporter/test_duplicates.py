@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepscope.agent.exporter.metrics_page import without_duplicates
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading, labels_of
 
 _OF_NVML = labels_of(gpu=0, uuid="GPU-a")
 _INSTANCE_OF_NVML = labels_of(gpu=0, uuid="MIG-b", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")

@@ -19,8 +19,7 @@ from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 
 _NOW_NS = 1_700_000_000 * 10**9
 _GPU0 = labels_of(gpu=0, uuid="GPU-0")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepscope.agent.polling import SourceState
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading, labels_of, with_labels
 
 SECOND = 1_000_000_000
 GPU0 = labels_of(gpu=0, uuid="GPU-0")

@@ -17,9 +17,8 @@ from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, Counters, Jo
 from stepscope.core.documents.node import node_document
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, MissingReason
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.metrics.readings import GPU, Collection, Labels, MissingReason
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.nodes.answers import read_node
 from tests.agent.fleet.states import COMPUTING, GPU0, GPU1, SECOND, SPINNING, WAITING, of_gpu, state
 

@@ -8,9 +8,7 @@ from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory,
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
-from stepscope.core.metrics.readings import Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Reading, labels_of, with_labels
 from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 

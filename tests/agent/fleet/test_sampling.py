@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stepscope.agent.fleet.history import values_of_devices
 from stepscope.core.hardware.devices import device_in, device_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Reading, labels_of, with_labels
 from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 _DEVICE = device_in(dict(GPU0))

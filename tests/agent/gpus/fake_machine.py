@@ -8,8 +8,8 @@ from typing import Any
 
 from stepscope.agent.gpus.process import Probe
 from stepscope.agent.gpus.supervisor import ProbeSupervisor, Timing
-from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import (
+    GPU,
     Collection,
     Finding,
     Labels,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stepscope.agent.gpus.gpu_source import Renumbered
 from stepscope.agent.polling import SourceState
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 
 
 def _told(*of: tuple[str, Labels]) -> SourceState:

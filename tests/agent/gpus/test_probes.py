@@ -18,8 +18,7 @@ import pytest
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.gpus.targets import Snapshot
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Finding, MissingReason, labels_of
+from stepscope.core.metrics.readings import GPU, Finding, MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 

@@ -7,8 +7,7 @@ from stepscope.agent.gpus.gpu_source import SilentGpus
 from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, Target
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason, Reading, labels_of, with_labels
 
 _SECOND = 10**9
 _NOW = 101 * _SECOND

@@ -9,8 +9,7 @@ import pytest
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.agent.gpus.fake_machine import TIMING, Machine, labels
 
 

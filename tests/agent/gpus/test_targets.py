@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stepscope.agent.gpus.targets import Target
 from stepscope.core.hardware.devices import device_in
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of
 
 _SECOND = 1_000_000_000
 _LABELS = labels_of(gpu="0", uuid="GPU-0")

@@ -10,8 +10,7 @@ from stepscope.agent.health.observed import Observer
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.hardware.health import Health, HealthEvent
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, Reading, labels_of, with_labels
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

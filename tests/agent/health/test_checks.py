@@ -7,8 +7,7 @@ import pytest
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.links import replay_limit
 from stepscope.core.hardware.health import Action, HealthState, Severity
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import Finding, Missing, MissingReason, labels_of
+from stepscope.core.metrics.readings import HOST, Finding, Missing, MissingReason, labels_of
 from tests.agent.health.machines import LABELS, Machine, codes_of
 
 _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL

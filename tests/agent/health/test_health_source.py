@@ -21,8 +21,7 @@ from stepscope.agent.sources import GPUS, Sources
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.health import HealthEvent, HealthState
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of, with_labels
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import status_of
 from tests.agent.health.machines import LABELS, SECOND, START

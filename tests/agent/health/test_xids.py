@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.hardware.health import Action, HealthState, Severity
-from stepscope.core.metrics.gpu import GPU, SWITCH
-from stepscope.core.metrics.readings import Finding, labels_of, with_labels
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import GPU, Finding, labels_of, with_labels
 from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of
 
 

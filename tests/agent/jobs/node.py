@@ -14,8 +14,7 @@ from stepscope.collectors.jobs.slurm import SlurmNamesCollector
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share, UseState
 from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.metrics.agent import JOB, JOB_FACTS
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Labels, MissingReason, Reading, labels_of
 
 SLURM_V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_{step}/user/task_0\n"
 SLURM_V1 = "11:devices:/slurm/uid_1000/job_{job}/step_{step}/task_0\n1:name=systemd:/system.slice/slurmd.service\n"

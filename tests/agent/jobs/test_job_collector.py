@@ -11,8 +11,7 @@ from stepscope.agent.config.settings import Jobs
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.core.documents.jobs import JobKind, JobSource, Share, UseState
 from stepscope.core.metrics.agent import JOB
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Missing, MissingReason, labels_of
+from stepscope.core.metrics.readings import GPU, Missing, MissingReason, labels_of
 from tests.agent.jobs.node import SLURM_V1, SLURM_V2, Node, assignments_in, device, pod_cgroup, states, uuid, value, who
 
 _UID = "0f3b7c1e-1111-4222-8333-444455556666"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.readings import analyse, rank_us, view_of

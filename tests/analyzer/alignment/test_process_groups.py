@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.alignment.process_groups import by_only_dimension, dimension_of, dimension_of_call, with_groups
 from stepscope.core.documents.analysis import MeshSizes
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from stepscope.workflow.analyze import analyze
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from tests.analyzer.readings import analyse, cause_us, rank_us, row_of
 from tests.analyzer.what_if.schedules import Schedule, Step, plain_step, run
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.blame.reasons import why_data_is_late
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.vocabulary.causes import Reason
+from stepscope.core.vocabulary import Reason
 
 READY_NS, SHORT_NS, LONG_NS = 80_000, 3_000_000, 40_000_000
 

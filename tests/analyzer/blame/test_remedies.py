@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, actions_for
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope_reference import PAGES
 from stepscope_reference.fields import member_texts
 

@@ -10,8 +10,7 @@ import pytest
 from stepscope.analyzer.blame.stragglers import ComputeComparison, why_slower
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import KernelTime
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 
 
 def cause(compute: dict[int, list[float]], late: int, waiting: int, *, role: dict[int, int] | None = None) -> Cause:

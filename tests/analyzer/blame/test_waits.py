@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import TRANSFER_US, overlapped_buckets
 from tests.analyzer.readings import analyse, cause_us, rank_us, row_of

@@ -22,8 +22,7 @@ from stepscope.core.documents.analysis import (
     Verdict,
 )
 from stepscope.core.documents.run_directory import RunManifest
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 
 
 def make_run(

@@ -11,8 +11,7 @@ from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
 from stepscope.core.documents.analysis import Collective, KernelTime, RootCause
 from stepscope.core.documents.comparison import Change, Comparison
 from stepscope.core.documents.run_directory import RunManifest
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from tests.analyzer.compare.runs import make_run, with_pipeline
 
 

@@ -14,8 +14,7 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Collective, KernelTime
 from stepscope.core.documents.comparison import Gate, GateOutcome
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope_reference import PAGES
 from tests.analyzer.compare.runs import make_run
 

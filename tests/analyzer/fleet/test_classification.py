@@ -11,7 +11,7 @@ import pytest
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample, class_of_job, classify
 from stepscope.core.documents.jobs import FLEET_CAUSES, Counters, FleetClass
 from stepscope.core.text.wording import cause_phrase
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.fleet.samples import (
     COMPUTING,
     H100,

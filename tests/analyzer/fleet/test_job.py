@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.fleet import Sample, class_of_job, classify
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import COMPUTING, H100, HELD, LAUNCHING, SAVING, SPINNING, STARVED, WAITING, series
 
 

@@ -16,8 +16,7 @@ from benchmarks.fleet_class.windows import (
     undisturbed,
 )
 from stepscope.core.documents.steps import Step
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.workflow.analyze import analyze
 
 _RECORDED = Path(__file__).parents[2] / "reference_workloads" / "suite" / "recorded"

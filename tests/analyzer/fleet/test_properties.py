@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.fleet import HostUse, Sample, classify
 from stepscope.core.documents.jobs import FLEET_CAUSES
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import H100, SPINNING, series
 
 _ratio = st.floats(0, 1)

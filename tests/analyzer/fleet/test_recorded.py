@@ -12,7 +12,7 @@ from stepscope.analyzer.fleet import HostUse, classify
 from stepscope.analyzer.fleet.evidence import is_polling
 from stepscope.analyzer.fleet.thresholds import LIMITS
 from stepscope.core.documents.jobs import Counters
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import series
 
 _WINDOWS = read_windows(Path(__file__).with_name("h100x2.jsonl"))

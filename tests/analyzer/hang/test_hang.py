@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.core.documents.hang import FlightDump, GroupProgress, HangKind, HangVerdict
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.hang.recorders import WORLD, Job, mesh
 
 

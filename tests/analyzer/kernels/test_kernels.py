@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.kernels.rank_kernels import NOT_KNOWN
 from stepscope.core.documents.analysis import Analysis, KernelTime
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import NONE, Category, KernelLaunch
 from tests.analyzer.build import AUTOGRAD, GEMM, TraceBuilder
 from tests.analyzer.readings import analyse, row_of

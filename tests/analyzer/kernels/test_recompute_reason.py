@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.core.documents.analysis import Job, MeshSizes, Roofline, RooflineCoverage, RootCause
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 _ROOFLINE = Roofline(RooflineCoverage(1.0, 0.0, 0.0), [])
 

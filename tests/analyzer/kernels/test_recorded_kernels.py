@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.documents.analysis import KernelTime, Roofline
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.workflow.analyze import analyze
 
 pytestmark = pytest.mark.shared

@@ -13,7 +13,7 @@ from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_
 from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import file_window, host_steps
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, NS_PER_US, TraceBuilder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
 from tests.analyzer.readings import analyse, attributed_us, ledger_us, rank_us, view_of

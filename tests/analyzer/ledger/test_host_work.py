@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.vocabulary.causes import Reason
+from stepscope.core.vocabulary import Reason
 from tests.analyzer.build import MAIN, TraceBuilder
 from tests.analyzer.ledger.gaps import gap_trace
 from tests.analyzer.readings import view_of

@@ -15,7 +15,7 @@ from stepscope.analyzer.ledger.activities import device_activities
 from stepscope.analyzer.ledger.host_spans import host_annotations
 from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.steps import host_steps
-from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, TraceBuilder
 from tests.analyzer.ledger.gaps import gap_trace

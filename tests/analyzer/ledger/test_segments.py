@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, TimeTable, assemble
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, Cause, TimeCategory
 
 codes = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=16)
 """What each unit of time holds; None is a hole."""

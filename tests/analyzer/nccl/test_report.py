@@ -7,8 +7,7 @@ import pytest
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.failures import transfer_error_words
 from stepscope.analyzer.nccl.transports import _HARMFUL
-from stepscope.core.documents.nccl import NcclReport
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     CardEvent,
     Cards,
     Channels,
@@ -20,6 +19,7 @@ from stepscope.core.documents.nccl_logs import (
     JoinSeconds,
     LogEvent,
     LogPlace,
+    NcclReport,
     Network,
     NoInfiniBand,
     NoPlugin,

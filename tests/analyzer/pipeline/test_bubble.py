@@ -15,8 +15,7 @@ from stepscope.analyzer.pipeline.stages import Chain, find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Pipeline
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, ProcessGroup
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import pipelined

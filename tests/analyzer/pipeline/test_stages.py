@@ -9,7 +9,7 @@ import pytest
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay
 from stepscope.analyzer.pipeline.stages import Chain, order_from_traffic
 from stepscope.core.documents.analysis import Pipeline
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.pipeline.scheduled import gpipe_order, scheduled
 from tests.analyzer.readings import analyse, cause_us, row_of, view_of
 

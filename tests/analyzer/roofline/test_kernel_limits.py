@@ -17,7 +17,7 @@ from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limit
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_exceeded, step_flops
 from stepscope.analyzer.rows import launch_rows
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.trace.one_rank import read_trace
 

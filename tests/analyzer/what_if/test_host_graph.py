@@ -13,7 +13,7 @@ from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
 from tests.analyzer.readings import analyse, view_of

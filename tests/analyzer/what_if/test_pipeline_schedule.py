@@ -12,7 +12,7 @@ from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved
 from stepscope.analyzer.pipeline.stages import Chain
 from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule, replay_schedules
 from stepscope.core.documents.what_if import WhatIfInput
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 MS = 1e6
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analyzer.what_if.predictions import _answer_first
 from stepscope.core.documents.analysis import RootCause, WhatIf
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 
 def _gain(change: str, speedup: float) -> WhatIf:

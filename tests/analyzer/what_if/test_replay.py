@@ -16,7 +16,7 @@ from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.replay import replay
 from stepscope.core.documents.what_if import Fix, WhatIfReport
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from tests.analyzer.readings import view_of
 from tests.analyzer.what_if.schedules import FIRST_STEP, Schedule, Step, fastest, plain_step, run
 

@@ -22,8 +22,7 @@ from benchmarks.ranks import results_of, run_on_one_gpu
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.documents.steps import Step
 from stepscope.core.errors import UnreachableError, UsageError
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.reference_workloads.plan import ParallelPlan
 
 _SECOND = 1_000_000_000

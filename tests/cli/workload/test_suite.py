@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from stepscope.cli.terminal.progress import run_progress
 from stepscope.cli.workload.suite import command
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.suite import runner as suite_run
 from stepscope.reference_workloads.suite.cases import Run
 from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder

@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from stepscope.collectors.dcgm_exporter import page_history
+from stepscope.collectors.dcgm_exporter import collector
 from stepscope.collectors.dcgm_exporter.fetching import FetchError
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.collectors.dcgm_exporter.pages import (
     BUSY,
     SECOND,
@@ -517,7 +516,7 @@ def test_bug_22_a_gpu_that_is_gone_is_forgotten_after_a_day() -> None:
 
 
 def test_bug_22_pages_with_ever_other_gpus_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "_MAX_GPUS", 8)
+    monkeypatch.setattr(collector, "_MAX_GPUS", 8)
     text = render(busy())
     pages = Pages(*(text.replace(UUIDS[0], f"GPU-{number}") for number in range(40)), seconds=1)
     gone = [len(missing(pages.collect(), "")) for _ in range(40)]

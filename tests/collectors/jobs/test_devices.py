@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Missing, MissingReason, Reading, labels_of
 
 _A, _B = labels_of(gpu=0, uuid="GPU-a"), labels_of(gpu=10, uuid="GPU-b")
 _MIG = labels_of(gpu=10, uuid="MIG-b", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.nccl.log import read_log
-from stepscope.core.documents.nccl_logs import (
+from stepscope.core.documents.nccl import (
     Benchmarked,
     CardEvent,
     Cards,

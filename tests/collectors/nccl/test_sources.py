@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.nccl.inspector import read_inspector
-from stepscope.collectors.nccl.ras import looks_like_ras, read_ras
+from stepscope.collectors.nccl.rank_status import looks_like_ras, read_ras, read_xpu_timer
 from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
-from stepscope.collectors.nccl.xpu_timer import read_xpu_timer
-from stepscope.core.documents.nccl_logs import HangFlags, InspectorCall, PlannedWay, TopologyNode
+from stepscope.core.documents.nccl import HangFlags, InspectorCall, PlannedWay, TopologyNode
 from stepscope.core.errors import DataError
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, MissingReason
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason
 
 
 def value_of(collection: Collection, name: str, /, **labels: object) -> float | None:

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
+from stepscope.collectors.nvml.binding import GpuReadings
 from stepscope.core.metrics import Unit
-from stepscope.core.metrics.gpu import BY_NAME, GPU
-from stepscope.core.metrics.readings import MissingReason, labels_of
+from stepscope.core.metrics.gpu import BY_NAME
+from stepscope.core.metrics.readings import GPU, MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import missing_of, value_of

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of
 
 _OF_NVML = Device("MIG-b", "1", "7", profile="1g.10gb")
 _OF_PAGE = Device("GPU-a", "4", "7")

@@ -21,10 +21,9 @@ from stepscope.core.protocol.captures import (
     order_document,
     order_of,
     report_document,
-    report_of,
     whole_state,
 )
-from stepscope.core.protocol.fields import FieldError
+from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.protocol.messages import ANSWER_STATES, Answer, ProtocolError, decode, encode
 
 _WHOLE = st.integers(0, 2**63 - 1)
@@ -71,7 +70,7 @@ _RANKS = st.builds(RankCapture, _TARGETS, _PROGRESS)
 
 @given(st.builds(CaptureReport, _WORD, _WHOLE, _ORDERS, st.lists(_RANKS, max_size=3).map(tuple), st.booleans()))
 def test_a_report_reads_back_as_it_was_written(report: CaptureReport) -> None:
-    assert report_of(json.loads(json.dumps(report_document(report)))) == report
+    assert read_object(CaptureReport, json.loads(json.dumps(report_document(report)))) == report
 
 
 @given(
@@ -105,7 +104,7 @@ def test_what_is_no_order(document: object, line: str) -> None:
 @pytest.mark.parametrize("document", [None, {}, {"host": "h", "created_ns": 1, "order": {}, "ranks": [3]}])
 def test_what_is_no_report(document: object) -> None:
     with pytest.raises(FieldError):
-        report_of(document)
+        read_object(CaptureReport, document)
 
 
 def test_every_answer_of_a_process_is_a_state_of_one_process() -> None:

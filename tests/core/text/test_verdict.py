@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.verdict import headline, quality_lines, verdict_lines
+from stepscope.core.vocabulary import Evidence
 from tests.dashboard import example_run as example
 
 ANALYSIS = example.make_analysis(example.make_timelines())

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.kernels.job_kernels import _OF_CAUSE
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.core.text import numbers, wording
-from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from tests.dashboard import example_run as example
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 
 
 def test_a_slow_loader_is_data_loading_and_leaves_its_truth(

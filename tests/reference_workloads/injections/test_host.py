@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.host import CheckpointStall
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 from stepscope.reference_workloads.injections.injected_job import control_of, injected
 from stepscope.reference_workloads.job import TrainingJob

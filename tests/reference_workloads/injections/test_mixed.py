@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import Straggler
 from stepscope.reference_workloads.injections.host import SlowLoader

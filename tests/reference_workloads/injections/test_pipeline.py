@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.compute import FewMicroBatches, UnevenStages
 from stepscope.reference_workloads.job import TrainingJob
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.compute import Straggler, rank_flops
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.presets import find_preset

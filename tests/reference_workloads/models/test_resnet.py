@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.job import Injection, TrainingJob
 from stepscope.reference_workloads.presets import find_preset

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.injected_job import injected
 from stepscope.reference_workloads.suite.cases import SUITES, Run, find_cases
 

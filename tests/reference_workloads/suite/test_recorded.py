@@ -15,7 +15,7 @@ from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.fixes import overlapped_reductions
 from stepscope.analyzer.what_if.pipeline_schedule import recorded_schedule
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import analyze, read_job
 
 _RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())

@@ -14,7 +14,7 @@ import pytest
 import stepscope
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import environment
 from stepscope.reference_workloads.job import Injection, Site
 from stepscope.reference_workloads.suite import runner as suite_run

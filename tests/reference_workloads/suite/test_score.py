@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
 from stepscope.reference_workloads.suite.report import as_markdown, encode_report, make_report
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, why_failed

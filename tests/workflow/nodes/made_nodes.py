@@ -14,7 +14,7 @@ from stepscope.core.documents.node import Node, NodeDevice, NodeFinding, NodeSou
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthState, Severity
 from stepscope.core.metrics.readings import labels_of
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import Cause
 
 VALUES = {
     "utilization_ratio": 0.97,

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from stepscope.core.documents.analysis import Analysis, Collective, KernelTime
-from stepscope.core.documents.evidence import Evidence, Notice
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.vocabulary import CATEGORY_ORDER, Evidence, Notice, TimeCategory
 from stepscope.workflow.panels.report import render
 from tests.dashboard.example_run import make_analysis, make_doubtful, make_timelines
 

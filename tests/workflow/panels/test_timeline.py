@@ -8,8 +8,8 @@ import zlib
 
 import numpy as np
 
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.timeline import ROW_PIXELS, encode, make_track, paint
 
 COMPUTE, WAIT = (CATEGORY_CODE[h] for h in (TimeCategory.COMPUTE_BOUND, TimeCategory.WAIT))

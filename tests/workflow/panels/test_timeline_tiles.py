@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.workflow.panels.timeline import SHARE_UNIT, Track, column_edges, make_tile, make_track, time_in_columns
 
 NUM_HEADINGS = len(CATEGORY_ORDER)

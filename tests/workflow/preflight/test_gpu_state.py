@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup, Outcome
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Missing, MissingReason, Reading, labels_of
 from stepscope.workflow.preflight.gpu_state import GpuState, judge_state
 
 _ME = labels_of(gpu=0, uuid="GPU-0")

@@ -9,9 +9,7 @@ from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, CounterWindow, Sample, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.host import HOST
-from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.metrics.readings import GPU, HOST, Labels, Reading
 from stepscope.core.text.numbers import counted
 
 _MINUTE = 60.0

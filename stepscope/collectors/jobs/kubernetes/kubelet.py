@@ -26,8 +26,7 @@ from stepscope.collectors.jobs.kubernetes.pod_resources import (
     ProtobufError,
     parse_pod_devices,
 )
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Missing, MissingReason
+from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason
 
 _ANSWER_SECONDS = 5.0
 _KEPT_SECONDS = 60.0

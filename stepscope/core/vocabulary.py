@@ -1,11 +1,14 @@
-"""Causes that a verdict names, and the reasons that narrow them down, with the evidence of each.
+"""Vocabulary of verdicts: causes and the reasons that narrow them down, categories of GPU time, evidence and notices.
 
 The reference page of causes is made from the strings below the members.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from stepscope.core.errors import printable
 
 
 class Cause(StrEnum):
@@ -149,3 +152,80 @@ class Reason(StrEnum):
 
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})
 """Causes that are the job's own work: a verdict names them only where no loss is large."""
+
+
+class TimeCategory(StrEnum):
+    """What a rank's GPU time is spent on; mutually exclusive, and together the whole window."""
+
+    COMPUTE_BOUND = "compute_bound"
+    MEMORY_BOUND = "memory_bound"
+    LATENCY_BOUND = "latency_bound"
+    COMPUTE_OTHER = "compute_other"
+    COMMUNICATION = "communication"
+    WAIT = "wait"
+    BUBBLE = "bubble"
+    COMMUNICATION_UNSPLIT = "communication_unsplit"
+    COPY = "copy"
+    DATA_LOADING = "data_loading"
+    CHECKPOINT = "checkpoint"
+    SYNCHRONIZATION = "synchronization"
+    HOST_BOUND = "host_bound"
+    DEVICE_GAP = "device_gap"
+    PROFILER = "profiler"
+    IDLE_OTHER = "idle_other"
+
+
+COMPUTE_CATEGORIES = (
+    TimeCategory.COMPUTE_BOUND,
+    TimeCategory.MEMORY_BOUND,
+    TimeCategory.LATENCY_BOUND,
+    TimeCategory.COMPUTE_OTHER,
+)
+"""Time in which a compute kernel runs."""
+
+EXPOSED_COMMUNICATION_CATEGORIES = (
+    TimeCategory.COMMUNICATION,
+    TimeCategory.WAIT,
+    TimeCategory.BUBBLE,
+    TimeCategory.COMMUNICATION_UNSPLIT,
+)
+"""Time in which only communication runs."""
+
+IDLE_CATEGORIES = (
+    TimeCategory.DATA_LOADING,
+    TimeCategory.CHECKPOINT,
+    TimeCategory.SYNCHRONIZATION,
+    TimeCategory.HOST_BOUND,
+    TimeCategory.DEVICE_GAP,
+    TimeCategory.PROFILER,
+    TimeCategory.IDLE_OTHER,
+)
+"""Time in which nothing runs on the device."""
+
+CATEGORY_ORDER: tuple[TimeCategory, ...] = tuple(TimeCategory)
+"""The code of a segment is the index of its category in this tuple."""
+
+CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORY_ORDER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A note on the input or the numbers, for programs (`code`) and people (`message`)."""
+
+    code: str
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable(self.message))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that supports a statement. `span` is (start ns, end ns) on the job's clock."""
+
+    metric: str
+    value: float
+    unit: str
+    threshold: float | None = None
+    ranks: list[int] = field(default_factory=list)
+    span: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""Colours and textures of the categories, in light and dark.
+"""Palette: colours and textures of the categories, in light and dark.
 
 The hues are Okabe and Ito's, safe for colour-blind readers, darkened or lightened to a contrast of at least 3:1 with
 the page (WCAG 2.2, 1.4.11). Colour is never the only mark: communication is hatched, idle time dotted.
@@ -6,8 +6,7 @@ the page (WCAG 2.2, 1.4.11). Colour is never the only mark: communication is hat
 
 from __future__ import annotations
 
-from stepscope.core.vocabulary.categories import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
+from stepscope.core.vocabulary import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, Cause, TimeCategory
 
 PAGE_LIGHT = "#ffffff"
 PAGE_DARK = "#242424"

@@ -1,4 +1,4 @@
-"""MIG instances of a GPU: which there are, their memory and their GPM counters.
+"""Devices of NVML: the identity of a GPU (index, UUID, PCI address, name, versions), and its MIG instances.
 
 Memory and counters belong to a GPU instance; several compute instances in one share them, so they are reported once.
 The whole GPU's utilization is not available while MIG is on; that of the instances is (GPM).
@@ -9,12 +9,89 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error, text
+from stepscope.collectors.nvml.binding import GpuReadings, GpuUnusableError, Handle, Nvml, reason_of_error, text
 from stepscope.collectors.nvml.gpm import GpmSampler
-from stepscope.collectors.nvml.gpu_readings import GpuReadings
-from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.queries import MEMORY, QueryTable
-from stepscope.core.metrics.readings import Collection, labels_of
+from stepscope.core.hardware.devices import cuda_version_text
+from stepscope.core.metrics.readings import Collection, Labels, labels_of
+
+_ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """Names of a GPU.
+
+    Attributes:
+        index: NVML's.
+        uuid: "GPU-...", never changes.
+        pci_bus_id: "00000000:0F:00.0".
+        facts: labels of its info metric: name, architecture, serial, ...
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    facts: Labels
+
+    @property
+    def labels(self) -> Labels:
+        """Labels of all its readings."""
+        return labels_of(gpu=self.index, uuid=self.uuid)
+
+
+def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
+    """Ask a GPU for its names.
+
+    Raises:
+        DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or PCI bus id.
+    """
+    try:
+        uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        pci_bus_id = text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+    except nvml.NVMLError as error:
+        raise GpuUnusableError(*reason_of_error(nvml, error)) from error
+    facts = {"pci_bus_id": pci_bus_id}
+    for name, function in (
+        ("name", "nvmlDeviceGetName"),
+        ("architecture", "nvmlDeviceGetArchitecture"),
+        ("minor_number", "nvmlDeviceGetMinorNumber"),
+        ("serial", "nvmlDeviceGetSerial"),
+        ("vbios", "nvmlDeviceGetVbiosVersion"),
+    ):
+        facts[name] = ""  # an empty label counts as absent
+        try:
+            answer = getattr(nvml, function)(handle)
+        except Exception as error:
+            reason_of_error(nvml, error)
+            continue
+        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else text(answer)
+    facts["driver"], facts["cuda"] = system_versions(nvml)
+    return GpuIdentity(index, uuid, pci_bus_id, labels_of(**facts))
+
+
+def system_versions(nvml: Nvml) -> tuple[str, str]:
+    """Version of the driver, and the newest CUDA version that it can run; empty where they are not reported."""
+    texts = []
+    for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
+        try:
+            texts.append(text(getattr(nvml, function)()))
+        except Exception as error:
+            reason_of_error(nvml, error)
+            texts.append("")
+    driver, cuda = texts
+    return driver, cuda_version_text(int(cuda)) if cuda else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +117,7 @@ class _GpuInstance:
 
     def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[ComputeInstance]) -> None:
         first = members[0]
-        self.key = tuple(members)
+        self.key = _key_of(members)
         self.handle = first.handle
         if len(members) == 1:
             self.labels = labels_of(
@@ -76,10 +153,10 @@ class MigInstances:
         self.is_on, found = compute_instances(self._nvml, self._handle, was_on=self.is_on)
         for member in found:
             groups.setdefault(member.gpu_instance, []).append(member)
-        known = {_identity_of(instance.key): instance for instance in self._instances}
+        known = {instance.key: instance for instance in self._instances}
         self._instances = []
         for members in groups.values():
-            instance = known.pop(_identity_of(tuple(members)), None)
+            instance = known.pop(_key_of(members), None)
             self._instances.append(instance or _GpuInstance(self._nvml, self._handle, self._identity, members))
         for gone in known.values():
             gone.gpm.close()
@@ -127,5 +204,5 @@ def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tu
     return is_on, members
 
 
-def _identity_of(members: tuple[ComputeInstance, ...]) -> tuple[str, ...]:
+def _key_of(members: list[ComputeInstance]) -> tuple[str, ...]:
     return tuple(member.uuid for member in members)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.vocabulary.categories import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, TimeCategory
-from stepscope.core.vocabulary.causes import Cause
-from stepscope.core.vocabulary.palette import (
+from stepscope.core.palette import (
     DARK,
     LIGHT,
     MIN_CONTRAST,
@@ -19,6 +17,7 @@ from stepscope.core.vocabulary.palette import (
     pattern,
     variables,
 )
+from stepscope.core.vocabulary import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, Cause, TimeCategory
 
 
 @pytest.mark.parametrize("heading", TimeCategory)

@@ -1,8 +1,8 @@
-"""NCCL's RAS service: client over TCP, and reader of its answer (JSON or text).
+"""Status of ranks: client and reader of NCCL's RAS service (JSON or text), and hang flags of xpu_timer.
 
-The service listens on 127.0.0.1:28028 in one process of a job on each node (NCCL_RAS_ADDR, NCCL_RAS_ENABLE) and asks
-the job's other processes itself. It exists since NCCL 2.24; JSON came later. The text form names ranks only where
-something is wrong.
+RAS listens on 127.0.0.1:28028 in one process of a job on each node (NCCL_RAS_ADDR, NCCL_RAS_ENABLE) and asks the job's
+other processes itself. It exists since NCCL 2.24; JSON came later. The text form names ranks only where something is
+wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.collectors.input_files import malformed_as_data_error
-from stepscope.core.documents.nccl_logs import RasCommunicator, RasRank, RasStatus
+from stepscope.core.documents.nccl import HangFlags, RasCommunicator, RasRank, RasStatus
 from stepscope.core.errors import DataError
 
 _COMMUNICATOR = re.compile(r"#\d+-\d+ \((?P<id>[0-9a-fx]+)\) (?P<what>[A-Z]+)")
@@ -153,3 +153,20 @@ def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0)
             if len(status) > _MAX_BYTES:
                 raise DataError(f"answers more than {_MAX_BYTES:,} bytes", where=where, what_next="check the port")
         return status.decode(errors="replace")
+
+
+_FLAG = re.compile(r'XPU_TIMER_COMMON_HANG\{[^}]*\brank="(\d+)"[^}]*\} (\S+)')
+
+
+def looks_like_xpu_timer(text: str) -> bool:
+    """Whether a page is xpu_timer's."""
+    return "XPU_TIMER_" in text
+
+
+def read_xpu_timer(text: str, *, file: str) -> HangFlags:
+    """The flag of each rank that has one."""
+    flags = {int(rank): value not in ("0", "0.0") for rank, value in _FLAG.findall(text)}
+    ranks = sorted(flags)
+    return HangFlags(
+        file, tuple(rank for rank in ranks if flags[rank]), tuple(rank for rank in ranks if not flags[rank])
+    )

@@ -1,1 +1,0 @@
-"""Fixed vocabularies of a verdict: categories of GPU time, causes and reasons, and their colours."""
