@@ -68,8 +68,8 @@ def _layers_for(script: Path, step_ms: float) -> int:
 
 def _of_a_start(code: str, *, under: bool) -> _Seconds:
     """Cost of the start of Python alone: `stepscope run` itself starts once per job and is excluded."""
-    order = RunOptions("runs", None, "auto", DEFAULT_SCHEDULE, with_stack=False)
-    ran = measure([sys.executable, "-c", code], environment_for(order, os.environ) if under else None)
+    options = RunOptions("runs", None, "auto", DEFAULT_SCHEDULE, with_stack=False)
+    ran = measure([sys.executable, "-c", code], environment_for(options, os.environ) if under else None)
     return _Seconds(ran.wall_seconds, ran.cpu_seconds)
 
 

@@ -24,7 +24,7 @@ class Panel:
     """Panel of the board.
 
     Attributes:
-        title: heading of the panel.
+        title: shown above the panel.
         description: text of its info icon.
         unit: Grafana's name of the unit.
         queries: pairs of PromQL expression and legend.

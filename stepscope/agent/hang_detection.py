@@ -260,7 +260,7 @@ class HangSource:
         states = []
         for rank in run.watch.silent():
             if rank.rank in guilty and rank.pid is not None:
-                state = _STATES.get(self._process_state(rank.pid), "lives, and its Python does not run")
+                state = _STATES.get(self._process_state(rank.pid), "is alive, but its Python code does not run")
                 states.append(f"process {rank.pid} of rank {rank.rank} {state}")
         return f" ({'; '.join(states[:4])})" if states else ""
 

@@ -68,8 +68,8 @@ def command(
     if first is None:
         first = every or DEFAULT_SCHEDULE.first
     schedule = Schedule(first=first, warmup=min(warmup, first), active=active, period=every)
-    order = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
-    become(ctx.meta[_COMMAND], environment_for(order, os.environ))
+    options = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
+    become(ctx.meta[_COMMAND], environment_for(options, os.environ))
 
 
 def _ranks(text: str) -> str | list[int]:

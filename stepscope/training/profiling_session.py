@@ -161,7 +161,7 @@ class Profile:
         record = self._step
         self._close_annotation()
         record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
-        record.figures, record.late = self._figures.read(figures)
+        record.figures, record.deferred = self._figures.read(figures)
         self._times.add(record)
         self._listeners.step_ended(record)
         try:

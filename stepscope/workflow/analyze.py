@@ -191,7 +191,7 @@ def view_files(
     ]
     for result in _results(map_files, waiting, on_progress, len(paths)):
         if result.views and (found.views or result.task.rank):
-            assumed = f"{result.task.path}: does not tell its rank; taken as rank {result.task.rank} by order"
+            assumed = f"{result.task.path}: contains no rank; taken as rank {result.task.rank} by order"
             found.notices.append(Notice("rank_assumed", assumed))
         _add_result(found, result, errors)
     if not found.views:

@@ -275,10 +275,10 @@ def _begun_profile() -> Profile | None:
     from stepscope.training.profiling_session import is_measured
     from stepscope.zero_code.launch import take_options
 
-    order = take_options(os.environ)
-    if order is None or is_measured():
+    options = take_options(os.environ)
+    if options is None or is_measured():
         return None
-    prof = profile(order.run, order.out, order.schedule, order.ranks, with_stack=order.with_stack)
+    prof = profile(options.run, options.out, options.schedule, options.ranks, with_stack=options.with_stack)
     prof.gives_way = True
     return prof.__enter__()
 

@@ -22,13 +22,13 @@ _STARTUP = str(Path(__file__).resolve().parent / "startup")
 _PATH = "PYTHONPATH"
 
 
-def environment_for(order: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_for(options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which the command runs; the given one when STEPSCOPE_DISABLE turns measuring off."""
     if is_disabled(environment):
         return dict(environment)
     path = environment.get(_PATH, "")
     others = [entry for entry in path.split(os.pathsep) if entry != _STARTUP] if path else []  # "": where it starts
-    return dict(environment) | {OPTIONS_VARIABLE: order.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
+    return dict(environment) | {OPTIONS_VARIABLE: options.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -75,7 +75,7 @@ class RunOptions:
 
 
 def take_options(environment: MutableMapping[str, str]) -> RunOptions | None:
-    """The order in this environment, which no longer has it; None when there is none.
+    """The options in this environment, which are removed from it; None when there are none.
 
     Raises:
         ValueError, TypeError: it was written by a stepscope of another version.

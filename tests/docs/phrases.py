@@ -37,7 +37,7 @@ PHRASES: Mapping[str, str] = {
     r"then binds|binds next": "next bottleneck",
     r"of (its|their|the) roofs?\b": "% of roofline",
     r"\b(it|they|that|this|time|verdict) stands? on\b": "evidence",
-    r"(are|be|is|not|was|were) told\b(?! apart| from)|told (by|in|of)\b|tells? (of|nothing|which)\b": (
+    r"(are|be|is|not|was|were) told\b(?! apart| from)|told (by|in|of)\b|tells? (of|nothing|which|anything)\b": (
         "reported, listed, known; raw or parsed"
     ),
     r"late figures?": "deferred scalars",
@@ -103,6 +103,13 @@ def documents() -> Iterator[tuple[str, str]]:
             yield str(page.relative_to(ROOT)), _FENCE.sub(_without_output, page.read_text(encoding="utf-8"))
 
 
+def deployment() -> Iterator[tuple[str, str]]:
+    """Every file in deploy/: scripts, alerts, settings and the dashboard with its program."""
+    for path in sorted((ROOT / "deploy").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
 def generated() -> Iterator[tuple[str, str]]:
     """Every page that is made from the code, but for what errors and helps hold."""
     for name, make in PAGES.items():
@@ -117,7 +124,7 @@ def pending() -> frozenset[str]:
 
 def all_texts() -> Iterator[tuple[str, str]]:
     """All of them."""
-    for texts in (helps, errors, documents, generated):
+    for texts in (helps, errors, documents, deployment, generated):
         yield from texts()
 
 

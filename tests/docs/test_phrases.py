@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.docs.phrases import documents, errors, generated, helps, hits, pending
+from tests.docs.phrases import deployment, documents, errors, generated, helps, hits, pending
 
 
-@pytest.mark.parametrize("texts", [helps, errors, documents, generated])
+@pytest.mark.parametrize("texts", [helps, errors, documents, deployment, generated])
 def test_no_old_phrase_is_left(texts: Callable[[], Iterator[tuple[str, str]]]) -> None:
     left = [hit for hit in hits(texts()) if hit.place not in pending()]
     assert left == []
@@ -29,6 +29,7 @@ def test_no_old_phrase_is_left(texts: Callable[[], Iterator[tuple[str, str]]]) -
         "a table that lives",
         "agent.toml: is no TOML",
         "The command ends with 1 when a GPU failed.",
+        "No source tells anything new.",
     ],
 )
 def test_an_old_phrase_is_found(text: str) -> None:
@@ -53,5 +54,12 @@ def test_plain_english_is_not(text: str) -> None:
 def test_texts_are_found_in_all_that_users_read() -> None:
     assert {"stepscope", "stepscope agent config check"} <= {place for place, _ in helps()}
     assert any("pip install" in text for _, text in errors())
+    assert {
+        "deploy/grafana/board.py",
+        "deploy/grafana/gpus.json",
+        "deploy/prometheus/rules.yml",
+        "deploy/slurm/epilog.sh",
+        "deploy/slurm/prolog.sh",
+    } <= {place for place, _ in deployment()}
     assert {"README.md", "docs/guides/agent.md"} <= {place for place, _ in documents()}
     assert "VERDICT" not in "".join(text for place, text in documents() if place == "README.md")

@@ -1,4 +1,4 @@
-"""A device behind the interface that late reading uses: what is enqueued happens once the device gets to it."""
+"""A device behind the interface that reads deferred scalars: what is enqueued happens once the device gets to it."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class HealthWatch:
         if state is HealthState.HEALTHY and (seen is None or seen.up is None or not seen.up.value):
             state = HealthState.UNKNOWN
             message = (seen.detail or seen.reason) if seen is not None else ""
-            reason = message or "no source tells anything new of it"
+            reason = message or "no source reports new values of it"
         return Health(state, reason, codes, unchecked)
 
     def _is_old(self, key: str, code: str, now_ns: int) -> bool:

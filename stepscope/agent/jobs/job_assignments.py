@@ -228,27 +228,27 @@ class _Merged:
     pods: set[str] = field(default_factory=set)
 
 
-def merged_assignments(claims: Iterable[SourceAssignment]) -> list[Assignment]:
-    """One assignment for each job and device, in the order of the claims.
+def merged_assignments(assignments: Iterable[SourceAssignment]) -> list[Assignment]:
+    """One assignment for each job and device, in the order of the source assignments.
 
-    A job has all facts that any claim has of it; of two that differ the first counts.
+    A job has all facts that any source has of it; of two that differ the first counts.
     """
     by_device: dict[Device, dict[tuple[JobKind, str], _Merged]] = {}
     facts: dict[tuple[JobKind, str], Job] = {}
-    for claim in claims:
-        jobs = by_device.setdefault(claim.device, {})
-        facts[claim.job.key] = filled(facts.get(claim.job.key, claim.job), claim.job)
-        merged = jobs.setdefault(claim.job.key, _Merged(claim.job))
-        if claim.source not in merged.sources:
-            merged.sources.append(claim.source)
-        if claim.pid is not None:
-            merged.pids.add(claim.pid)
-        if claim.step and claim.step not in merged.steps:
-            merged.steps.append(claim.step)
-        if claim.share is not None:
-            merged.shares.add(claim.share)
-        if claim.inside:
-            merged.pods.add(claim.inside)
+    for assignment in assignments:
+        jobs = by_device.setdefault(assignment.device, {})
+        facts[assignment.job.key] = filled(facts.get(assignment.job.key, assignment.job), assignment.job)
+        merged = jobs.setdefault(assignment.job.key, _Merged(assignment.job))
+        if assignment.source not in merged.sources:
+            merged.sources.append(assignment.source)
+        if assignment.pid is not None:
+            merged.pids.add(assignment.pid)
+        if assignment.step and assignment.step not in merged.steps:
+            merged.steps.append(assignment.step)
+        if assignment.share is not None:
+            merged.shares.add(assignment.share)
+        if assignment.inside:
+            merged.pods.add(assignment.inside)
     found = []
     for device, jobs in by_device.items():
         kept = _kept(list(jobs.values()))
@@ -289,18 +289,21 @@ def _share_of(reported: set[Share], num_jobs: int) -> Share:
 
 
 def assignments_from_processes(
-    devices: Iterable[DeviceUsage], running: Mapping[int, Process], given: Iterable[SourceAssignment], finder: JobFinder
+    devices: Iterable[DeviceUsage],
+    running: Mapping[int, Process],
+    kubelet_assignments: Iterable[SourceAssignment],
+    finder: JobFinder,
 ) -> Iterator[SourceAssignment]:
     """Jobs of the processes that hold devices.
 
     Args:
         running: processes by id.
-        given: assignments of the kubelet: a pod whose name is not known is one of those that have the device.
+        kubelet_assignments: a pod whose name is not known is one of those that have the device.
         finder: finds the job of a process.
     """
     pods: dict[Device, dict[str, Job]] = {}
-    for claim in given:
-        pods.setdefault(claim.device, {})[claim.job.id] = claim.job
+    for assignment in kubelet_assignments:
+        pods.setdefault(assignment.device, {})[assignment.job.id] = assignment.job
     found: dict[int, FoundJob] = {}
     for usage in devices:
         for pid, holder in usage.holders.items():
@@ -364,17 +367,17 @@ def assignments_from_slurm(
                     yield SourceAssignment(job, found.device, JobSource.DEVICE_CGROUP)
             continue
         for step, process in first.get(job_id, {}).items():
-            given = slurm_gpus_of(process, devices)
-            unknown += [f"{name} of Slurm job {job_id}" for name in given.unknown]
-            for found in given.devices:
+            gpus = slurm_gpus_of(process, devices)
+            unknown += [f"{name} of Slurm job {job_id}" for name in gpus.unknown]
+            for found in gpus.devices:
                 yield SourceAssignment(job, found.device, JobSource.SLURM_ENVIRONMENT, None, step)
 
 
 def assignments_from_kubelet(
-    given: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
+    kubelet_devices: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
 ) -> Iterator[SourceAssignment]:
     """Devices that the kubelet gave to pods; `unknown` receives names of devices that are not known."""
-    for one in given:
+    for one in kubelet_devices:
         found, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
         if found is not None:
             share = Share.TIME_SLICED if is_share else None
@@ -385,10 +388,10 @@ def assignments_from_kubelet(
 
 
 def assignments_from_job_files(
-    claims: Iterable[tuple[DeviceUsage, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
+    job_files: Iterable[tuple[DeviceUsage, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
     """Jobs in the files of job prologs, without those that have ended according to Slurm's cgroups."""
-    for usage, job_id in claims:
+    for usage, job_id in job_files:
         if not slurm_jobs or job_id in slurm_jobs:
             yield SourceAssignment(finder.of_slurm(job_id), usage.device, JobSource.HPC_JOB_FILE)
 

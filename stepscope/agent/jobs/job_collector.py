@@ -45,7 +45,7 @@ class JobCollector:
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
-        given: devices that the kubelet gave to pods, as far as is known.
+        kubelet_devices: devices that the kubelet gave to pods, as far as is known.
         pods, slurm: what else is known; each is collected by a source of its own.
         root: where /proc and /sys are.
         clock: monotonic seconds.
@@ -56,7 +56,7 @@ class JobCollector:
         gpu_states: Callable[[], Sequence[SourceState]],
         settings: Jobs | None = None,
         *,
-        given: Callable[[], Sequence[PodDevice]] = tuple,
+        kubelet_devices: Callable[[], Sequence[PodDevice]] = tuple,
         pods: PodDirectory | None = None,
         slurm: SlurmNamesCollector | None = None,
         root: Path = Path("/"),
@@ -65,7 +65,7 @@ class JobCollector:
     ) -> None:
         self._gpu_states = gpu_states
         self._settings = settings or Jobs()
-        self._given, self._pods, self._slurm = given, pods, slurm
+        self._kubelet_devices, self._pods, self._slurm = kubelet_devices, pods, slurm
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
         self._files = Files(root)
         naming = self._settings.naming
@@ -87,8 +87,8 @@ class JobCollector:
         self._devices = devices = self._devices_now()
         running = self._running.on(devices)
         missing = hidden_processes(devices, running)
-        claims = self._claims(devices, running, missing)
-        assignments = [self._with_known_facts(one) for one in merged_assignments(claims)]
+        found = self._source_assignments(devices, running, missing)
+        assignments = [self._with_known_facts(one) for one in merged_assignments(found)]
         self._want(assignments, running.values())
         self._processes.end_round()
         self._ledger.observe(self._activity.seen(devices, assignments), now)
@@ -128,20 +128,22 @@ class JobCollector:
                 device.answers = False
         return devices
 
-    def _claims(
+    def _source_assignments(
         self, devices: Sequence[DeviceUsage], running: dict[int, Process], missing: list[Missing]
     ) -> Iterable[SourceAssignment]:
         unknown: list[str] = []
         first = job_assignments.first_slurm_processes(self._slurm_jobs, self._processes)
         self._finder.know_slurm(first)
-        by_kubelet = list(job_assignments.assignments_from_kubelet(self._given(), devices, self._finder, unknown))
+        by_kubelet = list(
+            job_assignments.assignments_from_kubelet(self._kubelet_devices(), devices, self._finder, unknown)
+        )
         yield from job_assignments.assignments_from_processes(devices, running, by_kubelet, self._finder)
         yield from job_assignments.assignments_from_slurm(self._slurm_jobs, first, devices, self._finder, unknown)
         yield from by_kubelet
         if self._settings.hpc_job_folder:
             folder = self._settings.hpc_job_folder.strip("/")
-            claims, ambiguous = read_hpc_job_files(self._files, folder, devices)
-            yield from job_assignments.assignments_from_job_files(claims, self._slurm_jobs, self._finder)
+            job_files, ambiguous = read_hpc_job_files(self._files, folder, devices)
+            yield from job_assignments.assignments_from_job_files(job_files, self._slurm_jobs, self._finder)
             unknown += [f"file /{folder}/{name}" for name in ambiguous]
         yield from job_assignments.assignments_from_dcgm_exporter(devices, self._finder)
         if unknown and devices:
@@ -249,14 +251,14 @@ def job_sources(
     """
     environment = os.environ if environment is None else environment
     found: list[ScheduledSource] = []
-    given: Callable[[], Sequence[PodDevice]] = tuple
+    kubelet_devices: Callable[[], Sequence[PodDevice]] = tuple
     pods: PodDirectory | None = None
     slurm: SlurmNamesCollector | None = None
     if Path(settings.kubelet_socket).parent.is_dir():
         from stepscope.collectors.jobs.kubernetes.kubelet import KubeletCollector  # takes memory that few need
 
         kubelet = KubeletCollector(settings.kubelet_socket)
-        given = kubelet.given
+        kubelet_devices = kubelet.pod_devices
         found.append(ScheduledSource("kubelet", kubelet, interval=_OTHERS_SECONDS))
     server = ApiServer.of_pod(environment)
     if server is not None:
@@ -267,5 +269,5 @@ def job_sources(
     if names.is_possible:
         slurm = names
         found.append(ScheduledSource("squeue", slurm, interval=_OTHERS_SECONDS))
-    jobs = JobCollector(gpu_states, settings, given=given, pods=pods, slurm=slurm)
+    jobs = JobCollector(gpu_states, settings, kubelet_devices=kubelet_devices, pods=pods, slurm=slurm)
     return jobs, [ScheduledSource(JOBS, jobs, interval=interval), *found]

@@ -125,7 +125,7 @@ def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0)
         seconds: for all of it; NCCL is asked to leave out ranks that take half as long.
 
     Raises:
-        OSError: nobody listens there, or answers in time.
+        OSError: no process listens there, or none answers in time.
         DataError: what answers is not RAS.
     """
     where = f"{address[0]}:{address[1]}"

@@ -58,7 +58,7 @@ def failed(error_id: str, path: str) -> Component:
                 className="ss-error",
                 role="alert",
             ),
-            html.P("The log of the dashboard tells more under this id."),
+            html.P("The dashboard's log has details under this id."),
             html.A("Try again", href=path, className="ss-retry"),
         ],
     )

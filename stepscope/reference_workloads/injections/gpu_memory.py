@@ -158,7 +158,7 @@ class OomGrowth(OutOfMemory):
     name: ClassVar[str] = "oom_growth"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.LEAK,)
     shows: ClassVar[str] = (
-        "allocated memory grows by the same amount each step; memory/rank{r}.pickle tells who holds it"
+        "allocated memory grows by the same amount each step; memory/rank{r}.pickle shows what holds it"
     )
 
     copies_per_layer: int = severity(4, least=1)

@@ -287,7 +287,7 @@ def _further_fixes(directory: Path, analysis: Analysis) -> tuple[dict[Cause, Pre
     except StepscopeError as error:
         return {}, str(error)
     found = smallest_changes(report.fixes)
-    return found, None if cause in found else "what-if tells nothing of it"
+    return found, None if cause in found else "there is no what-if prediction"
 
 
 def quoted_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:
@@ -301,7 +301,7 @@ def smallest_changes(fixes: Iterable[Fix]) -> dict[Cause, PredictedFix]:
 
 
 def _artefacts(directory: Path, result: RunResult) -> list[str]:
-    """What a run that failed has left once it is tidied up; a rank's empty list of steps tells nothing."""
+    """What a run that failed has left once it is tidied up; a rank's empty list of steps is no result."""
     if result.error is None:
         return []
     return sorted(

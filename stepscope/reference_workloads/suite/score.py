@@ -255,7 +255,7 @@ def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction
         unprofiled_control_ms=control.step_ms,
         calibrated_error=_relative(calibrated_ms, control.step_ms),
         is_bound=predicted is not None and distorted and fix in _HOST_SIDE,
-        why_none=result.no_fix or "what-if tells nothing of it" if predicted is None else None,
+        why_none=result.no_fix or "there is no what-if prediction" if predicted is None else None,
     )
 
 

@@ -42,8 +42,8 @@ _NUM_SAMPLES = 8
 class LiveStateWriter:
     """Called about once a second, on the thread of the background loop.
 
-    A rank speaks when its step is as old as its own limit, or when another has begun to: ranks differ in what they are
-    used to, and who stays silent is suspected.
+    A rank writes its state when its step is as old as its own limit, or when another rank writes: limits differ between
+    ranks, and a rank without a state is suspected.
     """
 
     def __init__(self, context: RunContext, thread_id: int) -> None:
@@ -54,20 +54,20 @@ class LiveStateWriter:
         self._state = context.run_directory / live_state_path(rank)
         self._record = context.run_directory / live_record_path(rank)
         self._stillness = ThreadProgress(thread_id, num_samples=_NUM_SAMPLES)
-        self._judge = LiveHangCheck(context.run_directory, rank, context.identity.world_size)
+        self._hang_check = LiveHangCheck(context.run_directory, rank, context.identity.world_size)
         self._step: OpenStep | None = None
         self._since_ns = 0
-        self._told = 0.0
-        self._has_told = False
+        self._written_at = 0.0
+        self._has_written = False
         self._remove()  # left by an earlier attempt
 
-    def look(self, now: float, step: OpenStep | None, limit: float, glance: float) -> None:
+    def look(self, now: float, step: OpenStep | None, limit: float, first_look_seconds: float) -> None:
         """Look at the open step.
 
         Args:
             now: monotonic seconds.
-            limit: its age in seconds from which it is worth telling of.
-            glance: age from which reports of other ranks are read.
+            limit: its age in seconds from which it is reported.
+            first_look_seconds: age from which reports of other ranks are read.
         """
         if step is not self._step:
             self._leave()
@@ -75,25 +75,25 @@ class LiveStateWriter:
         if step is None:
             return
         age = now - step.began_seconds
-        if age < glance:
+        if age < first_look_seconds:
             return
         still_seconds = self._stillness.look()
-        if self._has_told or age >= limit or self._folder.is_dir():
+        if self._has_written or age >= limit or self._folder.is_dir():
             is_still = still_seconds >= min(_STILL_SECONDS, limit / 4)
-            if not self._has_told or now - self._told >= min(_STATE_EVERY_SECONDS, limit):
+            if not self._has_written or now - self._written_at >= min(_STATE_EVERY_SECONDS, limit):
                 self._write_state(now, step, age, limit, is_still=is_still)
-            self._judge.look(now, self._state, may_ask=is_still)
+            self._hang_check.look(now, self._state, may_ask=is_still)
 
     def close(self, *, is_open: bool) -> None:
         """Stop; the file of a step that never ended stays."""
-        self._judge.close()
+        self._hang_check.close()
         if not is_open:
             self._leave()
 
     def _write_state(self, now: float, step: OpenStep, age: float, limit: float, *, is_still: bool) -> None:
-        if not self._has_told:
-            self._has_told, self._since_ns = True, time.time_ns()
-        self._told = now
+        if not self._has_written:
+            self._has_written, self._since_ns = True, time.time_ns()
+        self._written_at = now
         context, spans = self._context, self._context.open_spans()
         frames = list(frames_of(self._thread_id))
         state = RankState(
@@ -129,9 +129,9 @@ class LiveStateWriter:
 
     def _leave(self) -> None:
         self._stillness.reset()
-        self._judge.leave()
-        if self._has_told:
-            self._has_told = False
+        self._hang_check.leave()
+        if self._has_written:
+            self._has_written = False
             self._remove()
 
     def _remove(self) -> None:

@@ -32,8 +32,8 @@ _TIMES_LONGEST = 3.0
 SHARE_OF_TIMEOUT = 0.8
 """torch ends the job when a collective has waited for the timeout; the rest is time to write down what is known."""
 
-_MIN_GLANCE_SECONDS = 5.0
-_TIMES_MEDIAN_GLANCE = 1.5
+_MIN_FIRST_LOOK_SECONDS = 5.0
+_TIMES_MEDIAN_FIRST_LOOK = 1.5
 
 _NUM_FIRST_STEPS = 3
 _NUM_REMEMBERED = 100
@@ -87,16 +87,16 @@ class StallThresholds:
         return max(min(limit, _before(situation.timeout_seconds)), _TIMES_LONGEST * median)
 
     def look_seconds(self, timeout_seconds: float | None) -> float:
-        """Age from which the open step is worth telling of, so that someone may judge the job as a whole."""
+        """Age from which the open step is reported, so that the job can be judged as a whole."""
         recent = sorted(self._recent)
         if self._given is not None or not recent:
             return self.limit_seconds(StepSituation(timeout_seconds=timeout_seconds))
         within = min(stall_threshold_seconds(recent), _before(timeout_seconds))
         return max(within, _TIMES_LONGEST * recent[len(recent) // 2])
 
-    def glance_seconds(self, look_seconds: float) -> float:
+    def first_look_seconds(self, look_seconds: float) -> float:
         """Age from which reports of other ranks about the step are read; no step of usual length is as old."""
-        usual = max(_MIN_GLANCE_SECONDS, _TIMES_MEDIAN_GLANCE * (self.median_seconds or 0.0))
+        usual = max(_MIN_FIRST_LOOK_SECONDS, _TIMES_MEDIAN_FIRST_LOOK * (self.median_seconds or 0.0))
         return min(usual, look_seconds / 2)
 
 

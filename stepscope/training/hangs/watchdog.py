@@ -46,7 +46,7 @@ from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
 
-_FIRST_LOOK_SECONDS = 5.0
+_MIN_CHECKED_SECONDS = 5.0
 """Age below which a step is not checked, unless the user's limit is shorter."""
 
 _CLOSES_WITHIN_SECONDS = 2.0
@@ -66,7 +66,7 @@ class StepWatchdog:
     def __init__(self, context: RunContext, seconds: float | None) -> None:
         self._context = context
         self._thresholds = StallThresholds(seconds)
-        self._first_look_seconds = min(_FIRST_LOOK_SECONDS, (seconds or math.inf) / 2)
+        self._min_checked_seconds = min(_MIN_CHECKED_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
         self._progress = ThreadProgress(self._thread_id)
         self._open: OpenStep | None = None
@@ -99,11 +99,11 @@ class StepWatchdog:
         self._check_gil_timer(now, suspect_limit)
         step = self._open
         look_after = self._thresholds.look_seconds(timeout)
-        self._live.look(now, step, look_after, self._thresholds.glance_seconds(look_after))
+        self._live.look(now, step, look_after, self._thresholds.first_look_seconds(look_after))
         if step is not self._episode_step:
             self._end_episode()
             self._episode_step = step
-        if step is None or self._has_reported or now - step.began_seconds < self._first_look_seconds:
+        if step is None or self._has_reported or now - step.began_seconds < self._min_checked_seconds:
             return
         age = now - step.began_seconds
         if age < suspect_limit / 2:

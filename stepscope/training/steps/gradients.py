@@ -119,8 +119,8 @@ class LocalGradientNorm:
             return {LOCAL_NORM: math.hypot(*numbers.values()) / scale if scale else math.nan}
 
         if any(self._scalar_reader.takes(total) for total in totals.values()):
-            late = self._scalar_reader.take(totals, unscaled)
-            record.late += [] if late is None else [late]
+            deferred = self._scalar_reader.take(totals, unscaled)
+            record.deferred += [] if deferred is None else [deferred]
         elif waiting := next((name for name, total in totals.items() if total.device.type != "cpu"), None):
             raise ValueError(f"gradients on {waiting} cannot be read without waiting for it")
         else:
@@ -267,12 +267,16 @@ class ClippedGradientNorm:
         if not self._norms:
             return
         norms, self._norms = self._norms, []
-        if len(norms) != 1 or CLIPPED_NORM in record.figures or any(CLIPPED_NORM in late.names for late in record.late):
+        if (
+            len(norms) != 1
+            or CLIPPED_NORM in record.figures
+            or any(CLIPPED_NORM in deferred.names for deferred in record.deferred)
+        ):
             return  # clipped part by part, or given by the loop
         plain, on_device, _ = split_scalars({CLIPPED_NORM: norms[0]}, self._scalar_reader.takes)
         record.figures |= plain
-        late = self._scalar_reader.take(on_device) if on_device else None
-        record.late += [] if late is None else [late]
+        deferred = self._scalar_reader.take(on_device) if on_device else None
+        record.deferred += [] if deferred is None else [deferred]
 
     def close(self) -> None:
         wrapping, self._wrapping = self._wrapping, None
@@ -315,16 +319,16 @@ class LossScale:
     def __init__(self, scalar_reader: DeviceScalarReader) -> None:
         self._scalar_reader = scalar_reader
         self._figures: dict[str, int | float] = {}
-        self._late: list[DeferredScalars] = []
+        self._deferred: list[DeferredScalars] = []
         self._is_on = True
         torch: Any = sys.modules["torch"]
         self._wrapping = Patch(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
 
     def step_ended(self, record: StepRecord) -> None:
         """Add the figures of this step's update; figures given by the training loop stay."""
-        if self._late:
-            record.late += reversed(self._late)  # of two by one name the first stays
-            self._late = []
+        if self._deferred:
+            record.deferred += reversed(self._deferred)  # of two by one name the first stays
+            self._deferred = []
         if self._figures:
             record.figures = self._figures | record.figures
             self._figures = {}
@@ -357,8 +361,8 @@ class LossScale:
             ]
             tensors = {"loss_scale": scale} | {f"found {i}": tensor for i, tensor in enumerate(found)}
             if any(self._scalar_reader.takes(tensor) for tensor in tensors.values()):
-                late = self._scalar_reader.take(tensors, _named)
-                self._late += [] if late is None else [late]
+                deferred = self._scalar_reader.take(tensors, _named)
+                self._deferred += [] if deferred is None else [deferred]
             elif all(tensor.device.type == "cpu" for tensor in tensors.values()):  # else reading would wait
                 self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})
         except Exception as error:  # training must never be hurt

@@ -226,14 +226,14 @@ class PendingSteps:
             return
         try:
             while self._waiting:
-                for late in self._waiting[0].late:
-                    late.are_there()
+                for deferred in self._waiting[0].deferred:
+                    deferred.are_there()
                 self._pass_on(self._waiting.popleft())
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Wait a while for what is late, and pass all on."""
+        """Wait a limited time for the deferred scalars, and pass all steps on."""
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
         try:
             with self._lock:
@@ -245,17 +245,17 @@ class PendingSteps:
             self._listeners.close()
 
     def _pass_on(self, record: StepRecord) -> None:
-        for late in record.late:
-            for name, value in late.read().items():
+        for deferred in record.deferred:
+            for name, value in deferred.read().items():
                 record.figures.setdefault(name, value)
-            late.give_up()  # where it has not come
-        record.late.clear()
+            deferred.give_up()  # where it has not come
+        record.deferred.clear()
         self._listeners.step_settled(record)
         self._write(record)
 
 
 def _is_settled(record: StepRecord) -> bool:
-    return all(late.are_there() for late in record.late)
+    return all(deferred.are_there() for deferred in record.deferred)
 
 
 _MEMORY_INTERVAL_NS = 250_000_000

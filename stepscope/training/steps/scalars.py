@@ -32,8 +32,8 @@ class StepScalarReader:
             self._has_left_out = True
             kinds = ", ".join(f"{name} ({type(figures[name]).__name__})" for name in left_out)
             logger.warning("prof.step leaves out figures that are not single numbers: %s; give a float", kinds)
-        late = self._scalar_reader.take(on_device) if on_device else None
-        return plain, [] if late is None else [late]
+        deferred = self._scalar_reader.take(on_device) if on_device else None
+        return plain, [] if deferred is None else [deferred]
 
 
 def split_scalars(
@@ -110,7 +110,7 @@ _SLOT_BYTES = 8  # the widest real number
 
 
 class DeviceCopier(Protocol):
-    """What late reading needs of a device."""
+    """What reading deferred scalars needs of a device."""
 
     def holds(self, tensor: Any) -> bool:
         """Whether the tensor is on this device."""
@@ -245,17 +245,17 @@ class DeviceScalarReader:
         with _normal_mode():
             return self._memory[start : start + dtype.itemsize].view(dtype)[0]
 
-    def _take_back(self, late: DeferredScalars) -> None:
-        if late.are_there():
-            self._free += [slot for slot, _ in late.slots.values()]
-            late.slots = {}
+    def _take_back(self, deferred: DeferredScalars) -> None:
+        if deferred.are_there():
+            self._free += [slot for slot, _ in deferred.slots.values()]
+            deferred.slots = {}
         else:  # the device will still write there
-            self._given_up.append(late)
+            self._given_up.append(deferred)
 
     def _reclaim(self) -> None:
         given_up, self._given_up = self._given_up, []
-        for late in given_up:
-            self._take_back(late)
+        for deferred in given_up:
+            self._take_back(deferred)
 
 
 def _normal_mode() -> Any:

@@ -46,7 +46,7 @@ class StepRecord:
     Attributes:
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
             are written as null and named in "non_finite".
-        late: deferred scalars on their way from the GPU; once read, those that `figures` does not have join it.
+        deferred: scalars on their way from the GPU; once read, those that `figures` does not have join it.
         anomalies: what the anomaly detectors found in this step's figures; only written where there is one.
         attempt: only written from 2 on.
     """
@@ -61,7 +61,7 @@ class StepRecord:
     export_ns: int = 0
     prepare_ns: int = 0
     figures: dict[str, int | float] = field(default_factory=dict)
-    late: list[DeferredScalars] = field(default_factory=list)
+    deferred: list[DeferredScalars] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
     attempt: int = 1
 

@@ -49,8 +49,8 @@ _TRAPS = {
     "TORCH_NCCL_BLOCKING_WAIT": _Trap(_ON, "makes every collective synchronous: nothing overlaps"),
     "NCCL_ASYNC_ERROR_HANDLING": _Trap((), "is called TORCH_NCCL_ASYNC_ERROR_HANDLING now", "rename it"),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": _Trap(("0",), "a collective that fails hangs its job for ever"),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: nobody can say why a job hangs"),
-    "TORCH_FR_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: nobody can say why a job hangs"),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: the cause of a hang cannot be found"),
+    "TORCH_FR_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: the cause of a hang cannot be found"),
     "TORCH_DISTRIBUTED_DEBUG": _Trap(("detail",), "checks every collective with one more: for debugging only"),
     "CUDA_LAUNCH_BLOCKING": _Trap(_ON, "every kernel is waited for: for debugging only"),
     "CUDA_DEVICE_MAX_CONNECTIONS": _Trap(
@@ -205,5 +205,5 @@ def _socket(path: str) -> DoctorLine:
             return DoctorLine("agent's socket", _FAIL, f"{path} may not be opened by this user", advice)
         except OSError as error:
             why = error.strerror or str(error)
-            return DoctorLine("agent's socket", _WARN, f"{path}: nobody listens ({why})", _START)
+            return DoctorLine("agent's socket", _WARN, f"{path}: no process listens ({why})", _START)
     return DoctorLine("agent's socket", _OK, f"{path} answers")

@@ -232,7 +232,7 @@ def test_gpu_monitoring_tools_188_old_values_served_as_new_prove_nothing() -> No
     for _ in range(20):
         assert not machine.look(is_stale=True)
     assert machine.health().state is HealthState.UNKNOWN
-    assert machine.health().reason == "no source tells anything new of it"
+    assert machine.health().reason == "no source reports new values of it"
 
 
 def test_an_old_value_that_is_bad_begins_no_event() -> None:

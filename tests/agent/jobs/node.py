@@ -42,7 +42,7 @@ class Node:
         self.minors = list(minors)
         self.silent: set[int] = set()
         self.reason: MissingReason | None = None
-        self.given: list[PodDevice] = []
+        self.kubelet_devices: list[PodDevice] = []
         self._inode = 100
 
     def watch(
@@ -55,7 +55,7 @@ class Node:
         return JobCollector(
             lambda: (SourceState("nvml", self.gpus(), reason=self.reason),),
             settings,
-            given=lambda: self.given,
+            kubelet_devices=lambda: self.kubelet_devices,
             pods=pods,
             slurm=slurm,
             root=self.root,

@@ -20,7 +20,7 @@ _JOBS = [
     Job(JobKind.PROCESSES, "9-1"),
 ]
 _JOB_OF_PID = {pid: _JOBS[pid % len(_JOBS)] for pid in range(8)}
-_CLAIM = st.builds(
+_ASSIGNMENT = st.builds(
     lambda device, source, pid, job, share: SourceAssignment(
         _JOB_OF_PID[pid] if source is JobSource.PROCESS else job,
         device,
@@ -36,13 +36,13 @@ _CLAIM = st.builds(
 )
 
 
-@given(st.lists(_CLAIM, max_size=20))
-def test_a_job_has_a_device_once_and_no_process_is_lost_or_doubled(claims: Sequence[SourceAssignment]) -> None:
-    found = merged_assignments(claims)
+@given(st.lists(_ASSIGNMENT, max_size=20))
+def test_a_job_has_a_device_once_and_no_process_is_lost_or_doubled(assignments: Sequence[SourceAssignment]) -> None:
+    found = merged_assignments(assignments)
     assert len({(one.job.key, one.device) for one in found}) == len(found)
-    claimed = sorted({(claim.device, claim.pid) for claim in claims if claim.pid is not None})
-    assert sorted((one.device, pid) for one in found for pid in one.pids) == claimed
-    assert {one.device for one in found} == {claim.device for claim in claims}
+    assigned = sorted({(assignment.device, assignment.pid) for assignment in assignments if assignment.pid is not None})
+    assert sorted((one.device, pid) for one in found for pid in one.pids) == assigned
+    assert {one.device for one in found} == {assignment.device for assignment in assignments}
     assert all(one.sources for one in found)
     for device in _DEVICES:
         here = [one for one in found if one.device == device]

@@ -177,7 +177,7 @@ def test_a_file_whose_number_may_mean_two_gpus_bills_none(tmp_path: Path) -> Non
 
 
 def test_a_pod_that_holds_a_gpu_without_a_process(node: Node) -> None:
-    node.given = [PodDevice("ml", "notebook-0", "main", uuid(0))]
+    node.kubelet_devices = [PodDevice("ml", "notebook-0", "main", uuid(0))]
     one = who(node.watch().collect())["0", "ml/notebook-0"]
     assert (one.sources, one.steps, one.job.account) == ((JobSource.KUBELET,), ("main",), "ml")
 
@@ -186,9 +186,9 @@ def test_a_pod_that_holds_a_gpu_without_a_process(node: Node) -> None:
 def test_a_process_finds_its_pods_name_without_the_api(node: Node, how: str) -> None:
     if how == "logs":
         (node.root / f"var/log/pods/ml_llama-0_{_UID}").mkdir(parents=True)
-    node.given = [PodDevice("ml", "llama-0", "main", f"{uuid(0)}::1")]
+    node.kubelet_devices = [PodDevice("ml", "llama-0", "main", f"{uuid(0)}::1")]
     if how != "the only pod of the device":
-        node.given.append(PodDevice("ml", "llama-1", "main", f"{uuid(0)}::2"))
+        node.kubelet_devices.append(PodDevice("ml", "llama-1", "main", f"{uuid(0)}::2"))
     node.hold(0, node.process(7, pod_cgroup(_UID), {"HOSTNAME": "llama-0"} if how == "host name" else {}))
     one = who(node.watch().collect())["0", "ml/llama-0"]
     assert one.pids == (7,)
@@ -196,13 +196,13 @@ def test_a_process_finds_its_pods_name_without_the_api(node: Node, how: str) -> 
 
 
 def test_a_host_name_that_its_user_chose_makes_no_pod_of_another_gpu_pay(node: Node) -> None:
-    node.given = [PodDevice("ml", "victim", "main", uuid(1))]
+    node.kubelet_devices = [PodDevice("ml", "victim", "main", uuid(1))]
     node.hold(0, node.process(7, pod_cgroup(_UID), {"HOSTNAME": "victim"}))
     assert set(who(node.watch().collect())) == {("0", _UID), ("1", "ml/victim")}
 
 
 def test_a_host_name_that_two_namespaces_have_names_no_pod(node: Node) -> None:
-    node.given = [PodDevice(space, "llama-0", "main", f"{uuid(0)}::{n}") for n, space in enumerate("ab")]
+    node.kubelet_devices = [PodDevice(space, "llama-0", "main", f"{uuid(0)}::{n}") for n, space in enumerate("ab")]
     node.hold(0, node.process(7, pod_cgroup(_UID), {"HOSTNAME": "llama-0"}))
     assert ("0", _UID) in who(node.watch().collect())
 
@@ -212,10 +212,10 @@ def test_bug_26_each_name_that_a_device_plugin_has_is_understood(tmp_path: Path)
     node = Node(tmp_path, minors=(0, 1, 2, 3))
     node.split(2, ("7", "MIG-7", "1g.10gb"), ("8", "MIG-8", "2g.20gb"))
     names = [uuid(0), f"{uuid(1)}::2", "MIG-7", "nvidia2/gi8", "nvidia3/vgpu1"]
-    node.given = [PodDevice("ml", f"pod-{n}", "main", name) for n, name in enumerate(names)]
-    node.given += [PodDevice("ml", "claimed", "main", "gpu-2-mig-2g20gb-14-0", is_claim=True)]
-    node.given += [PodDevice("ml", "network", "main", name) for name in ("0", "mlx5_0", "eth0")]
-    node.given += [
+    node.kubelet_devices = [PodDevice("ml", f"pod-{n}", "main", name) for n, name in enumerate(names)]
+    node.kubelet_devices += [PodDevice("ml", "claimed", "main", "gpu-2-mig-2g20gb-14-0", is_claim=True)]
+    node.kubelet_devices += [PodDevice("ml", "network", "main", name) for name in ("0", "mlx5_0", "eth0")]
+    node.kubelet_devices += [
         PodDevice("ml", "lost", "main", "MIG-gone"),
         PodDevice("ml", "lost", "main", "gpu-9", is_claim=True),
     ]
@@ -281,7 +281,7 @@ def test_bug_29_time_sliced_pods_share_the_gpu_and_its_time(node: Node) -> None:
         uid = _UID[:-1] + str(n)
         (node.root / f"var/log/pods/ml_infer-{n}_{uid}").mkdir(parents=True)
         node.hold(0, node.process(pid, pod_cgroup(uid), {}), sm=sm, memory=1e9 * (n + 1))
-    node.given = [PodDevice("ml", f"infer-{n}", "main", f"{uuid(0)}::{n}") for n in range(3)]
+    node.kubelet_devices = [PodDevice("ml", f"infer-{n}", "main", f"{uuid(0)}::{n}") for n in range(3)]
     node.utilization[0] = 0.9
     watch = node.watch()
     watch.collect()
@@ -356,7 +356,7 @@ def test_who_draws_on_a_gpu_has_no_job(node: Node) -> None:
 def test_slurm_in_a_pod_is_the_job_and_the_pod_around_it_none(node: Node, is_named: bool) -> None:
     if is_named:
         (node.root / f"var/log/pods/slurm_slurmd-0_{_UID}").mkdir(parents=True)
-    node.given = [PodDevice("slurm", "slurmd-0", "slurmd", uuid(gpu)) for gpu in range(2)]
+    node.kubelet_devices = [PodDevice("slurm", "slurmd-0", "slurmd", uuid(gpu)) for gpu in range(2)]
     inner = pod_cgroup(_UID).strip() + "/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"
     node.hold(0, node.process(7, inner, {}))
     found = who(node.watch().collect())

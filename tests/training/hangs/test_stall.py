@@ -81,7 +81,7 @@ def test_a_look_is_worth_it_sooner_and_one_checkpoint_in_many_steps_is_no_measur
     assert StallThresholds(7.0).look_seconds(_GLOO) == 7
 
 
-def test_no_step_of_usual_length_is_glanced_at() -> None:
-    assert _after(0.1).glance_seconds(12.0) == 5
-    assert _after(20.0).glance_seconds(80.0) == 30
-    assert StallThresholds(0.4).glance_seconds(0.4) == 0.2
+def test_no_step_of_usual_length_is_looked_at() -> None:
+    assert _after(0.1).first_look_seconds(12.0) == 5
+    assert _after(20.0).first_look_seconds(80.0) == 30
+    assert StallThresholds(0.4).first_look_seconds(0.4) == 0.2

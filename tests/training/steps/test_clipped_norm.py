@@ -45,7 +45,7 @@ def test_a_clipped_step_tells_the_norm_before_clipping(tmp_path: Path) -> None:
     assert torch.nn.utils.clip_grad._get_total_norm is original
 
 
-def test_on_a_gpu_it_is_read_late_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_it_is_deferred_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
     reader = DeviceScalarReader(device)
@@ -55,14 +55,16 @@ def test_on_a_gpu_it_is_read_late_and_once(monkeypatch: pytest.MonkeyPatch) -> N
         record = StepRecord(0, 0)
         clipped.step_ended(record)
         clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
-        told = StepRecord(1, 0, late=[late for late in [reader.take({"grad_norm": torch.tensor(1.0)})] if late])
-        clipped.step_ended(told)
+        given = StepRecord(
+            1, 0, deferred=[deferred for deferred in [reader.take({"grad_norm": torch.tensor(1.0)})] if deferred]
+        )
+        clipped.step_ended(given)
     finally:
         clipped.close()
-    assert len(told.late) == 1
+    assert len(given.deferred) == 1
     device.run()
-    assert record.late[0].are_there()
-    assert record.late[0].read() == {"grad_norm": 5.0}
+    assert record.deferred[0].are_there()
+    assert record.deferred[0].read() == {"grad_norm": 5.0}
 
 
 def test_after_the_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

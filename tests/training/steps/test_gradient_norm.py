@@ -118,7 +118,7 @@ def test_the_loss_scale_is_divided_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert lines[2]["non_finite"] == ["local_grad_norm"]
 
 
-def test_on_a_gpu_it_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_it_is_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
     model, backward = _weights()
@@ -126,10 +126,10 @@ def test_on_a_gpu_it_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
     norm.watch(model, every=1)
     record = _sampled(norm, 1, backward)
     assert record.figures == {}
-    record.figures["loss_scale"] = 10.0  # comes late as well, and before
+    record.figures["loss_scale"] = 10.0  # is deferred as well, and comes before
     device.run()
-    assert record.late[0].are_there()
-    assert record.late[0].read() == {"local_grad_norm": pytest.approx(0.5)}
+    assert record.deferred[0].are_there()
+    assert record.deferred[0].read() == {"local_grad_norm": pytest.approx(0.5)}
 
 
 def test_sampling_becomes_rarer_where_it_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

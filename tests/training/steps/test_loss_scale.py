@@ -56,7 +56,7 @@ def test_the_scale_is_the_one_of_the_steps_loss(tmp_path: Path) -> None:
     assert torch.amp.GradScaler._check_scale_growth_tracker is method
 
 
-def test_on_a_gpu_it_is_read_late() -> None:
+def test_on_a_gpu_it_is_deferred() -> None:
     device, scaler = FakeDevice(), _scaler()
     loss_scale = LossScale(DeviceScalarReader(device))
     try:
@@ -65,16 +65,16 @@ def test_on_a_gpu_it_is_read_late() -> None:
         device.hold(scaler._scale)
         _step(scaler, float("inf"), num_optimizers=2)
         record = _ended(loss_scale)
-        (late,) = record.late
-        assert not late.are_there()
+        (deferred,) = record.deferred
+        assert not deferred.are_there()
         _step(scaler)  # the device has not come to the copy yet, and the host goes on
         device.run()
-        assert late.are_there()
-        assert late.read() == {"loss_scale": 1024.0, "overflow": 1}
-        (next_late,) = _ended(loss_scale).late
-        assert next_late.are_there()
-        assert next_late.read() == {"loss_scale": 512.0, "overflow": 0}
-        assert _ended(loss_scale).late == []
+        assert deferred.are_there()
+        assert deferred.read() == {"loss_scale": 1024.0, "overflow": 1}
+        (next_deferred,) = _ended(loss_scale).deferred
+        assert next_deferred.are_there()
+        assert next_deferred.read() == {"loss_scale": 512.0, "overflow": 0}
+        assert _ended(loss_scale).deferred == []
     finally:
         loss_scale.close()
 

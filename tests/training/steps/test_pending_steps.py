@@ -32,8 +32,8 @@ class _Seen:
 
 def _record(index: int, device: FakeDevice, reader: DeviceScalarReader, loss: float | None) -> StepRecord:
     record = StepRecord(index, 0, 1)
-    late = None if loss is None else reader.take({"loss": device.hold(torch.tensor(loss))})
-    record.late = [] if late is None else [late]
+    deferred = None if loss is None else reader.take({"loss": device.hold(torch.tensor(loss))})
+    record.deferred = [] if deferred is None else [deferred]
     return record
 
 

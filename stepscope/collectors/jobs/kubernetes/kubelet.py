@@ -49,7 +49,7 @@ class KubeletCollector:
     _given: tuple[PodDevice, ...] = ()
     _answered: float = 0.0
 
-    def given(self) -> tuple[PodDevice, ...]:
+    def pod_devices(self) -> tuple[PodDevice, ...]:
         """Devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile."""
         return self._given
 

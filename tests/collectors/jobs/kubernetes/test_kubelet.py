@@ -51,7 +51,7 @@ def test_devices_of_plugins_and_claims(kubelet: Kubelet) -> None:
     )
     collector = KubeletCollector(str(kubelet.socket))
     assert collector.collect() == Collection()
-    assert collector.given() == (
+    assert collector.pod_devices() == (
         PodDevice("ml", "llama-0", "main", "GPU-a"),
         PodDevice("ml", "llama-0", "main", "GPU-b::3"),
         PodDevice("ml", "claimed", "main", "gpu-0", is_claim=True),
@@ -65,7 +65,7 @@ def test_an_answer_of_many_frames(kubelet: Kubelet) -> None:
     kubelet.answers(pods=[pod("ml", "big", container("main", *names))])
     collector = KubeletCollector(str(kubelet.socket))
     assert not collector.collect().missing
-    assert [one.name for one in collector.given()] == names
+    assert [one.name for one in collector.pod_devices()] == names
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_what_it_told_stays_for_a_minute(kubelet: Kubelet) -> None:
     kubelet.answers(status=14, message="restarting")
     now[0] += 59
     assert collector.collect().missing
-    assert len(collector.given()) == 1
+    assert len(collector.pod_devices()) == 1
     now[0] += 1
     collector.collect()
-    assert collector.given() == ()
+    assert collector.pod_devices() == ()
 
 
 def test_it_hangs(kubelet: Kubelet) -> None:
