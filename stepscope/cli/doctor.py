@@ -36,7 +36,9 @@ def command(file: Path | None, as_json: bool) -> None:
         settings = load(file, environment=os.environ).settings
     except UsageError as error:
         settings = Settings()
-        wrong.append(DoctorLine("agent's settings", DoctorState.FAIL, str(error), "see: stepscope agent config"))
+        wrong.append(
+            DoctorLine("agent's settings", DoctorState.FAIL, str(error), "run: stepscope agent config check FILE")
+        )
     socket = os.environ.get(SOCKET_VARIABLE, settings.training.socket)
     doctor = examine(agent_address=settings.web.listen, agent_socket=socket)
     doctor = replace(doctor, lines=[*doctor.lines, *wrong])

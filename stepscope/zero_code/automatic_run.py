@@ -309,7 +309,10 @@ def _is_autograds() -> bool:
     return isinstance(threading.current_thread(), _FOREIGN_THREAD)
 
 
-NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
+NO_UPDATE = (
+    "an optimizer was made, but no update of it was seen, so nothing was measured; "
+    "next: call prof.step() of a stepscope.profile after each update"
+)
 NO_OPTIMIZER = (
     "gradients were computed, but no update by an optimizer of torch was seen, so nothing was measured; "
     "next: call prof.step() of a stepscope.profile after each update"

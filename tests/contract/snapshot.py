@@ -53,6 +53,9 @@ def changes_of(name: str) -> str:
 def main(names: list[str]) -> None:
     """Write the files of these snapshots; of all where none is named."""
     logging.disable()
+    unknown = sorted(set(names) - set(SNAPSHOTS))
+    if unknown:
+        sys.exit(f"there is no snapshot {unknown[0]!r}; choose from {', '.join(SNAPSHOTS)}")
     for name in names or SNAPSHOTS:
         path_of(name).write_text(content_of(name), encoding="utf-8")
 

@@ -18,7 +18,7 @@ from stepscope.core.errors import DataError, UsageError
 @click.argument("name", required=False)
 @layout_options
 @click.option("--scales", metavar="DP[,DP...]", help="Measure these data-parallel sizes.  [default: --dp]")
-@click.option("--strong/--weak", "is_strong", help="Keep the batch, or scale it with the ranks.  [default: weak]")
+@click.option("--strong/--weak", "is_strong", help="Keep the batch, or scale it with the ranks.")
 @click.option("--batch-size", type=int, help="Batch per step at the smallest scale.  [default: the preset's]")
 @click.option("--repeat", "num_repeats", default=1, help="Run each scale this many times.")
 @click.option("--steps", "num_steps", default=30, help="Measure this many steps of each run.")

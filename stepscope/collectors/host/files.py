@@ -63,7 +63,10 @@ class Files:
     def parse(self, path: str, parse: Callable[[str], T]) -> T | NoValue:
         """What `parse` makes of the text of a file."""
         text = self.read(path)
-        return text if isinstance(text, NoValue) else parse(text)
+        if isinstance(text, NoValue):
+            return text
+        parsed = parse(text)
+        return parsed._replace(detail=f"/{path}: {parsed.detail}") if isinstance(parsed, NoValue) else parsed
 
     def fields(self, path: str, parse: Callable[[str], Mapping[str, T]]) -> Fields[T]:
         """The values that `parse` finds in a file, by name."""

@@ -62,7 +62,7 @@ def kernels_panel(analysis: Analysis) -> Element | None:
         tabs("kernels", _groupings(roofline, sum(rank.window_ms for rank in analysis.ranks))),
         key="kernels",
         note=(
-            f"limits known from a model for {percent(coverage.model)} of kernel time, "
+            f"limits known from a model for {percent(coverage.costed)} of kernel time, "
             f"by name for {percent(coverage.by_name)}, unknown for {percent(coverage.none)}"
         ),
         source=(

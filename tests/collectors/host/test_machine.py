@@ -89,7 +89,9 @@ def test_a_link_that_is_down_has_no_speed(tmp_path: Path, speed: str) -> None:
     found = collect(make(tmp_path, MACHINE | down))
     assert value(found, "host_network_up") == 0
     assert values(found, "host_network_speed_bytes_per_second") == []
-    assert missing(found, "host_network_speed_bytes_per_second")[0].reason is MissingReason.NOT_SUPPORTED
+    gap = missing(found, "host_network_speed_bytes_per_second")[0]
+    assert gap.reason is MissingReason.NOT_SUPPORTED
+    assert gap.detail.startswith("/sys/class/net/eth0/speed: ")
 
 
 def test_a_container_has_the_end_of_a_pair(tmp_path: Path) -> None:

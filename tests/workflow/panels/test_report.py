@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.core.documents.analysis import Analysis, Collective, KernelTime
+from stepscope.core.documents.analysis import Analysis, Collective, KernelTime, RooflineCoverage
 from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.text.numbers import percent
 from stepscope.core.vocabulary import CATEGORY_ORDER, Evidence, Notice, TimeCategory
 from stepscope.workflow.panels.report import render
 from tests.dashboard.example_run import make_analysis, make_doubtful, make_timelines
@@ -137,3 +138,11 @@ def _noise(rank: int, chance: random.Random) -> RankTimeline:
     starts = list(range(0, 4_000_000, 2000))
     codes = [chance.randrange(len(CATEGORY_ORDER)) for _ in starts]
     return RankTimeline(rank, starts, 4_000_000, codes, [0], [0])
+
+
+def test_the_shares_of_kernel_limits_add_up(analysis: Analysis, timelines: list[RankTimeline]) -> None:
+    coverage = RooflineCoverage(model=0.7, by_name=0.05, none=0.0, borrowed=0.2, parameters=0.05)
+    roofline = replace(analysis.roofline, coverage=coverage)
+    text = page(replace(analysis, roofline=roofline), timelines)
+    shares = (percent(0.95), percent(0.05), percent(0.0))
+    assert "limits known from a model for {} of kernel time, by name for {}, unknown for {}".format(*shares) in text
