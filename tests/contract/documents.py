@@ -224,7 +224,7 @@ def _messages() -> dict[str, list[Any]]:
 
 def _step_lines() -> Iterator[Any]:
     """Lines of steps with all figures that are measured without being asked for, and one of the training code's own."""
-    for number, record in enumerate(samples(StepRecord, late=[], attempt=2, figures={ANY_KEY: float("nan")})):
+    for number, record in enumerate(samples(StepRecord, deferred=[], attempt=2, figures={ANY_KEY: float("nan")})):
         if number:
             record.figures = {ANY_KEY: 0.5}
             record.export_ns = record.prepare_ns = 0
