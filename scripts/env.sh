@@ -26,7 +26,9 @@ make_environment() {
     options+=(--system-site-packages)
     torch_from=
   fi
+  rm -f .venv/lib/python3.*/site-packages/_torch_from.pth
   "$base" -m venv "${options[@]}" .venv
+  "${pip[@]}" --no-deps --editable . # before the line below, whose build tools would take part in building ours
   if [[ $torch_from ]]; then # the packages of the virtual environment that has torch, .pth files included
     echo "import site; site.addsitedir('$torch_from')" >"$(echo .venv/lib/python3.*/site-packages)/_torch_from.pth"
   fi
@@ -43,7 +45,7 @@ if [[ ! -f $stamp || "$(head -n 1 "$stamp")" != "$inputs" ]]; then
 fi
 if ! grep -qxF "$extras" <(tail -n +2 "$stamp"); then
   echo "installing stepscope[$extras] into .venv (once)..." >&2
-  "${pip[@]}" --editable ".[$extras]"
+  "${pip[@]}" "stepscope[$extras]" # the installed checkout, with what these extras need
   echo "$extras" >>"$stamp"
 fi
 export PATH="$PWD/.venv/bin:$PATH"
