@@ -1,4 +1,5 @@
 /* Python module of the scanner: one type, Scanner(categories, module_prefix), with one method, scan(text). */
+#define Py_LIMITED_API 0x030B0000 /* one build for all Pythons from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -1,4 +1,5 @@
 /* Longest paths: the time of each slot of a graph in topological order. One function, for replays of millions of slots. */
+#define Py_LIMITED_API 0x030B0000 /* one build for all Pythons from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
