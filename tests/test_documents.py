@@ -37,12 +37,9 @@ def test_the_architecture_has_a_line_for_every_folder() -> None:
     text = (_ROOT / "ARCHITECTURE.md").read_text()
     rooms = re.findall(r"^\| \**([\w/]+?)/\** \|", text, flags=re.MULTILINE)
     package = _ROOT / "stepscope"
-    folders = [
-        path
-        for pattern in ("*/", "*/*/", "*/*/*/")
-        for path in package.glob(pattern)
-        if path.name not in {"__pycache__", "native", "assets"} or len(path.relative_to(package).parts) == 2
-    ]
+    folders = [path for pattern in ("*/", "*/*/") for path in package.glob(pattern)]
+    folders += [path.parent for path in package.glob("*/*/*/__init__.py")]
+    folders = [path for path in folders if path.name != "__pycache__"]
     assert sorted(rooms) == sorted(str(path.relative_to(package)) for path in folders)
 
 
