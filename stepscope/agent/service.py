@@ -17,24 +17,21 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures.backends import CaptureBackend, ProfileBackend
-from stepscope.agent.captures.coordinator import CaptureCoordinator
-from stepscope.agent.captures.http_routes import capture_routes
+from stepscope.agent.captures.coordinator import CaptureBackend, CaptureCoordinator, ProfileBackend
 from stepscope.agent.config.configuration import Configuration, Origin
 from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.hang_detection import ras_address
-from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, Sources, summary_of_sources, wait_for_all
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.pages import page_routes
+from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
 from stepscope.agent.web.server import Address, AgentServer, address_of
 from stepscope.agent.web.web_config import WebConfigReloader
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.agent.config.configuration import Configuration, as_document, as_toml, load
-from stepscope.agent.config.keys import Key
-from stepscope.agent.config.settings import KEYS
+from stepscope.agent.config.settings import KEYS, Key
 from stepscope.cli.groups import CommandGroup
 from stepscope.cli.options import FILE, json_option
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.agent.check import AgentCheck, Capabilities, Gap
+    from stepscope.agent.sources import AgentCheck, Capabilities, Gap
 
 
 _Function = Callable[..., None]
@@ -134,8 +133,8 @@ def run(configuration: Configuration) -> None:
 @json_option
 def check(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
-    from stepscope.agent.check import check_machine
     from stepscope.agent.service import sources_of
+    from stepscope.agent.sources import check_machine
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_machine(sources_of(configuration))

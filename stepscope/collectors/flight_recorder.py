@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.collectors.input_files import malformed_as_data_error, open_input
+from stepscope.collectors.inputs import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import load_plain
 from stepscope.core.documents.hang import MAX_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 from stepscope.core.errors import DataError, none_usable

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.collectors.input_files import malformed_as_data_error, open_input
+from stepscope.collectors.inputs import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import Content, load_plain
 from stepscope.collectors.safe_pickle.streaming import KeyPath, stream_plain
 from stepscope.core.documents.hang import StackFrame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.check import Gap, capabilities_of
+from stepscope.agent.sources import Gap, capabilities_of
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of, with_labels
 
 GPUS = [labels_of(gpu=index, uuid=f"GPU-{index}") for index in (2, 10)]

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.check import check_machine
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.gpus.targets import Snapshot, Target
 from stepscope.agent.polling import SourceState
-from stepscope.agent.sources import Sources, summary_of_sources, wait_for_all
+from stepscope.agent.sources import Sources, check_machine, summary_of_sources, wait_for_all
 from stepscope.agent.web.routes import Route, text_reply
 from stepscope.agent.web.server import Address, AgentServer
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of

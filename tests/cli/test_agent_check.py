@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.check import AgentCheck, Capabilities, Gap, SourceReport
+from stepscope.agent.sources import AgentCheck, Capabilities, Gap, SourceReport
 from stepscope.cli.agent import check_lines
 from stepscope.core.metrics.readings import MissingReason, labels_of
 

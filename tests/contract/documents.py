@@ -23,10 +23,9 @@ from xml.etree import ElementTree as Xml
 import msgspec
 
 from stepscope.agent.captures.capture import RefusedError
-from stepscope.agent.captures.http_routes import capture_routes
-from stepscope.agent.check import AgentCheck
 from stepscope.agent.config.configuration import as_document, load
-from stepscope.agent.node_api import api_routes
+from stepscope.agent.sources import AgentCheck
+from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
 from stepscope.cli.capture import _document as capture_document

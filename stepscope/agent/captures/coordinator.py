@@ -1,29 +1,41 @@
-"""Coordinator of captures: takes requests, asks the backends, and keeps the captures across restarts."""
+"""Coordinator of captures: takes requests, asks the backends, and keeps the captures across restarts.
+
+Also the interface of a backend, and the backend for processes under `profile()`.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import os.path
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import Protocol
 
-from stepscope.agent.captures.backends import CaptureBackend
 from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
 from stepscope.agent.config.settings import CaptureLimits, node_name
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import printable
+from stepscope.core.metrics.readings import Missing
 from stepscope.core.protocol.captures import (
     CaptureOrder,
+    CaptureProgress,
     CaptureReport,
+    CaptureRequest,
+    CaptureState,
     CaptureTarget,
+    CaptureUpdate,
     RankCapture,
     report_document,
 )
 from stepscope.core.protocol.fields import FieldError, read_object
+from stepscope.core.protocol.messages import Cancel
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.worker_thread import WorkerThread
 
@@ -278,3 +290,93 @@ class CaptureStore:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning("a restart would lose the captures: %s cannot be written: %s", self._file, error)
+
+
+class CaptureBackend(Protocol):
+    """One way to capture processes. All calls come from one thread, a few times a second, and none waits.
+
+    Attributes:
+        name: short, for people.
+        why_closed: why it can capture no process; None while it can.
+    """
+
+    name: str
+
+    @property
+    def why_closed(self) -> Missing | None: ...
+
+    def targets(self) -> Sequence[CaptureTarget]:
+        """The processes that can be captured now."""
+
+    def request(self, request: CaptureRequest, keys: Collection[str]) -> None:
+        """Ask these processes for a capture; `updates` has at least one answer of each.
+
+        A process that was asked with this id before answers its progress: it is never captured twice. Keys that are no
+        targets any more are ignored.
+        """
+
+    def cancel(self, capture_id: str, keys: Collection[str]) -> None:
+        """Cancel this capture in these processes; each answers its progress."""
+
+    def updates(self) -> Sequence[CaptureUpdate]:
+        """The answers since the last call, the oldest first."""
+
+
+class ProfileBackend:
+    """Captures through `profile()`: processes are asked over their connection and write into their run's directory."""
+
+    name = "profile"
+
+    def __init__(self, server: TrainingServer) -> None:
+        self._server = server
+
+    @property
+    def why_closed(self) -> Missing | None:
+        """Why no process can connect."""
+        return self._server.why_closed
+
+    def targets(self) -> Sequence[CaptureTarget]:
+        """The processes that are connected."""
+        return [_target_of(rank) for rank in self._server.ranks()]
+
+    def request(self, request: CaptureRequest, keys: Collection[str]) -> None:
+        """Ask these processes; see `CaptureBackend`."""
+        self._server.send(request, keys)
+
+    def cancel(self, capture_id: str, keys: Collection[str]) -> None:
+        """Tell these processes; one that does not know the capture refuses."""
+        self._server.send(Cancel(capture_id), keys)
+
+    def updates(self) -> Sequence[CaptureUpdate]:
+        """The answers since the last call."""
+        directories = {rank.key: rank.hello.run_directory for rank in self._server.ranks()}
+        return [
+            replace(update, progress=_checked(update.progress, directories.get(update.key)))
+            for update in self._server.take_updates()
+        ]
+
+
+def _target_of(rank: TrainingRank) -> CaptureTarget:
+    hello, heartbeat = rank.hello, rank.heartbeat
+    return CaptureTarget(
+        key=rank.key,
+        backend=ProfileBackend.name,
+        rank=hello.rank,
+        world_size=hello.world_size,
+        run=hello.run,
+        run_directory=hello.run_directory,
+        pid=rank.pid,
+        uid=rank.uid,
+        newest_step=heartbeat.index if heartbeat else None,
+        step_ms=heartbeat.ms if heartbeat else None,
+    )
+
+
+def _checked(progress: CaptureProgress, run_directory: str | None) -> CaptureProgress:
+    """Failed, and without its path, where that leads out of the run's directory: people will type it."""
+    if progress.path is None or run_directory is None:
+        return progress
+    if os.path.normpath(progress.path).startswith(os.path.normpath(run_directory) + os.sep):
+        return progress
+    reason = "its trace is outside its run's directory"
+    return replace(progress, state=CaptureState.FAILED, path=None, reason=reason)

@@ -15,8 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.config.keys import Key, sections_of, typed_value, value_from_text
-from stepscope.agent.config.settings import KEYS, WARNS_BEFORE, Settings
+from stepscope.agent.config.settings import KEYS, WARNS_BEFORE, Key, Settings, sections_of, typed_value, value_from_text
 from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.names import nearest
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.agent.gpus.process import NAMELESS, Probe, ProbeReaper, ProbeSlot
-from stepscope.agent.gpus.targets import ProbeCounts, Target
-from stepscope.agent.gpus.xid_log import XidLog
+from stepscope.agent.gpus.targets import ProbeCounts, Target, XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, WireError

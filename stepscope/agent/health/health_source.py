@@ -11,12 +11,10 @@ from typing import Protocol
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
 from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
-from stepscope.agent.health.checks.memory import MemoryChecks
-from stepscope.agent.health.checks.slowdowns import SlowdownChecks
+from stepscope.agent.health.checks.memory_and_clocks import MemoryChecks, SlowdownChecks
 from stepscope.agent.health.checks.xids import SwitchChecks, XidChecks
 from stepscope.agent.health.episodes import Episodes, Hysteresis, hysteresis_of
-from stepscope.agent.health.observed import Observed, ObservedGpu, Observer
-from stepscope.agent.health.samples import CheckSample
+from stepscope.agent.health.samples import CheckSample, Observed, ObservedGpu, Observer
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, device_of
 from stepscope.core.hardware.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity

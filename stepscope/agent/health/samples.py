@@ -1,17 +1,23 @@
-"""Samples of a check (good, bad or between, with evidence), and windows over the samples of a counter.
+"""What checks see and what they return: the newest values of GPUs, ports and switches, and samples with evidence.
 
-`CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which something happened.
-A counter that restarts (the driver was reloaded) did not shrink.
+`Observer` joins the values of all sources: of what two report, the first with a fresh value counts, as on the metrics
+page. `CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which something
+happened. A counter that restarts (the driver was reloaded) did not shrink.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import GPU, HOST, Collection, Labels, Missing, MissingReason, Reading
 
 
 class SampleState(Enum):
@@ -176,3 +182,229 @@ class MinuteWindow:
     def names(self) -> set[str]:
         """All names that were seen."""
         return set().union(*self._seen.values())
+
+
+_WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
+"""Labels that name a whole GPU."""
+_OF_GPU = {
+    GPU + name: name
+    for name in (
+        *("utilization_ratio", "energy_joules_total", "up"),
+        *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
+        *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
+        "retired_pages_pending",
+        *("pcie_replays_total", "pcie_link_generation", "pcie_link_width"),
+        *("pcie_link_generation_max", "pcie_link_width_max"),
+        *("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total", "nvlink_replay_errors_total"),
+        *("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
+        *("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+        *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
+        *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
+        *("thermal_violation_seconds_total", "temperature_margin_celsius"),
+        *("xid_errors_total", "process_memory_bytes"),
+    )
+}
+"""Metrics that the checks read, and their names without prefix."""
+_NOT_DATED = frozenset({"xid_errors_total"})
+"""A count with the time of its last event stays true."""
+_OF_MACHINE = frozenset(
+    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+)
+_INFO = GPU + "info"
+_MAX_LABEL_SETS = 20_000
+
+
+@dataclass(slots=True)
+class ObservedGpu:
+    """One whole GPU.
+
+    Attributes:
+        source: the first that reports whether it answers, else the first that reports the GPU.
+        values: by metric without its prefix.
+        parts: values with further labels, by metric and the labels' values in the order of their names.
+        up: whether it answers; None: not known.
+        reason, detail: why it does not answer, or is not known.
+        findings: messages of its source, by code.
+        looked_ns: when its source was collected last.
+        reported_xids: XIDs of a source without counts, with their times.
+        page_ns: when a source other than the driver reported it: a dcgm-exporter's page.
+        earlier_xids: XIDs that such a page has had since its first collection.
+        has_driver_hang: the driver answers for no GPU; set by the watch, as the next.
+        is_contained: every uncorrected memory error cost one application only (XID 94).
+    """
+
+    device: Device
+    source: str
+    values: dict[str, Sample] = field(default_factory=dict)
+    parts: dict[str, dict[tuple[str, ...], Sample]] = field(default_factory=dict)
+    up: Sample | None = None
+    reason: str = ""
+    detail: str = ""
+    findings: dict[str, str] = field(default_factory=dict)
+    looked_ns: int | None = None
+    reported_xids: list[tuple[int, int]] = field(default_factory=list)
+    page_ns: int | None = None
+    earlier_xids: list[int] = field(default_factory=list)
+    has_driver_hang: bool = False
+    is_contained: bool = False
+
+    def by_label(self, metric: str) -> dict[str, Sample]:
+        """Samples of a metric by the value of the first of its further labels."""
+        return {first: sample for (first, *_), sample in self.parts.get(metric, {}).items()}
+
+
+@dataclass(slots=True)
+class Observed:
+    """All GPUs, ports and switches of a machine.
+
+    Attributes:
+        gpus: by `Device.key`.
+        machine: readings of ports and switches that are fresh.
+        driver: state of the source that reads the driver; None without one.
+        findings: messages on the whole machine, by code.
+        places: PCI bus ids of GPUs whose UUID is known.
+    """
+
+    gpus: dict[str, ObservedGpu] = field(default_factory=dict)
+    machine: list[tuple[Reading, str]] = field(default_factory=list)
+    driver: SourceState | None = None
+    findings: dict[str, str] = field(default_factory=dict)
+    places: frozenset[str] = frozenset()
+
+    def why_no_driver(self) -> Missing | None:
+        """Why no GPU can be asked; None if they can, or no source reads the driver."""
+        missing = self.driver.collection.missing if self.driver else ()
+        return next((one for one in missing if not one.metric and not one.labels), None)
+
+    def is_drivers_hang(self, gpu: ObservedGpu) -> bool:
+        """Whether a GPU does not answer because the driver answers for no GPU."""
+        why = self.why_no_driver()
+        is_asked = self.driver is not None and gpu.source == self.driver.name
+        return is_asked and why is not None and why.reason is MissingReason.TIMED_OUT
+
+
+class _Whose(NamedTuple):
+    """The GPU that a reading is of, and the values of the reading's further labels."""
+
+    device: Device
+    further: tuple[str, ...]
+
+
+class Observer:
+    """Joins the states of the sources. Remembers which GPU labels name."""
+
+    def __init__(self, driver_source: str, stale_seconds: float) -> None:
+        self._driver_source = driver_source
+        self._stale_ns = int(stale_seconds * 1e9)
+        self._whose: dict[Labels, _Whose | None] = {}
+        self._places: dict[str, Device] = {}
+
+    def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
+        """All that the sources report now.
+
+        Args:
+            states: the sources, in the order of their trust.
+            now_ns: ns since the epoch.
+        """
+        observed = Observed()
+        for state in states:
+            if state.name == self._driver_source:
+                observed.driver = state
+            collection = state.collection
+            self._read(observed, state.name, collection.readings, now_ns)
+            looked_ns = state.collected_ns
+            if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
+                self._explain(observed, state.name, collection, looked_ns)
+        observed.places = frozenset(self._places)
+        return observed
+
+    def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
+        oldest_ns = now_ns - self._stale_ns
+        for reading in readings:
+            metric = reading.metric
+            name = _OF_GPU.get(metric)
+            if metric == _INFO:
+                self._learn_place(reading.labels)
+            elif name is not None:
+                if reading.time_ns > oldest_ns or name in _NOT_DATED:
+                    self._read_gpu(observed, source, name, reading)
+            elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
+                observed.machine.append((reading, source))
+
+    def _learn_place(self, labels: Labels) -> None:
+        """Note the PCI bus id of a GPU, so that errors of that place count for it."""
+        known = dict(labels)
+        place, uuid = known.get("pci_bus_id"), known.get("uuid")
+        if place and uuid and place not in self._places:
+            self._places[place] = Device(uuid, known.get("gpu", ""))
+            self._whose.clear()
+
+    def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
+        whose = self._whose_is(reading.labels)
+        if whose is None:
+            return
+        gpu = _gpu_in(observed, whose, source)
+        sample = Sample(reading.value, reading.time_ns, source)
+        if name == "xid_errors_total":  # some have the PCI bus id alone: they came before the UUID was known
+            counts = gpu.parts.setdefault(name, {})
+            before = counts.get(whose.further)
+            counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
+        elif name == "up":
+            if source != self._driver_source and sample.value:
+                gpu.page_ns = sample.time_ns
+            if gpu.up is None:
+                gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
+        elif whose.further:
+            gpu.parts.setdefault(name, {}).setdefault(whose.further, sample)
+        else:
+            gpu.values.setdefault(name, sample)
+
+    def _explain(self, observed: Observed, source: str, collection: Collection, looked_ns: int) -> None:
+        """Add findings of a source, and why it has no values of a GPU."""
+        for gpu in observed.gpus.values():
+            if gpu.source == source:
+                gpu.looked_ns = looked_ns
+        for missing in collection.missing:
+            whose = self._whose_is(missing.labels) if not missing.metric and missing.labels else None
+            if whose is not None and not whose.further:
+                gpu = _gpu_in(observed, whose, source)
+                if gpu.source == source and not gpu.detail:
+                    gpu.reason, gpu.detail = missing.reason.value, missing.detail
+        for finding in collection.findings:
+            if not finding.labels:
+                observed.findings.setdefault(finding.code, finding.message)
+                continue
+            whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
+            found = observed.gpus.get(whose.device.key) if whose is not None else None
+            if found is not None and finding.code == "xid_earlier":
+                found.earlier_xids.append(int(dict(finding.labels)["xid"]))
+            if found is None or found.source != source:
+                continue
+            if finding.code != "xid":
+                found.findings.setdefault(finding.code, finding.message)
+            elif source != self._driver_source:  # its XIDs are counted
+                found.reported_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
+
+    def _whose_is(self, labels: Labels) -> _Whose | None:
+        """The GPU that labels name; None of MIG instances and of what is not a GPU's."""
+        try:
+            return self._whose[labels]
+        except KeyError:
+            pass
+        if len(self._whose) >= _MAX_LABEL_SETS:
+            self._whose.clear()
+        device = device_in(dict(labels))
+        if device.key and not device.instance:
+            device = self._places.get(device.pci_bus_id, device)
+            self._whose[labels] = _Whose(device, tuple(value for name, value in labels if name not in _WHOSE))
+        else:
+            self._whose[labels] = None
+        return self._whose[labels]
+
+
+def _gpu_in(observed: Observed, whose: _Whose, source: str) -> ObservedGpu:
+    key = whose.device.key
+    gpu = observed.gpus.get(key)
+    if gpu is None:
+        gpu = observed.gpus[key] = ObservedGpu(whose.device, source, reason=MissingReason.NOT_YET.value)
+    return gpu

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from stepscope.collectors.contradictions import RESTART_HOSTENGINE, SILENT, SilentCounters
 from stepscope.collectors.dcgm_exporter.entities import Entity
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch_page
 from stepscope.collectors.dcgm_exporter.merged_values import PageValues, merge_page
+from stepscope.collectors.dcgm_exporter.page import Endpoint, FetchError, fetch_page, parse_page
 from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, collection_of, values_by_gpu
-from stepscope.collectors.dcgm_exporter.text_format import parse_page
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import PROFILING_METRICS
 from stepscope.core.metrics.readings import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
+from stepscope.collectors.dcgm_exporter.page import parse_label_text
 from stepscope.core.hardware.devices import OLD_MIG_UUID, cuda_version_text
 from stepscope.core.metrics.readings import Labels, labels_of
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text

@@ -23,7 +23,7 @@ from stepscope.collectors.dcgm_exporter.entities import (
     facts_of,
     normalized_labels,
 )
-from stepscope.collectors.dcgm_exporter.text_format import Page, Sample, parse_value
+from stepscope.collectors.dcgm_exporter.page import Page, Sample, parse_value
 from stepscope.collectors.readings_builder import NoValue, scaled
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.gpu import BY_DCGM_NAME, FABRIC_METRICS, PROFILING_METRICS, THROTTLE_REASONS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from stepscope.collectors.contradictions import contradiction_of
 from stepscope.collectors.dcgm_exporter.entities import FACT_LABELS, Entity, Kind, Workload
 from stepscope.collectors.dcgm_exporter.merged_values import MergedValue, PageValues
-from stepscope.collectors.dcgm_exporter.text_format import Page
+from stepscope.collectors.dcgm_exporter.page import Page
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, with_labels

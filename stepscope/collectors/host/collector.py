@@ -9,10 +9,9 @@ from pathlib import Path
 
 from stepscope.collectors.host.cgroups import read_cgroups
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.host.gpus import GpuUsers, read_affinity, read_gpu_node
 from stepscope.collectors.host.machine import read_cpu, read_disks, read_memory, read_numa_memory, read_pressure
 from stepscope.collectors.host.networks import read_infiniband, read_networks
-from stepscope.collectors.host.processes import read_process
+from stepscope.collectors.host.processes import GpuUsers, read_affinity, read_gpu_node, read_process
 from stepscope.collectors.readings_builder import ReadingsBuilder
 from stepscope.core.metrics.readings import Collection
 

@@ -29,7 +29,7 @@ from enum import StrEnum
 from math import ceil
 
 from stepscope.collectors.kineto_daemon.processes import POLL_SECONDS, KinetoProcess
-from stepscope.collectors.kineto_daemon.verification import TraceSummary, find_fault
+from stepscope.collectors.kineto_daemon.protocol import TraceSummary, find_fault
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState
 from stepscope.core.text.numbers import counted
 

@@ -25,8 +25,7 @@ from pathlib import Path, PurePosixPath
 
 from stepscope.collectors.kineto_daemon.capture import Offer, ProcessView, Take
 from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, PendingRequests, Target, ranks_to_keep
-from stepscope.collectors.kineto_daemon.protocol import TraceRequest
-from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
+from stepscope.collectors.kineto_daemon.protocol import TraceReader, TraceRequest, TraceSummary
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.protocol.captures import CaptureRequest
 

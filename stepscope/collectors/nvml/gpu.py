@@ -15,8 +15,7 @@ from stepscope.collectors.nvml.binding import (
     reason_of_error,
     text,
 )
-from stepscope.collectors.nvml.devices import GpuIdentity, MigInstances
-from stepscope.collectors.nvml.gpm import GpmSampler
+from stepscope.collectors.nvml.devices import GpmSampler, GpuIdentity, MigInstances
 from stepscope.collectors.nvml.queries import (
     FAST_POLL_FIELDS,
     FAST_POLL_QUERIES,

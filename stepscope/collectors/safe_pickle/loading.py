@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, NoReturn
 
-from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.inputs import malformed_as_data_error
 from stepscope.core.errors import DataError
 
 MAX_BYTES = 1 << 30

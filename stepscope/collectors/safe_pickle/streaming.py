@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.inputs import malformed_as_data_error
 from stepscope.collectors.safe_pickle.loading import CODES, INCOMPLETE, WHAT_NEXT, Content, check_opcodes
 
 _MARK: Any = object()

@@ -18,10 +18,10 @@ import pytest
 from stepscope.agent import state_directory
 from stepscope.agent.captures.capture import RefusedError
 from stepscope.agent.captures.coordinator import CaptureCoordinator, CaptureStore
-from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.config.settings import CaptureLimits
 from stepscope.agent.state_directory import StateLock, agent_token, read_token
 from stepscope.agent.web.access import Access
+from stepscope.agent.web.endpoints import capture_routes
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.captures.backends import ProfileBackend
+from stepscope.agent.captures.coordinator import ProfileBackend
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState, CaptureUpdate

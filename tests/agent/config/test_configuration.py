@@ -12,10 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepscope.agent.config.configuration import Origin, as_document, as_toml, load, reference, shown, variable_of
-from stepscope.agent.config.keys import Key, typed_value, value_from_text
-from stepscope.agent.config.settings import KEYS, Settings
+from stepscope.agent.config.settings import KEYS, Key, Settings, typed_value, value_from_text
 from stepscope.agent.service import assembled
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import endpoint_of
 from stepscope.core.errors import UsageError
 from stepscope_reference import PAGES
 

@@ -18,7 +18,7 @@ from stepscope.agent.exporter.exposition import CATALOGUE, Families, LabelTexts,
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import endpoint_of
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 
 _NOW_NS = 1_700_000_000 * 10**9

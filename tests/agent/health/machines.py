@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.health_source import HealthWatch
-from stepscope.agent.health.observed import Observer
+from stepscope.agent.health.samples import Observer
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.hardware.health import Health, HealthEvent

@@ -15,9 +15,9 @@ from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.health.health_source import HealthSource
-from stepscope.agent.node_api import node_of
 from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.web.endpoints import node_of
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.health import HealthEvent, HealthState

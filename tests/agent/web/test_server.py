@@ -18,7 +18,7 @@ from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.web import server as connections
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.pages import page_routes
+from stepscope.agent.web.endpoints import page_routes
 from stepscope.agent.web.routes import Reply, Request, Route, text_reply
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import UsageError

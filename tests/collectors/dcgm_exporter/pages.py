@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.collectors.dcgm_exporter import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError
+from stepscope.collectors.dcgm_exporter.page import Endpoint, FetchError
 from stepscope.core.metrics.readings import GPU, Collection, Missing, Reading
 
 UUIDS = ("GPU-9f7b6a52-1d0c-5f4e-8a11-0c2d3e4f5a6b", "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stepscope.collectors.dcgm_exporter import collector
-from stepscope.collectors.dcgm_exporter.fetching import FetchError
+from stepscope.collectors.dcgm_exporter.page import FetchError
 from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.collectors.dcgm_exporter.pages import (
     BUSY,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.dcgm_exporter import DcgmExporterCollector, endpoint_of
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch_page
+from stepscope.collectors.dcgm_exporter.page import Endpoint, FetchError, fetch_page
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import Pages, busy, codes, collect, missing, render, values

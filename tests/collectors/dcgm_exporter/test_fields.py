@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.dcgm_exporter.text_format import parse_value
+from stepscope.collectors.dcgm_exporter.page import parse_value
 from stepscope.core.metrics.gpu import BY_DCGM_NAME
 from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.collectors.dcgm_exporter.pages import UUIDS, Line, collect, missing, readings, render, values

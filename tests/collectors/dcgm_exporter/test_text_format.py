@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepscope.collectors.dcgm_exporter.text_format import BadLine, Sample, parse_page
+from stepscope.collectors.dcgm_exporter.page import BadLine, Sample, parse_page
 
 names = st.from_regex(r"DCGM_FI_[A-Z][A-Z0-9_]{0,20}", fullmatch=True)
 label_names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9_]{0,12}", fullmatch=True)

@@ -8,8 +8,7 @@ from math import ceil, floor
 
 from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Offer, ProcessView, Take, Withdraw
 from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, Registry
-from stepscope.collectors.kineto_daemon.protocol import Poll
-from stepscope.collectors.kineto_daemon.verification import TraceSummary
+from stepscope.collectors.kineto_daemon.protocol import Poll, TraceSummary
 from stepscope.core.protocol.captures import CaptureProgress
 
 LOOK_SECONDS = 0.2

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary, find_fault
+from stepscope.collectors.kineto_daemon.protocol import TraceReader, TraceSummary, find_fault
 
 BASE = 1_790_857_026_000_000_000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import reason_of_code
-from stepscope.collectors.nvml.gpm import GPM_METRICS
+from stepscope.collectors.nvml.devices import GPM_METRICS
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason
 from tests.collectors.fake_nvml import profiles

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepscope.agent.node_api import api_routes
+from stepscope.agent.web.endpoints import api_routes
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.documents.jobs import Assignment, Counters, FleetClass, Job, JobKind
 from stepscope.core.documents.node import Node, NodeDevice, NodeFinding, NodeSource

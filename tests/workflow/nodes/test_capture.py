@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.captures.coordinator import CaptureCoordinator
-from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.state_directory import agent_token
 from stepscope.agent.web.access import Access
+from stepscope.agent.web.endpoints import capture_routes
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import DataError, UnreachableError, UsageError

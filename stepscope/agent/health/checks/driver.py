@@ -9,8 +9,16 @@ from collections.abc import Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.links import _UP
-from stepscope.agent.health.observed import Observed, ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, MinuteWindow, above, bad, good
+from stepscope.agent.health.samples import (
+    CheckEvidence,
+    CheckSample,
+    MinuteWindow,
+    Observed,
+    ObservedGpu,
+    above,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.text.numbers import counted

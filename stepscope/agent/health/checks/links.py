@@ -6,8 +6,16 @@ import math
 from collections.abc import Iterable, Iterator
 
 from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, CounterWindow, Sample, above, bad, good
+from stepscope.agent.health.samples import (
+    CheckEvidence,
+    CheckSample,
+    CounterWindow,
+    ObservedGpu,
+    Sample,
+    above,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import GPU, HOST, Labels, Reading
 from stepscope.core.text.numbers import counted

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, Sample, SampleState, bad, good
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, ObservedGpu, Sample, SampleState, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
 from stepscope.core.metrics.gpu import SWITCH

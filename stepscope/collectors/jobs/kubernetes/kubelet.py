@@ -18,7 +18,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-from stepscope.collectors.deadline_socket import DeadlineSocket
+from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.collectors.jobs.kubernetes.pod_resources import (
     KUBELET_SOCKET,
     LIST_METHOD,

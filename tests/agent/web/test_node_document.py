@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.agent.web.endpoints import api_routes, node_of
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.documents.jobs import (
     Assignment,
