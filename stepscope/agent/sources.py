@@ -21,8 +21,7 @@ from stepscope.agent.hang_detection import HangSource, NcclSource
 from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SourceState
-from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.training_link.training_source import TrainingSource
+from stepscope.agent.training_link.server import TrainingServer, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.page import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of

@@ -10,17 +10,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from stepscope.agent.config.settings import CaptureLimits
-from stepscope.core.protocol.captures import (
-    CaptureOrder,
-    CaptureProgress,
-    CaptureReport,
-    CaptureRequest,
-    CaptureSelector,
-    CaptureState,
-    CaptureTarget,
-    CaptureUpdate,
-    RankCapture,
-)
+from stepscope.core.protocol import captures
 from stepscope.core.text.numbers import counted
 
 _MAX_OPEN = 8
@@ -47,13 +37,13 @@ class RefusedError(Exception):
 
 
 def select_targets(
-    targets: Iterable[CaptureTarget],
-    selector: CaptureSelector,
+    targets: Iterable[captures.CaptureTarget],
+    selector: captures.CaptureSelector,
     ranks: Collection[int] | None = None,
     *,
     job_pids: Collection[int] = (),
     closed: Sequence[str] = (),
-) -> list[CaptureTarget]:
+) -> list[captures.CaptureTarget]:
     """The processes of a run or job, by run and rank.
 
     Args:
@@ -65,7 +55,7 @@ def select_targets(
     Raises:
         RefusedError: no such process is here, or several runs have this name.
     """
-    known: dict[int | str, CaptureTarget] = {}
+    known: dict[int | str, captures.CaptureTarget] = {}
     for target in targets:
         known.setdefault(target.key if target.pid is None else target.pid, target)
     selected = [target for target in known.values() if _is_selected(target, selector, job_pids)]
@@ -87,12 +77,12 @@ def select_targets(
 
 
 def within_limits(
-    request: CaptureRequest,
-    targets: Sequence[CaptureTarget],
-    others: Sequence[CaptureReport],
+    request: captures.CaptureRequest,
+    targets: Sequence[captures.CaptureTarget],
+    others: Sequence[captures.CaptureReport],
     limits: CaptureLimits,
     now_ns: int,
-) -> CaptureRequest:
+) -> captures.CaptureRequest:
     """The request with the limits that it leaves open.
 
     Args:
@@ -128,7 +118,7 @@ def within_limits(
     return replace(request, max_bytes=request.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
 
 
-def _is_selected(target: CaptureTarget, selector: CaptureSelector, job_pids: Collection[int]) -> bool:
+def _is_selected(target: captures.CaptureTarget, selector: captures.CaptureSelector, job_pids: Collection[int]) -> bool:
     if selector.run is not None and selector.run not in (target.run, target.run_directory):
         return False
     if selector.job is None or target.pid in job_pids:
@@ -136,7 +126,7 @@ def _is_selected(target: CaptureTarget, selector: CaptureSelector, job_pids: Col
     return target.job == selector.job or target.run in {f"{launcher}-{selector.job}" for launcher in _LAUNCHERS}
 
 
-def _run_key(target: CaptureTarget) -> str:
+def _run_key(target: captures.CaptureTarget) -> str:
     return target.key if target.run_directory is None else target.run_directory
 
 
@@ -155,7 +145,7 @@ class Capture:
         report: its present state.
     """
 
-    def __init__(self, report: CaptureReport, now: float) -> None:
+    def __init__(self, report: captures.CaptureReport, now: float) -> None:
         """
         Args:
             report: a new one, or as kept by an agent that has ended since.
@@ -167,14 +157,25 @@ class Capture:
 
     @classmethod
     def new(
-        cls, order: CaptureOrder, targets: Sequence[CaptureTarget], *, host: str, now_ns: int, now: float
+        cls,
+        order: captures.CaptureOrder,
+        targets: Sequence[captures.CaptureTarget],
+        *,
+        host: str,
+        now_ns: int,
+        now: float,
     ) -> Capture:
         """One that no process has been asked for yet."""
-        asked = CaptureProgress(CaptureState.ASKED)
-        return cls(CaptureReport(host, now_ns, order, tuple(RankCapture(target, asked) for target in targets)), now)
+        asked = captures.CaptureProgress(captures.CaptureState.ASKED)
+        return cls(
+            captures.CaptureReport(
+                host, now_ns, order, tuple(captures.RankCapture(target, asked) for target in targets)
+            ),
+            now,
+        )
 
     @property
-    def request(self) -> CaptureRequest:
+    def request(self) -> captures.CaptureRequest:
         """What ranks are asked."""
         return self.report.order.request
 
@@ -183,7 +184,7 @@ class Capture:
         self.report = replace(self.report, is_cancelled=True)
         self._asked_at.clear()
 
-    def update(self, update: CaptureUpdate) -> RankCapture | None:
+    def update(self, update: captures.CaptureUpdate) -> captures.RankCapture | None:
         """Take in what a process answered; its capture then, None when that is nothing new."""
         one = next((one for one in self._open_ranks() if one.target.key == update.key), None)
         if one is None:
@@ -212,14 +213,14 @@ class Capture:
                 self._asked_at.pop(key, None)
                 continue
             self._here_at[key] = now
-            is_owing = one.progress.state is CaptureState.ASKED or self.report.is_cancelled
+            is_owing = one.progress.state is captures.CaptureState.ASKED or self.report.is_cancelled
             is_silent = is_owing and now - self._asked_at.get(key, now) > _ASK_AGAIN_SECONDS
             if key not in self._asked_at or is_silent:
                 self._asked_at[key] = now
                 keys.append(key)
         return keys
 
-    def give_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[RankCapture]:
+    def give_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[captures.RankCapture]:
         """Set those that will not answer any more to failed, and return them.
 
         Args:
@@ -239,7 +240,7 @@ class Capture:
                 why = "it has not answered in time"
             else:
                 continue
-            failed = replace(one.progress, state=CaptureState.FAILED, reason=why)
+            failed = replace(one.progress, state=captures.CaptureState.FAILED, reason=why)
             given_up.append(self._set_progress(one, failed))
         return given_up
 
@@ -247,10 +248,10 @@ class Capture:
         """Processes that are still to answer and not here, with their pids."""
         return {one.target.key: one.target.pid for one in self._open_ranks() if one.target.key not in here}
 
-    def _open_ranks(self) -> list[RankCapture]:
+    def _open_ranks(self) -> list[captures.RankCapture]:
         return [one for one in self.report.ranks if not one.progress.state.is_final]
 
-    def _set_progress(self, one: RankCapture, progress: CaptureProgress) -> RankCapture:
+    def _set_progress(self, one: captures.RankCapture, progress: captures.CaptureProgress) -> captures.RankCapture:
         changed = replace(one, progress=progress)
         ranks = tuple(changed if other is one else other for other in self.report.ranks)
         self.report = replace(self.report, ranks=ranks)

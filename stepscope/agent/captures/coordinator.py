@@ -23,17 +23,7 @@ from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import printable
 from stepscope.core.metrics.readings import Missing
-from stepscope.core.protocol.captures import (
-    CaptureOrder,
-    CaptureProgress,
-    CaptureReport,
-    CaptureRequest,
-    CaptureState,
-    CaptureTarget,
-    CaptureUpdate,
-    RankCapture,
-    report_document,
-)
+from stepscope.core.protocol import captures
 from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.protocol.messages import Cancel
 from stepscope.core.text.numbers import counted, form
@@ -75,7 +65,7 @@ class CaptureCoordinator:
         self._store = CaptureStore(directory)
         self._wall_clock_ns = wall_clock_ns
         self._captures: dict[str, Capture] = {}
-        self._reports: dict[str, CaptureReport] = {}
+        self._reports: dict[str, captures.CaptureReport] = {}
         self._worker = WorkerThread(self._look, name="stepscope-captures", log=_log)
 
     def __enter__(self) -> CaptureCoordinator:
@@ -94,11 +84,11 @@ class CaptureCoordinator:
         """Look for updates at once; from any thread."""
         self._worker.wake()
 
-    def reports(self) -> tuple[CaptureReport, ...]:
+    def reports(self) -> tuple[captures.CaptureReport, ...]:
         """All captures, the newest last; waits for nothing."""
         return tuple(self._reports.values())
 
-    def report(self, capture_id: str) -> CaptureReport:
+    def report(self, capture_id: str) -> captures.CaptureReport:
         """One of them.
 
         Raises:
@@ -109,7 +99,7 @@ class CaptureCoordinator:
         except KeyError:
             raise RefusedError(HTTPStatus.NOT_FOUND, "no capture of this id is known here") from None
 
-    def request(self, order: CaptureOrder, *, client: str) -> CaptureReport:
+    def request(self, order: captures.CaptureOrder, *, client: str) -> captures.CaptureReport:
         """Start a capture; a known order is answered with the present state of its capture.
 
         Args:
@@ -120,7 +110,7 @@ class CaptureCoordinator:
         """
         return self._call(lambda: self._start(order, client))
 
-    def cancel(self, capture_id: str, *, client: str) -> CaptureReport:
+    def cancel(self, capture_id: str, *, client: str) -> captures.CaptureReport:
         """Cancel a capture.
 
         Raises:
@@ -128,9 +118,9 @@ class CaptureCoordinator:
         """
         return self._call(lambda: self._cancel(capture_id, client))
 
-    def _call(self, work: Callable[[], CaptureReport]) -> CaptureReport:
+    def _call(self, work: Callable[[], captures.CaptureReport]) -> captures.CaptureReport:
         """Run `work` on the worker thread and wait for its result."""
-        future: Future[CaptureReport] = Future()
+        future: Future[captures.CaptureReport] = Future()
 
         def call() -> None:
             if future.set_running_or_notify_cancel():
@@ -146,7 +136,7 @@ class CaptureCoordinator:
             future.cancel()
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is overloaded; ask again") from None
 
-    def _start(self, order: CaptureOrder, client: str) -> CaptureReport:
+    def _start(self, order: captures.CaptureOrder, client: str) -> captures.CaptureReport:
         request, selector = order.request, order.selector
         known = self._captures.get(request.id)
         try:
@@ -167,14 +157,14 @@ class CaptureCoordinator:
             f"capture {request.id} asked by {client}: {counted(request.steps, 'step')} of "
             f"{selector}, {form(len(targets), 'rank')} {ranks}"
         )
-        order = CaptureOrder(request, selector)
+        order = captures.CaptureOrder(request, selector)
         capture = Capture.new(order, targets, host=self._host, now_ns=now_ns, now=time.monotonic())
         self._captures[request.id] = capture
         self._ask(capture, {target.key for target in targets})
         self._publish()
         return capture.report
 
-    def _cancel(self, capture_id: str, client: str) -> CaptureReport:
+    def _cancel(self, capture_id: str, client: str) -> captures.CaptureReport:
         report = self.report(capture_id)
         if not report.state.is_final:
             _log_audit(f"capture {capture_id} cancelled by {client}")
@@ -207,7 +197,7 @@ class CaptureCoordinator:
             else:
                 backend.request(capture.request, keys)
 
-    def _targets(self) -> list[CaptureTarget]:
+    def _targets(self) -> list[captures.CaptureTarget]:
         return [target for backend in self._backends for target in backend.targets()]
 
     def _publish(self) -> None:
@@ -220,7 +210,7 @@ class CaptureCoordinator:
             self._store.write(self.reports())
 
 
-def _without_limits(order: CaptureOrder) -> CaptureOrder:
+def _without_limits(order: captures.CaptureOrder) -> captures.CaptureOrder:
     """The order without limits that the agent may have set."""
     return replace(order, request=replace(order.request, max_bytes=None, deadline_unix_ns=None))
 
@@ -239,7 +229,7 @@ def _log_audit(line: str) -> None:
     _audit.info("%s", printable(line))  # names and reasons may hold anything
 
 
-def _log_changes(capture: Capture, changed: Iterable[RankCapture]) -> None:
+def _log_changes(capture: Capture, changed: Iterable[captures.RankCapture]) -> None:
     for one in changed:
         target, progress = one.target, one.progress
         trace = f" {progress.path} ({progress.bytes} bytes)" if progress.path else ""
@@ -262,21 +252,21 @@ class CaptureStore:
         self._file = None if directory is None else directory / _FILE
         self._has_warned = False
 
-    def read(self) -> list[CaptureReport]:
+    def read(self) -> list[captures.CaptureReport]:
         """The kept captures; none where the file cannot be used, which is logged."""
         if self._file is None:
             return []
         try:
             if self._file.stat().st_size > _MAX_BYTES:
                 raise FieldError("it is too large")
-            return [read_object(CaptureReport, one) for one in json.loads(self._file.read_bytes())]
+            return [read_object(captures.CaptureReport, one) for one in json.loads(self._file.read_bytes())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError) as error:
             _log.warning("earlier captures are lost: %s cannot be used: %s", self._file, error)
             return []
 
-    def write(self, reports: Sequence[CaptureReport]) -> None:
+    def write(self, reports: Sequence[captures.CaptureReport]) -> None:
         """Keep these alone."""
         if self._file is None:
             return
@@ -284,7 +274,7 @@ class CaptureStore:
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "w") as file:
-                json.dump([report_document(one) for one in reports], file, separators=(",", ":"))
+                json.dump([captures.report_document(one) for one in reports], file, separators=(",", ":"))
             os.replace(beside, self._file)
         except OSError as error:
             if not self._has_warned:
@@ -305,10 +295,10 @@ class CaptureBackend(Protocol):
     @property
     def why_closed(self) -> Missing | None: ...
 
-    def targets(self) -> Sequence[CaptureTarget]:
+    def targets(self) -> Sequence[captures.CaptureTarget]:
         """The processes that can be captured now."""
 
-    def request(self, request: CaptureRequest, keys: Collection[str]) -> None:
+    def request(self, request: captures.CaptureRequest, keys: Collection[str]) -> None:
         """Ask these processes for a capture; `updates` has at least one answer of each.
 
         A process that was asked with this id before answers its progress: it is never captured twice. Keys that are no
@@ -318,7 +308,7 @@ class CaptureBackend(Protocol):
     def cancel(self, capture_id: str, keys: Collection[str]) -> None:
         """Cancel this capture in these processes; each answers its progress."""
 
-    def updates(self) -> Sequence[CaptureUpdate]:
+    def updates(self) -> Sequence[captures.CaptureUpdate]:
         """The answers since the last call, the oldest first."""
 
 
@@ -335,11 +325,11 @@ class ProfileBackend:
         """Why no process can connect."""
         return self._server.why_closed
 
-    def targets(self) -> Sequence[CaptureTarget]:
+    def targets(self) -> Sequence[captures.CaptureTarget]:
         """The processes that are connected."""
         return [_target_of(rank) for rank in self._server.ranks()]
 
-    def request(self, request: CaptureRequest, keys: Collection[str]) -> None:
+    def request(self, request: captures.CaptureRequest, keys: Collection[str]) -> None:
         """Ask these processes; see `CaptureBackend`."""
         self._server.send(request, keys)
 
@@ -347,7 +337,7 @@ class ProfileBackend:
         """Tell these processes; one that does not know the capture refuses."""
         self._server.send(Cancel(capture_id), keys)
 
-    def updates(self) -> Sequence[CaptureUpdate]:
+    def updates(self) -> Sequence[captures.CaptureUpdate]:
         """The answers since the last call."""
         directories = {rank.key: rank.hello.run_directory for rank in self._server.ranks()}
         return [
@@ -356,9 +346,9 @@ class ProfileBackend:
         ]
 
 
-def _target_of(rank: TrainingRank) -> CaptureTarget:
+def _target_of(rank: TrainingRank) -> captures.CaptureTarget:
     hello, heartbeat = rank.hello, rank.heartbeat
-    return CaptureTarget(
+    return captures.CaptureTarget(
         key=rank.key,
         backend=ProfileBackend.name,
         rank=hello.rank,
@@ -372,11 +362,11 @@ def _target_of(rank: TrainingRank) -> CaptureTarget:
     )
 
 
-def _checked(progress: CaptureProgress, run_directory: str | None) -> CaptureProgress:
+def _checked(progress: captures.CaptureProgress, run_directory: str | None) -> captures.CaptureProgress:
     """Failed, and without its path, where that leads out of the run's directory: people will type it."""
     if progress.path is None or run_directory is None:
         return progress
     if os.path.normpath(progress.path).startswith(os.path.normpath(run_directory) + os.sep):
         return progress
     reason = "its trace is outside its run's directory"
-    return replace(progress, state=CaptureState.FAILED, path=None, reason=reason)
+    return replace(progress, state=captures.CaptureState.FAILED, path=None, reason=reason)

@@ -15,14 +15,6 @@ from pathlib import Path
 from stepscope.agent.config.settings import Jobs, node_name
 from stepscope.agent.jobs import job_assignments
 from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
-from stepscope.agent.jobs.job_assignments import (
-    JobFinder,
-    RunningProcesses,
-    SourceAssignment,
-    filled,
-    hidden_processes,
-    merged_assignments,
-)
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
@@ -70,8 +62,8 @@ class JobCollector:
         self._files = Files(root)
         naming = self._settings.naming
         self._processes = Processes(self._files, (*naming.team, *naming.project))
-        self._finder = JobFinder(self._files, self._processes, naming, pods, slurm)
-        self._running = RunningProcesses(self._processes)
+        self._finder = job_assignments.JobFinder(self._files, self._processes, naming, pods, slurm)
+        self._running = job_assignments.RunningProcesses(self._processes)
         self._activity = UseClassifier()
         self._ledger = UseLedger(self._settings.idle_seconds)
         self._devices: list[DeviceUsage] = []
@@ -86,9 +78,9 @@ class JobCollector:
         self._slow_poll(now)
         self._devices = devices = self._devices_now()
         running = self._running.on(devices)
-        missing = hidden_processes(devices, running)
+        missing = job_assignments.hidden_processes(devices, running)
         found = self._source_assignments(devices, running, missing)
-        assignments = [self._with_known_facts(one) for one in merged_assignments(found)]
+        assignments = [self._with_known_facts(one) for one in job_assignments.merged_assignments(found)]
         self._want(assignments, running.values())
         self._processes.end_round()
         self._ledger.observe(self._activity.seen(devices, assignments), now)
@@ -109,7 +101,7 @@ class JobCollector:
     def _with_known_facts(self, one: Assignment) -> Assignment:
         """The assignment with the facts of its job that were known before: the process that had them may have ended."""
         job = with_bounded_labels(one.job)
-        return replace(one, job=filled(job, self._jobs.get(job.key, job)))
+        return replace(one, job=job_assignments.filled(job, self._jobs.get(job.key, job)))
 
     def _slow_poll(self, now: float) -> None:
         if now < self._slow_poll_due:
@@ -130,7 +122,7 @@ class JobCollector:
 
     def _source_assignments(
         self, devices: Sequence[DeviceUsage], running: dict[int, Process], missing: list[Missing]
-    ) -> Iterable[SourceAssignment]:
+    ) -> Iterable[job_assignments.SourceAssignment]:
         unknown: list[str] = []
         first = job_assignments.first_slurm_processes(self._slurm_jobs, self._processes)
         self._finder.know_slurm(first)

@@ -19,7 +19,6 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-from stepscope.agent.token_bucket import TokenBucket
 from stepscope.agent.web.routes import Reply, Route, text_reply
 from stepscope.agent.web.web_config import WebConfigReloader
 
@@ -82,6 +81,45 @@ def _user_and_password(credentials: str) -> tuple[str, bytes] | None:
     except (binascii.Error, ValueError):
         return None
     return (user.decode(errors="surrogateescape"), password) if colon else None
+
+
+class TokenBucket:
+    """Budget that refills with time; thread-safe.
+
+    Args:
+        burst: largest amount that can be spent at once.
+        refill_per_second: amount that comes back each second.
+    """
+
+    def __init__(self, burst: float, refill_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._refill_per_second, self._clock = burst, refill_per_second, clock
+        self._lock = threading.Lock()
+        self._left, self._at = burst, clock()
+
+    def has_any(self) -> bool:
+        """Whether anything is left; more may then be spent, which leaves a debt."""
+        with self._lock:
+            self._refill()
+            return self._left > 0
+
+    def spend(self, amount: float) -> None:
+        """Subtract an amount that was used, also when less is left."""
+        with self._lock:
+            self._left -= amount
+
+    def take(self, amount: float) -> bool:
+        """Subtract an amount if so much is left; whether it was."""
+        with self._lock:
+            self._refill()
+            if self._left < amount:
+                return False
+            self._left -= amount
+            return True
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._refill_per_second)
+        self._at = now
 
 
 _MAX_REMEMBERED = 256

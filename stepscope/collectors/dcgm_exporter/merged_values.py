@@ -14,15 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stepscope.collectors.dcgm_exporter.entities import (
-    NO_WORKLOAD,
-    Entity,
-    Kind,
-    LabelReader,
-    Workload,
-    facts_of,
-    normalized_labels,
-)
+from stepscope.collectors.dcgm_exporter import entities
 from stepscope.collectors.dcgm_exporter.page import Page, Sample, parse_value
 from stepscope.collectors.readings_builder import NoValue, scaled
 from stepscope.core.metrics import Metric
@@ -36,7 +28,7 @@ _INSTANCE_METRICS = frozenset(
 )
 """Metrics that a MIG instance has of its own. All else on its lines (power, temperature, XIDs) is the whole GPU's."""
 
-ValueKey = tuple[Entity, str, Labels]
+ValueKey = tuple[entities.Entity, str, Labels]
 """What a value is of, its metric, and further labels."""
 
 
@@ -54,37 +46,37 @@ class PageValues:
     """
 
     merged: dict[ValueKey, MergedValue] = field(default_factory=dict)
-    gpus: list[Entity] = field(default_factory=list)
-    split: set[Entity] = field(default_factory=set)
-    facts: dict[Entity, dict[str, str]] = field(default_factory=dict)
-    workloads: dict[Entity, dict[Workload, None]] = field(default_factory=lambda: defaultdict(dict))
-    xid_texts: dict[Entity, str] = field(default_factory=dict)
+    gpus: list[entities.Entity] = field(default_factory=list)
+    split: set[entities.Entity] = field(default_factory=set)
+    facts: dict[entities.Entity, dict[str, str]] = field(default_factory=dict)
+    workloads: dict[entities.Entity, dict[entities.Workload, None]] = field(default_factory=lambda: defaultdict(dict))
+    xid_texts: dict[entities.Entity, str] = field(default_factory=dict)
 
 
 def merge_page(page: Page) -> PageValues:
     """Merge a page's samples. Raises nothing, whatever the page."""
     content = PageValues()
     distinct = {id(sample.labels): sample.labels for sample in page.samples}  # lines with the same labels share them
-    plain_by_id = {labels_id: normalized_labels(labels) for labels_id, labels in distinct.items()}
-    reader = LabelReader(plain_by_id.values())
-    known: dict[Entity, Entity] = {}
+    plain_by_id = {labels_id: entities.normalized_labels(labels) for labels_id, labels in distinct.items()}
+    reader = entities.LabelReader(plain_by_id.values())
+    known: dict[entities.Entity, entities.Entity] = {}
     read_labels = {}
     for labels_id, plain in plain_by_id.items():
         entity, workload = _unified_instance(reader.entity(plain), known), reader.workload(plain)
         read_labels[labels_id] = plain, entity, workload
-        if entity.kind in (Kind.GPU, Kind.GPU_LINK):
+        if entity.kind in (entities.Kind.GPU, entities.Kind.GPU_LINK):
             _note_gpu(content, entity, plain, workload)
     lines: dict[ValueKey, list[LineValue]] = defaultdict(list)
     for sample in page.samples:
         plain, entity, workload = read_labels[id(sample.labels)]
         for meaning, one in _line_values(sample, entity, plain, workload):
-            of = entity if entity.kind not in (Kind.GPU, Kind.GPU_LINK) else entity.whole
+            of = entity if entity.kind not in (entities.Kind.GPU, entities.Kind.GPU_LINK) else entity.whole
             further = meaning.further
             if entity.is_instance and meaning.metric in _INSTANCE_METRICS:
                 of = entity
             elif entity.is_instance:
                 one = replace(one, is_direct=False)
-            if entity.kind is Kind.GPU_LINK and not any(name == "link" for name, _ in further):
+            if entity.kind is entities.Kind.GPU_LINK and not any(name == "link" for name, _ in further):
                 further = tuple(sorted((*further, ("link", entity.link))))
             lines[of, meaning.metric, further].append(one)
     content.merged = {key: merge_lines(ones) for key, ones in lines.items()}
@@ -95,7 +87,7 @@ def merge_page(page: Page) -> PageValues:
     return content
 
 
-def _unified_instance(entity: Entity, known: dict[Entity, Entity]) -> Entity:
+def _unified_instance(entity: entities.Entity, known: dict[entities.Entity, entities.Entity]) -> entities.Entity:
     """The instance with the UUID and profile that other lines may have of it."""
     if not entity.is_instance:
         return entity
@@ -103,28 +95,30 @@ def _unified_instance(entity: Entity, known: dict[Entity, Entity]) -> Entity:
     return known.setdefault(key, entity)
 
 
-def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], workload: Workload) -> None:
+def _note_gpu(
+    content: PageValues, entity: entities.Entity, labels: Mapping[str, str], workload: entities.Workload
+) -> None:
     whole = entity.whole
     if whole not in content.facts:
         content.gpus.append(whole)
         content.facts[whole] = {}
-    for name, value in facts_of(labels).items():
+    for name, value in entities.facts_of(labels).items():
         content.facts[whole].setdefault(name, value)
     if entity.is_instance:
         content.split.add(whole)
     used = entity if entity.is_instance else whole  # a link belongs to its GPU
-    if workload != NO_WORKLOAD:
+    if workload != entities.NO_WORKLOAD:
         content.workloads[used].setdefault(workload)
     if labels.get("errmsg"):
         content.xid_texts[whole] = labels["errmsg"]
 
 
 def _line_values(
-    sample: Sample, entity: Entity, labels: Mapping[str, str], workload: Workload
+    sample: Sample, entity: entities.Entity, labels: Mapping[str, str], workload: entities.Workload
 ) -> Iterator[tuple[FieldMeaning, LineValue]]:
     """Values of one line, in base units."""
     value = parse_value(sample.text)
-    if sample.name in THROTTLE_FIELDS and entity.kind is Kind.GPU:
+    if sample.name in THROTTLE_FIELDS and entity.kind is entities.Kind.GPU:
         for bit, reason in THROTTLE_REASONS:
             one = value if isinstance(value, NoValue) else float(bool(int(value) & bit))
             meaning = FieldMeaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
@@ -148,7 +142,7 @@ class LineValue:
     """
 
     value: float | NoValue
-    workload: Workload
+    workload: entities.Workload
     is_direct: bool = True
     time_ns: int | None = None
 
@@ -165,7 +159,7 @@ class MergedValue:
 
     value: float | NoValue
     time_ns: int | None
-    shares: tuple[tuple[Workload, float], ...] = ()
+    shares: tuple[tuple[entities.Workload, float], ...] = ()
 
 
 def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
@@ -174,7 +168,7 @@ def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
     known = [pair for pair in known if pair[1].is_direct] or known
     if not known:
         return MergedValue(lines[0].value, lines[0].time_ns)
-    plain = [pair for pair in known if pair[1].workload == NO_WORKLOAD]
+    plain = [pair for pair in known if pair[1].workload == entities.NO_WORKLOAD]
     chosen = plain or known
     values = sorted({value for value, _ in chosen})
     time_ns = chosen[0][1].time_ns
@@ -182,7 +176,7 @@ def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
         words = ", ".join(f"{value:g}" for value in values[:3])
         why = NoValue(MissingReason.UNREADABLE, f"the page has {len(values)} values for it: {words}")
         return MergedValue(why, time_ns)
-    shares = tuple((one.workload, value) for value, one in known if plain and one.workload != NO_WORKLOAD)
+    shares = tuple((one.workload, value) for value, one in known if plain and one.workload != entities.NO_WORKLOAD)
     return MergedValue(values[0], time_ns, shares)
 
 
@@ -266,7 +260,7 @@ _CLOCK_EVENTS = {
 """dcgm-exporter's words where they differ from ours."""
 
 
-def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeaning | None:
+def meaning_of(field: str, kind: entities.Kind, labels: Mapping[str, str]) -> FieldMeaning | None:
     """Meaning of a sample's field, None where we have no such metric.
 
     Args:
@@ -274,17 +268,17 @@ def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeanin
         kind: of the sample's entity. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
         labels: of the sample, normalized.
     """
-    if kind is Kind.NONE:
+    if kind is entities.Kind.NONE:
         return None
     if field.startswith("DCGM_EXP_"):
         return _exporter_series(field, labels)
-    if kind in (Kind.GPU, Kind.GPU_LINK):
+    if kind in (entities.Kind.GPU, entities.Kind.GPU_LINK):
         match = _LINK_ERROR.fullmatch(field)
-        if match and (kind is Kind.GPU_LINK or not match[4]):
+        if match and (kind is entities.Kind.GPU_LINK or not match[4]):
             further = {"kind": match[1].lower(), "link": match[2] or match[3]}
             return FieldMeaning(GPU + LINK_ERRORS, 1.0, labels_of(**{k: v for k, v in further.items() if v}))
     meaning = _MEANINGS.get(field)
-    return meaning if meaning and (kind is Kind.GPU) == meaning.metric.startswith(GPU) else None
+    return meaning if meaning and (kind is entities.Kind.GPU) == meaning.metric.startswith(GPU) else None
 
 
 def _exporter_series(field: str, labels: Mapping[str, str]) -> FieldMeaning | None:

@@ -21,15 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepscope.collectors.kineto_daemon import protocol
 from stepscope.collectors.kineto_daemon.processes import Address, KinetoProcess, Peer, Registry
-from stepscope.collectors.kineto_daemon.protocol import (
-    MAX_DATAGRAM_BYTES,
-    Poll,
-    WireError,
-    decode,
-    encode_config,
-    encode_count,
-)
 from stepscope.core.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -136,7 +129,7 @@ class KinetoServer:
         failed_with: type[Exception] | None = None
         while not self._ended.is_set():
             try:
-                question = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
+                question = self._socket.recvmsg(protocol.MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except TimeoutError:
                 continue
             except OSError as error:  # such as no memory for a while
@@ -156,23 +149,23 @@ class KinetoServer:
 
     def _answer(self, datagram: bytes, ancillary: list[tuple[int, int, bytes]], sender: Any) -> None:
         try:
-            question = decode(datagram)
-        except WireError as error:
+            question = protocol.decode(datagram)
+        except protocol.WireError as error:
             self._num_rejected += 1
             _log.debug("not a datagram of libkineto: %s", error)
             return
         peer, waited = _peer_of(ancillary), _waited_seconds(ancillary)
         if peer is None or not sender or not self._would_take_answer(sender):
             return
-        if isinstance(question, Poll):
+        if isinstance(question, protocol.Poll):
             with self._lock:
                 process = self._registry.record(sender, peer, question, time.monotonic())
             if waited < _TOO_LATE_SECONDS:
-                self._send(encode_config(self._take(process) if process is not None else ""), sender)
+                self._send(protocol.encode_config(self._take(process) if process is not None else ""), sender)
         elif waited < _TOO_LATE_SECONDS:
             with self._lock:
                 known = self._registry.processes(time.monotonic())
-            self._send(encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
+            self._send(protocol.encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
 
     def _would_take_answer(self, sender: Address) -> bool:
         """Whether the process expects answers from a socket of this name (libkineto, Endpoint.h, getName)."""

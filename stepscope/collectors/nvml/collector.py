@@ -7,16 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    LIBRARY_NOT_FOUND,
-    DriverUnusableError,
-    GpuReadings,
-    GpuUnusableError,
-    Nvml,
-    load,
-    reason_of_error,
-    reason_of_missing_library,
-)
+from stepscope.collectors.nvml import binding
 from stepscope.collectors.nvml.devices import compute_instances, identify
 from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
 from stepscope.collectors.readings_builder import NoValue
@@ -70,7 +61,7 @@ class NvmlCollector:
         self._slow_poll_seconds = slow_poll_seconds
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
-        self._nvml: Nvml = None
+        self._nvml: binding.Nvml = None
         self._gpus: dict[str, Gpu] = {}
         self._labels: dict[str, Labels] = {}
         self._slow_poll_due: dict[str, float] = {}
@@ -82,14 +73,14 @@ class NvmlCollector:
         try:
             return int(nvml.nvmlDeviceGetCount())
         except Exception as error:
-            raise DriverUnusableError(*reason_of_error(nvml, error)) from error
+            raise binding.DriverUnusableError(*binding.reason_of_error(nvml, error)) from error
 
     def target(self, index: int) -> GpuTarget | Missing:
         """The GPU of this index, or why it cannot be identified."""
         nvml = self._session()
         try:
             identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
-        except GpuUnusableError as error:
+        except binding.GpuUnusableError as error:
             return Missing("", labels_of(gpu=index), error.reason, error.detail)
         self._labels[identity.pci_bus_id] = identity.labels
         return GpuTarget(identity.pci_bus_id, identity.labels)
@@ -111,10 +102,10 @@ class NvmlCollector:
         gpu = self._gpus.get(key)
         try:
             gpu = gpu or self._open(nvml, key)
-        except GpuUnusableError as error:
+        except binding.GpuUnusableError as error:
             self._forget(key)
             return {
-                PollPart.FAST: unusable_gpu_collection(GpuReadings(self._labels.get(key, ()), time_ns), error),
+                PollPart.FAST: unusable_gpu_collection(binding.GpuReadings(self._labels.get(key, ()), time_ns), error),
                 PollPart.SLOW: Collection(),
             }
         parts = {}
@@ -145,7 +136,7 @@ class NvmlCollector:
                 self._forget(key)
             for key in self._labels:
                 self._last.setdefault(key, {}).update(self.sweep(key))
-        except DriverUnusableError as error:
+        except binding.DriverUnusableError as error:
             self.close()
             return NoValue(error.reason, error.detail).of_all()
         indices = {dict(labels)["gpu"] for labels in self._labels.values()}
@@ -163,19 +154,19 @@ class NvmlCollector:
             except nvml.NVMLError:
                 return  # the driver is gone
 
-    def _session(self) -> Nvml:
+    def _session(self) -> binding.Nvml:
         if self._nvml is None:
-            nvml = load()
+            nvml = binding.load()
             try:
                 nvml.nvmlInit()
             except nvml.NVMLError as error:
-                if error.value == LIBRARY_NOT_FOUND:
-                    raise DriverUnusableError(*reason_of_missing_library()) from error
-                raise DriverUnusableError(*reason_of_error(nvml, error)) from error
+                if error.value == binding.LIBRARY_NOT_FOUND:
+                    raise binding.DriverUnusableError(*binding.reason_of_missing_library()) from error
+                raise binding.DriverUnusableError(*binding.reason_of_error(nvml, error)) from error
             self._nvml = nvml
         return self._nvml
 
-    def _open(self, nvml: Nvml, key: str) -> Gpu:
+    def _open(self, nvml: binding.Nvml, key: str) -> Gpu:
         handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
         index = self._ask(nvml.nvmlDeviceGetIndex, handle)
         gpu = Gpu(nvml, handle, identify(nvml, handle, index))
@@ -188,7 +179,7 @@ class NvmlCollector:
         try:
             return call(argument)
         except Exception as error:
-            raise GpuUnusableError(*reason_of_error(self._nvml, error)) from error
+            raise binding.GpuUnusableError(*binding.reason_of_error(self._nvml, error)) from error
 
     def _forget(self, key: str) -> None:
         """Get a new handle next time; its GPM samples are not freed, because the call might hang."""

@@ -14,17 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    NOT_SUPPORTED,
-    GpuReadings,
-    GpuUnusableError,
-    Handle,
-    Nvml,
-    reason_of_code,
-    reason_of_error,
-    struct_member,
-    text,
-)
+from stepscope.collectors.nvml import binding
 from stepscope.collectors.nvml.queries import MEMORY, QueryTable
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.hardware.devices import cuda_version_text
@@ -66,17 +56,17 @@ class GpuIdentity:
         return labels_of(gpu=self.index, uuid=self.uuid)
 
 
-def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
+def identify(nvml: binding.Nvml, handle: binding.Handle, index: int) -> GpuIdentity:
     """Ask a GPU for its names.
 
     Raises:
         DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or PCI bus id.
     """
     try:
-        uuid = text(nvml.nvmlDeviceGetUUID(handle))
-        pci_bus_id = text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+        uuid = binding.text(nvml.nvmlDeviceGetUUID(handle))
+        pci_bus_id = binding.text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
     except nvml.NVMLError as error:
-        raise GpuUnusableError(*reason_of_error(nvml, error)) from error
+        raise binding.GpuUnusableError(*binding.reason_of_error(nvml, error)) from error
     facts = {"pci_bus_id": pci_bus_id}
     for name, function in (
         ("name", "nvmlDeviceGetName"),
@@ -89,21 +79,21 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         try:
             answer = getattr(nvml, function)(handle)
         except Exception as error:
-            reason_of_error(nvml, error)
+            binding.reason_of_error(nvml, error)
             continue
-        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else text(answer)
+        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else binding.text(answer)
     facts["driver"], facts["cuda"] = system_versions(nvml)
     return GpuIdentity(index, uuid, pci_bus_id, labels_of(**facts))
 
 
-def system_versions(nvml: Nvml) -> tuple[str, str]:
+def system_versions(nvml: binding.Nvml) -> tuple[str, str]:
     """Version of the driver, and the newest CUDA version that it can run; empty where they are not reported."""
     texts = []
     for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
         try:
-            texts.append(text(getattr(nvml, function)()))
+            texts.append(binding.text(getattr(nvml, function)()))
         except Exception as error:
-            reason_of_error(nvml, error)
+            binding.reason_of_error(nvml, error)
             texts.append("")
     driver, cuda = texts
     return driver, cuda_version_text(int(cuda)) if cuda else ""
@@ -130,7 +120,9 @@ class ComputeInstance:
 class _GpuInstance:
     """One GPU instance."""
 
-    def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[ComputeInstance]) -> None:
+    def __init__(
+        self, nvml: binding.Nvml, parent: binding.Handle, identity: GpuIdentity, members: list[ComputeInstance]
+    ) -> None:
         first = members[0]
         self.key = _key_of(members)
         self.handle = first.handle
@@ -155,7 +147,7 @@ class MigInstances:
         is_on: whether MIG was on at the last `update`, though the GPU may have no instance.
     """
 
-    def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle, identity: GpuIdentity) -> None:
         self._nvml = nvml
         self._handle = handle
         self._identity = identity
@@ -180,14 +172,16 @@ class MigInstances:
         """Memory and GPM counters of all instances."""
         parts = []
         for instance in self._instances:
-            into = GpuReadings(instance.labels, time_ns)
+            into = binding.GpuReadings(instance.labels, time_ns)
             instance.memory.read(self._nvml, instance.handle, into)
             instance.gpm.read(into)
             parts.append(into.collection())
         return Collection.joined(parts)
 
 
-def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tuple[bool, list[ComputeInstance]]:
+def compute_instances(
+    nvml: binding.Nvml, parent: binding.Handle, *, was_on: bool = False
+) -> tuple[bool, list[ComputeInstance]]:
     """Whether MIG is on, though the GPU may have no instance, and its MIG devices.
 
     Args:
@@ -199,23 +193,23 @@ def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tu
         is_on = bool(current)
         max_devices = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
     except Exception as error:
-        reason_of_error(nvml, error)
+        binding.reason_of_error(nvml, error)
         return is_on, []
     for index in range(max_devices):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
-            name = text(nvml.nvmlDeviceGetName(handle))
+            name = binding.text(nvml.nvmlDeviceGetName(handle))
             members.append(
                 ComputeInstance(
                     handle,
-                    text(nvml.nvmlDeviceGetUUID(handle)),
+                    binding.text(nvml.nvmlDeviceGetUUID(handle)),
                     nvml.nvmlDeviceGetGpuInstanceId(handle),
                     nvml.nvmlDeviceGetComputeInstanceId(handle),
                     name.partition("MIG ")[2],
                 )
             )
         except Exception as error:
-            reason_of_error(nvml, error)  # there are gaps between the instances
+            binding.reason_of_error(nvml, error)  # there are gaps between the instances
     return is_on, members
 
 
@@ -256,7 +250,7 @@ _NEEDS_TWO_SAMPLES = NoValue(MissingReason.NOT_YET, "it takes two samples")
 class GpmSampler:
     """Averages of a GPU's or MIG instance's counters between two samples."""
 
-    def __init__(self, nvml: Nvml, handle: Handle, gpu_instance: int | None = None) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle, gpu_instance: int | None = None) -> None:
         """
         Args:
             handle: of the whole GPU, also for a MIG instance.
@@ -276,11 +270,11 @@ class GpmSampler:
         try:
             supported = self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except Exception as error:
-            reason, detail = reason_of_error(self._nvml, error)
+            reason, detail = binding.reason_of_error(self._nvml, error)
             return NoValue(reason, detail or _NO_GPM)
         return None if supported else NoValue(MissingReason.NOT_SUPPORTED, _NO_GPM)
 
-    def read(self, into: GpuReadings) -> None:
+    def read(self, into: binding.GpuReadings) -> None:
         """Take a sample and add the averages since the last one."""
         if self._why_not is not None:
             into.miss(_METRIC_NAMES, self._why_not)
@@ -292,7 +286,7 @@ class GpmSampler:
             request = self._filled_request()
             self._nvml.nvmlGpmMetricsGet(request)
         except Exception as error:
-            into.miss(_METRIC_NAMES, reason_of_error(self._nvml, error))
+            into.miss(_METRIC_NAMES, binding.reason_of_error(self._nvml, error))
             return
         self._add_metrics(request, into)
 
@@ -325,17 +319,17 @@ class GpmSampler:
         self._request.sample1, self._request.sample2 = self._samples
         return self._request
 
-    def _add_metrics(self, request: Any, into: GpuReadings) -> None:
+    def _add_metrics(self, request: Any, into: binding.GpuReadings) -> None:
         dropped = []
         for slot, entry in zip(request.metrics, self._wanted, strict=False):
             _, name, scale = entry
-            code = struct_member(slot, "nvmlReturn")
+            code = binding.struct_member(slot, "nvmlReturn")
             if code == 0:
-                into.add_raw(name, struct_member(slot, "value"), scale)
-            elif code == NOT_SUPPORTED:
+                into.add_raw(name, binding.struct_member(slot, "value"), scale)
+            elif code == binding.NOT_SUPPORTED:
                 dropped.append(entry)
             else:
-                into.add(name, reason_of_code(code))
+                into.add(name, binding.reason_of_code(code))
         if dropped:
             self._wanted = [entry for entry in self._wanted if entry not in dropped]
             self._unsupported += [name for _, name, _ in dropped]

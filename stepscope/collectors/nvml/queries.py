@@ -11,17 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    INVALID_ARGUMENT,
-    GpuReadings,
-    Handle,
-    Nvml,
-    is_sentinel,
-    reason_of_code,
-    reason_of_error,
-    sentinel_reason,
-    struct_member,
-)
+from stepscope.collectors.nvml import binding
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
@@ -38,7 +28,7 @@ class Query:
     """
 
     names: tuple[str, ...]
-    ask: Callable[[Nvml, Handle, GpuReadings], None]
+    ask: Callable[[binding.Nvml, binding.Handle, binding.GpuReadings], None]
     fallback: Query | None = None
 
 
@@ -52,7 +42,7 @@ def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) 
         scale: factor to base units.
     """
 
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         into.add_raw(name, getattr(nvml, function)(handle, *arguments), scale)
 
     return Query((name,), ask)
@@ -67,7 +57,7 @@ def several_values(function: str, *values: tuple[str, str | int, float], argumen
         arguments: after the handle.
     """
 
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         answer = getattr(nvml, function)(handle, *arguments)
         for name, member, scale in values:
             into.add_raw(name, getattr(answer, member) if isinstance(member, str) else answer[member], scale)
@@ -82,7 +72,7 @@ class QueryTable:
         self._queries = list(queries)
         self._unsupported: list[tuple[str, NoValue]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         """Make all queries once."""
         dropped = []
         for index, query in enumerate(self._queries):
@@ -92,7 +82,7 @@ class QueryTable:
                     current.ask(nvml, handle, into)
                     break
                 except Exception as error:
-                    why = reason_of_error(nvml, error)
+                    why = binding.reason_of_error(nvml, error)
                     if why.reason is not MissingReason.NOT_SUPPORTED:
                         into.miss(current.names, why)
                         break
@@ -125,7 +115,7 @@ MEMORY = several_values(
 """Version 2 of the call: version 1 counts memory reserved by the driver as used (912 MB of an idle A100)."""
 
 
-def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _memory_v1(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     into.add_raw("memory_total_bytes", memory.total)
     into.add_raw("memory_free_bytes", memory.free)
@@ -134,10 +124,10 @@ def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
 
 
 def _throttle_query(function: str, fallback: Query | None = None) -> Query:
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         bits = getattr(nvml, function)(handle)
-        if is_sentinel(bits):
-            into.add("throttle_reason", sentinel_reason(bits))
+        if binding.is_sentinel(bits):
+            into.add("throttle_reason", binding.sentinel_reason(bits))
             return
         for bit, reason in THROTTLE_REASONS:
             into.add("throttle_reason", 1 if bits & bit else 0, reason=reason)
@@ -174,20 +164,20 @@ _FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("acce
 MAX_NVLINKS = 18
 
 
-def _row_remap_banks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _row_remap_banks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     counts = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
     for availability in _BANKS:
         into.add_raw("row_remap_banks", getattr(counts, availability), availability=availability)
 
 
 def _retired(name: str, cause: int) -> Query:
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         into.add_raw(name, len(nvml.nvmlDeviceGetRetiredPages(handle, cause)))
 
     return Query((name,), ask)
 
 
-def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _nvlinks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """State of each link. A GPU has as many links as answer; the first one's error says that it has none."""
     states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
     for link in range(1, MAX_NVLINKS):
@@ -202,7 +192,7 @@ def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     into.add_raw("nvlink_links", len(states) - num_up, state="down")
 
 
-def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _fabric(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """State of the registration with the fabric (NVSwitch systems from Hopper on)."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
@@ -287,7 +277,7 @@ class Field:
     name: str
     ids: tuple[tuple[int, float], ...]
     scope: int = 0
-    add: Callable[[GpuReadings, float], None] | None = None
+    add: Callable[[binding.GpuReadings, float], None] | None = None
 
 
 # fmt: off
@@ -301,15 +291,15 @@ FAST_POLL_FIELDS = (
 )
 
 
-def _recovery(into: GpuReadings, value: float) -> None:
+def _recovery(into: binding.GpuReadings, value: float) -> None:
     actions = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
                "system_reboot")
     action = actions[int(value)] if 0 <= value < len(actions) else f"action_{int(value)}"
     into.add("recovery_action", 1, action=action)
 
 
-def _error_ratio(name: str) -> Callable[[GpuReadings, float], None]:
-    def add(into: GpuReadings, value: float) -> None:
+def _error_ratio(name: str) -> Callable[[binding.GpuReadings, float], None]:
+    def add(into: binding.GpuReadings, value: float) -> None:
         mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
         no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
         into.add_raw(name, 0.0 if no_error else mantissa * 10.0**-exponent)
@@ -347,7 +337,7 @@ class FieldBatch:
         self._wanted = [(field, 0) for field in fields]
         self._unsupported: list[tuple[str, NoValue]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         """Read all fields once."""
         if self._wanted:
             again = self._ask(nvml, handle, into, self._wanted)
@@ -357,7 +347,7 @@ class FieldBatch:
             into.add(name, why)
 
     def _ask(
-        self, nvml: Nvml, handle: Handle, into: GpuReadings, wanted: list[tuple[Field, int]]
+        self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings, wanted: list[tuple[Field, int]]
     ) -> list[tuple[Field, int]]:
         """Read these fields; returns those to be read by another id."""
         try:
@@ -366,16 +356,18 @@ class FieldBatch:
                 [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
             )
         except Exception as error:
-            into.miss([field.name for field, _ in wanted], reason_of_error(nvml, error))
+            into.miss([field.name for field, _ in wanted], binding.reason_of_error(nvml, error))
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
-            code = struct_member(value, "nvmlReturn")
+            code = binding.struct_member(value, "nvmlReturn")
             if code == 0:
                 _add_value(field, way, value, into)
                 continue
-            why = reason_of_code(code)
-            if code != INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
+            why = binding.reason_of_code(code)
+            if (
+                code != binding.INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED
+            ):  # an unknown id is invalid
                 into.add(field.name, why)
                 continue
             index = next(index for index, (other, _) in enumerate(self._wanted) if other is field)
@@ -389,15 +381,15 @@ class FieldBatch:
         return again
 
 
-def _add_value(field: Field, way: int, value: Any, into: GpuReadings) -> None:
-    kind = struct_member(value, "valueType")
+def _add_value(field: Field, way: int, value: Any, into: binding.GpuReadings) -> None:
+    kind = binding.struct_member(value, "valueType")
     if kind >= len(_MEMBERS):
         into.add(field.name, NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}"))
         return
-    number = getattr(struct_member(value, "value"), _MEMBERS[kind])
+    number = getattr(binding.struct_member(value, "value"), _MEMBERS[kind])
     if field.add is None:
         into.add_raw(field.name, number, field.ids[way][1])
-    elif is_sentinel(number):
-        into.add(field.name, sentinel_reason(number))
+    elif binding.is_sentinel(number):
+        into.add(field.name, binding.sentinel_reason(number))
     else:
         field.add(into, number)

@@ -19,13 +19,7 @@ import h2.events
 import h2.exceptions
 
 from stepscope.collectors.inputs import DeadlineSocket
-from stepscope.collectors.jobs.kubernetes.pod_resources import (
-    KUBELET_SOCKET,
-    LIST_METHOD,
-    PodDevice,
-    ProtobufError,
-    parse_pod_devices,
-)
+from stepscope.collectors.jobs.kubernetes import pod_resources
 from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason
 
 _ANSWER_SECONDS = 5.0
@@ -43,20 +37,24 @@ class KubeletCollector:
         seconds: how long an answer may take.
     """
 
-    socket: str = KUBELET_SOCKET
+    socket: str = pod_resources.KUBELET_SOCKET
     seconds: float = _ANSWER_SECONDS
     clock: Callable[[], float] = time.monotonic
-    _given: tuple[PodDevice, ...] = ()
+    _given: tuple[pod_resources.PodDevice, ...] = ()
     _answered: float = 0.0
 
-    def pod_devices(self) -> tuple[PodDevice, ...]:
+    def pod_devices(self) -> tuple[pod_resources.PodDevice, ...]:
         """Devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile."""
         return self._given
 
     def collect(self) -> Collection:
         """Ask once; nothing is raised."""
         try:
-            self._given = tuple(parse_pod_devices(call_grpc(self.socket, LIST_METHOD, b"", seconds=self.seconds)))
+            self._given = tuple(
+                pod_resources.parse_pod_devices(
+                    call_grpc(self.socket, pod_resources.LIST_METHOD, b"", seconds=self.seconds)
+                )
+            )
         except TimeoutError:
             return self._failed(MissingReason.TIMED_OUT, f"no answer within {self.seconds:g} s")
         except OSError as error:
@@ -64,7 +62,7 @@ class KubeletCollector:
         except GrpcError as error:
             known = {_UNIMPLEMENTED: MissingReason.NOT_SUPPORTED, _PERMISSION_DENIED: MissingReason.NO_PERMISSION}
             return self._failed(known.get(error.status or 0, MissingReason.UNREACHABLE), str(error))
-        except ProtobufError as error:
+        except pod_resources.ProtobufError as error:
             return self._failed(MissingReason.UNREADABLE, f"its answer cannot be read: {error}")
         self._answered = self.clock()
         return Collection()
