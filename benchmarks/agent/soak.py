@@ -95,7 +95,7 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
     from stepscope.agent.fleet.fleet_source import FleetSource
     from stepscope.agent.gpus.gpu_source import GpuSource
     from stepscope.agent.gpus.probes import GpuProbes
-    from stepscope.agent.gpus.supervisor import Timing
+    from stepscope.agent.gpus.supervisor import ProbeTiming
     from stepscope.agent.health.health_source import HealthSource
     from stepscope.agent.jobs.job_collector import JobCollector
     from stepscope.agent.polling import SourceState
@@ -108,7 +108,7 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
     for index in range(num_gpus):
         machine.add(profiles.h100(index))
     machine.write()
-    probes = GpuProbes(Timing(stale=1e9), environment=machine.environment())
+    probes = GpuProbes(ProbeTiming(stale=1e9), environment=machine.environment())
     states: dict[str, SourceState] = {}
 
     def told() -> tuple[SourceState, ...]:

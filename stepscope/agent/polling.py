@@ -19,7 +19,7 @@ STALE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """One source at one moment.
+    """State of one source of the agent at one moment.
 
     Attributes:
         name: of the source: "nvml", "host".
@@ -54,7 +54,7 @@ DEADLINE_SECONDS = 10.0
 
 
 class ScheduledSource:
-    """Calls a collector periodically and keeps its last state. Calls never overlap.
+    """One source of the agent: calls a collector periodically and keeps its last state. Calls never overlap.
 
     A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
 
@@ -130,7 +130,7 @@ class ScheduledSource:
             detail = f"{type(error).__name__}: {error}"
             return replace(state, reason=MissingReason.FAILED, detail=detail, num_errors=state.num_errors + 1)
         seconds = time.monotonic() - begin
-        reason, detail = why_nothing(collection)
+        reason, detail = reason_of_no_values(collection)
         return SourceState(
             state.name,
             collection,
@@ -143,8 +143,8 @@ class ScheduledSource:
         )
 
 
-def why_nothing(collection: Collection) -> tuple[MissingReason | None, str]:
-    """Why a collection has nothing at all, with one line of detail; None if it has anything, or nothing is missing."""
+def reason_of_no_values(collection: Collection) -> tuple[MissingReason | None, str]:
+    """Why a source of the agent has nothing, with one line of detail; None if it has anything, or misses nothing."""
     of_all = [absent for absent in collection.missing if not absent.labels]
     if not collection.readings and not collection.findings and of_all:
         return of_all[0].reason, of_all[0].detail

@@ -1,7 +1,7 @@
 """The agent: its parts, made from the configuration, and its main loop.
 
-`assembled` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it.
-`serve` runs them, reports what is read and what is missing, and notifies systemd (sd_notify).
+`assembled_agent` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it.
+`serve_agent` runs them, reports what is read and what is missing, and notifies systemd (sd_notify).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures.coordinator import CaptureBackend, CaptureCoordinator, ProfileBackend
-from stepscope.agent.config.configuration import Configuration, Origin
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
+from stepscope.agent.config.configuration import Configuration, SettingOrigin
 from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.hang_detection import ras_address
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.hangs.hang_detection import ras_address
 from stepscope.agent.polling import STALE_SECONDS
-from stepscope.agent.sources import GPUS, Sources, summary_of_sources, wait_for_all
+from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
-from stepscope.agent.web.server import Address, AgentServer, address_of
+from stepscope.agent.web.server import AgentServer, ListenAddress, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
-from stepscope.collectors.dcgm_exporter.page import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class AgentParts:
     """Parts of an agent; nothing runs or listens yet.
 
     Attributes:
@@ -54,20 +54,20 @@ class Parts:
         host: name of this machine.
     """
 
-    address: Address
+    address: ListenAddress
     guard: WebConfigReloader
-    sources: Sources
+    sources: AgentSources
     dcgm_names: DcgmNames | None
     training: TrainingServer | None
     kineto: KinetoBackend | None
-    captures: CaptureCoordinator
+    captures: AgentCaptureCoordinator
     state_directory: Path
     token_file: Path | None
     state: StateLock
     host: str
 
 
-def assembled(configuration: Configuration) -> Parts:
+def assembled_agent(configuration: Configuration) -> AgentParts:
     """The parts of an agent with these settings.
 
     Raises:
@@ -77,15 +77,15 @@ def assembled(configuration: Configuration) -> Parts:
     with _located_error(configuration, "web.config_file"):
         guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
     with _located_error(configuration, "web.listen"):
-        address = address_of(web.listen, insecure=web.insecure, config=guard.config())
+        address = listen_address_of(web.listen, insecure=web.insecure, config=guard.config())
     names = configuration.settings.dcgm.names
     training = _training(configuration)
     kineto = _kineto(configuration)
-    sources = sources_of(configuration, training, kineto)
+    sources = agent_sources_of(configuration, training, kineto)
     host = node_name(configuration.settings.jobs.node)
     captures = _captures(configuration, training, kineto, sources, host)
     directory = state_directory(configuration.settings.state.directory)
-    return Parts(
+    return AgentParts(
         address,
         guard,
         sources,
@@ -100,15 +100,15 @@ def assembled(configuration: Configuration) -> Parts:
     )
 
 
-def sources_of(
+def agent_sources_of(
     configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
-) -> Sources:
-    """The sources to read; see `assembled`."""
+) -> AgentSources:
+    """The sources that an agent with these settings reads; see `assembled_agent`."""
     settings = configuration.settings
     with _located_error(configuration, "dcgm.exporter"):
-        exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
-    return Sources(
-        Timing(interval=settings.gpus.interval),
+        exporter = dcgm_endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
+    return AgentSources(
+        ProbeTiming(interval=settings.gpus.interval),
         dcgm_exporter=exporter,
         training=training,
         kineto=kineto,
@@ -134,7 +134,7 @@ def _training(configuration: Configuration) -> TrainingServer | None:
     if re.fullmatch("0?[0-7]{3}", settings.socket_mode) is None:
         where = configuration.origin_of("training.socket_mode")
         raise UsageError("is not a valid file mode", where=where, what_next="write it as 0660")
-    is_required = configuration.origins["training.socket"][0] is not Origin.DEFAULT
+    is_required = configuration.origins["training.socket"][0] is not SettingOrigin.DEFAULT
     return TrainingServer(settings.socket, mode=int(settings.socket_mode, 8), is_required=is_required)
 
 
@@ -147,7 +147,7 @@ def _kineto(configuration: Configuration) -> KinetoBackend | None:
             where = configuration.origin_of(f"kineto.{name}")
             raise UsageError(f"{folder} is not an absolute path", where=where, what_next="begin it with /")
     is_required = any(
-        configuration.origins[f"kineto.{name}"][0] is not Origin.DEFAULT for name in ("enabled", "socket_folder")
+        configuration.origins[f"kineto.{name}"][0] is not SettingOrigin.DEFAULT for name in ("enabled", "socket_folder")
     )
     of_agent = state_directory(configuration.settings.state.directory) / "captures"
     runs = Path(settings.directory) if settings.directory else of_agent
@@ -158,17 +158,17 @@ def _captures(
     configuration: Configuration,
     training: TrainingServer | None,
     kineto: KinetoBackend | None,
-    sources: Sources,
+    sources: AgentSources,
     host: str,
-) -> CaptureCoordinator:
+) -> AgentCaptureCoordinator:
     settings = configuration.settings
-    backends: list[CaptureBackend] = [] if training is None else [ProfileBackend(training)]
+    backends: list[CaptureBackend] = [] if training is None else [ProfileCaptureBackend(training)]
     backends += [] if kineto is None else [kineto]
 
     def pids_of_job(name: str) -> frozenset[int]:
         return sources.pids_of_job(name) | (frozenset() if kineto is None else kineto.pids_of_job(name))
 
-    captures = CaptureCoordinator(
+    captures = AgentCaptureCoordinator(
         backends,
         limits=settings.captures,
         pids_of_job=pids_of_job,
@@ -188,8 +188,8 @@ def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
         raise UsageError(str(error), where=configuration.origin_of(path)) from None
 
 
-def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Read and serve until `stop` is set.
+def serve_agent(parts: AgentParts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+    """Run an agent: read and serve until `stop` is set.
 
     Args:
         parts: opened and closed here.
@@ -210,7 +210,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
             say(f"{server.url}/metrics serves the metrics")
-            if wait_for_all(sources, stop):
+            if wait_for_sources(sources, stop):
                 line = summary_of_sources(sources.states())
                 say(line)
                 systemd.ready(line)
@@ -218,7 +218,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
             systemd.stopping()
 
 
-def _node(parts: Parts, host: str) -> Node:
+def _node(parts: AgentParts, host: str) -> Node:
     sources, training = parts.sources, parts.training
     return node_of(
         sources.states(),
@@ -231,7 +231,7 @@ def _node(parts: Parts, host: str) -> Node:
     )
 
 
-def _rounds(sources: Sources) -> int:
+def _rounds(sources: AgentSources) -> int:
     """Rounds of the GPUs' source, which never waits for a driver: it stops only if the agent itself does."""
     return sum(state.num_collections + state.num_errors for state in sources.states() if state.name == GPUS)
 
@@ -240,7 +240,7 @@ _log = logging.getLogger(__name__)
 
 
 class Systemd:
-    """Notifications of the service manager; without one it does nothing.
+    """Notifications of the agent to systemd; without it they do nothing.
 
     Args:
         environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID as systemd sets them.

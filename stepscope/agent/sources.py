@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 
-from stepscope.agent.config.settings import Jobs, Thresholds
+from stepscope.agent.config.settings import HealthThresholds, JobSettings
 from stepscope.agent.fleet.fleet_source import FleetSource
-from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource, Renumbered
+from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource, RenumberedSource
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.hang_detection import HangSource, NcclSource
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.hangs.hang_detection import HangSource, NcclRasSource
 from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SourceState
@@ -44,8 +44,8 @@ _HANG_SECONDS = 1.0
 _RAS_SECONDS = 5.0
 
 
-class Sources:
-    """All sources of this machine, in the order of their trust. A context manager: reads while it is open.
+class AgentSources:
+    """All sources that the agent reads, in the order of their trust. A context manager: reads while it is open.
 
     Args:
         timing: of reading the GPUs.
@@ -63,17 +63,17 @@ class Sources:
 
     def __init__(
         self,
-        timing: Timing | None = None,
+        timing: ProbeTiming | None = None,
         *,
         dcgm_exporter: Endpoint | None = None,
-        jobs: Jobs | None = None,
+        jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
-        thresholds: Thresholds | None = None,
+        thresholds: HealthThresholds | None = None,
     ) -> None:
-        timing = timing or Timing()
+        timing = timing or ProbeTiming()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
@@ -86,23 +86,23 @@ class Sources:
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
-        of_gpus: list[ScheduledSource | Renumbered] = [self._gpus]
-        self._renumbered: dict[ScheduledSource, Renumbered] = {}
+        of_gpus: list[ScheduledSource | RenumberedSource] = [self._gpus]
+        self._renumbered: dict[ScheduledSource, RenumberedSource] = {}
         if dcgm_exporter is not None:
             exporter = DcgmExporterCollector(dcgm_exporter)
             page = ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS)
             self._sources.append(page)
-            self._renumbered[page] = Renumbered(page.state, self._gpus.state)
+            self._renumbered[page] = RenumberedSource(page.state, self._gpus.state)
             of_gpus.append(self._renumbered[page])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
             self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
         if nccl_ras is not None:
-            ras = NcclSource(nccl_ras, training.ranks if training is not None else tuple)
+            ras = NcclRasSource(nccl_ras, training.ranks if training is not None else tuple)
             self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
         if kineto is not None:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
-        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or Jobs())
+        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self._sources += self._of_jobs
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
@@ -113,7 +113,7 @@ class Sources:
         ]
         self._open = ExitStack()
 
-    def __enter__(self) -> Sources:
+    def __enter__(self) -> AgentSources:
         with ExitStack() as opening:
             opening.enter_context(self._kernel_log)
             opening.enter_context(self._probes)
@@ -148,10 +148,10 @@ class Sources:
 _LOOK_SECONDS = 0.2
 
 
-def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
-    """Wait until each source has answered or was given up; False if stopped before, or after so many seconds.
+def wait_for_sources(sources: AgentSources, stop: threading.Event, *, seconds: float | None = None) -> bool:
+    """Wait until each source of the agent has answered or was given up; False if stopped, or after so many seconds.
 
-    The GPUs' source has answered once each GPU has, see `FirstRound`.
+    The GPUs' source has answered once each GPU has, see `FirstGpuRound`.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
@@ -161,7 +161,7 @@ def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | No
 
 
 def silent_gpus(states: Sequence[SourceState]) -> list[str]:
-    """One line on each GPU whose driver does not answer."""
+    """One line of the agent on each GPU whose driver does not answer."""
     return [
         f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
         for state in states
@@ -172,7 +172,7 @@ def silent_gpus(states: Sequence[SourceState]) -> list[str]:
 
 
 def summary_of_sources(states: Sequence[SourceState]) -> str:
-    """One line: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
+    """One line of the agent: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
     gpus = {
         dict(reading.labels).get("uuid", "")
         for state in states
@@ -196,7 +196,7 @@ _LATE = (MissingReason.NOT_YET, MissingReason.TIMED_OUT)
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """One source.
+    """Report of `stepscope agent check` on one source.
 
     Attributes:
         reason, detail: why it gives nothing; None and empty where it does.
@@ -215,20 +215,20 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class AgentCheck:
-    """All sources, and what is had of each GPU; the capabilities without labels are the machine's.
+    """Report of `stepscope agent check`: all sources, and what is had of each GPU.
 
     Attributes:
         warnings: sources and GPUs that have not answered before the check was over.
     """
 
     sources: tuple[SourceReport, ...]
-    capabilities: tuple[Capabilities, ...]
+    capabilities: tuple[GpuCapabilities, ...]
     warnings: tuple[Notice, ...] = ()
     schema: str = "stepscope.agent-check/1"
 
 
-def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
-    """Read all sources for some seconds.
+def check_agent_sources(sources: AgentSources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
+    """Read all sources of the agent for some seconds, and report what they give.
 
     Args:
         sources: opened and closed here.
@@ -236,7 +236,7 @@ def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS
     """
     with sources:
         never = threading.Event()
-        wait_for_all(sources, never, seconds=_ANSWER_SECONDS)
+        wait_for_sources(sources, never, seconds=_ANSWER_SECONDS)
         never.wait(samples_seconds)
         states = sources.states()
     silent = silent_gpus(states)
@@ -253,13 +253,13 @@ def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS
     )
     late = [Notice("source_late", f"{one.name}: {one.detail}") for one in reports if one.reason in _LATE]
     late += [Notice("gpu_silent", line) for line in silent]
-    capabilities = capabilities_of(Collection.joined(state.collection for state in states))
+    capabilities = gpu_capabilities_of(Collection.joined(state.collection for state in states))
     return AgentCheck(reports, tuple(capabilities), tuple(late))
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Metrics that are missing for one reason.
+class MetricGap:
+    """Metrics that the agent cannot read of a GPU, for one reason.
 
     Attributes:
         reason, detail: as of a `Missing`.
@@ -272,8 +272,8 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What can be had of one GPU or MIG instance.
+class GpuCapabilities:
+    """What the agent can read of one GPU or MIG instance.
 
     Attributes:
         labels: which it is; empty for what concerns the whole machine.
@@ -283,11 +283,11 @@ class Capabilities:
 
     labels: Labels
     collected: tuple[str, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[MetricGap, ...]
 
 
-def capabilities_of(collection: Collection) -> list[Capabilities]:
-    """The report, GPU by GPU, in the order of their labels.
+def gpu_capabilities_of(collection: Collection) -> list[GpuCapabilities]:
+    """What the agent can read, GPU by GPU, in the order of their labels.
 
     Args:
         collection: of at least two rounds of collecting, as some values need two samples. A metric that has values
@@ -300,7 +300,7 @@ def capabilities_of(collection: Collection) -> list[Capabilities]:
     for absent in collection.missing:
         missing.setdefault(_device_labels(absent.labels), []).append(absent)
     return [
-        Capabilities(
+        GpuCapabilities(
             labels,
             tuple(sorted(collected.get(labels, ()))),
             _gaps(absent for absent in missing.get(labels, ()) if absent.metric not in collected.get(labels, ())),
@@ -319,8 +319,8 @@ def _order(labels: Labels) -> tuple[int, Labels]:
     return int(index) if index.isdecimal() else -1, labels
 
 
-def _gaps(missing: Iterable[Missing]) -> tuple[Gap, ...]:
+def _gaps(missing: Iterable[Missing]) -> tuple[MetricGap, ...]:
     groups: dict[tuple[MissingReason, str], set[str]] = {}
     for absent in missing:
         groups.setdefault((absent.reason, absent.detail), set()).add(absent.metric)
-    return tuple(Gap(reason, detail, tuple(sorted(names - {""}))) for (reason, detail), names in groups.items())
+    return tuple(MetricGap(reason, detail, tuple(sorted(names - {""}))) for (reason, detail), names in groups.items())

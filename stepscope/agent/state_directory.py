@@ -21,7 +21,7 @@ _ROOT_DIRECTORY = "/var/lib/stepscope"
 
 
 def state_directory(configured: str = "", environment: Mapping[str, str] | None = None) -> Path:
-    """Path of the state directory; it is not created.
+    """Path of the agent's state directory; it is not created.
 
     Args:
         configured: by a setting; empty: systemd's STATE_DIRECTORY, else /var/lib/stepscope for root, else the user's.
@@ -48,7 +48,7 @@ _MAX_HOLDER_BYTES = 200
 
 
 class StateLock:
-    """Lock of a state directory, a context manager. Its file is never removed: two agents could lock two files.
+    """Lock of the agent's state directory. Its file is never removed: two agents could lock two files.
 
     Args:
         directory: created where it does not exist.
@@ -113,8 +113,8 @@ class StateLock:
 _MIN_LENGTH, _MAX_LENGTH = 16, 512
 
 
-def read_token(file: Path, *, create: bool = False) -> str:
-    """The token in a file that holds nothing else.
+def read_agent_token(file: Path, *, create: bool = False) -> str:
+    """The agent's token in a file that holds nothing else.
 
     Args:
         create: create the file with a random token where it does not exist, readable only for the agent's user.
@@ -153,7 +153,7 @@ def agent_token(directory: Path, file: Path | None = None) -> str | None:
         UsageError: the given file cannot be used.
     """
     try:
-        return read_token(file or directory / TOKEN_FILE, create=True)
+        return read_agent_token(file or directory / TOKEN_FILE, create=True)
     except UsageError as error:
         if file is not None:
             raise

@@ -26,7 +26,7 @@ _MAX_REASON_LENGTH = 120
 
 @contextmanager
 def open_input(path: Path, *, what_next: str) -> Iterator[BinaryIO]:
-    """A regular file, open for reading.
+    """A regular file that a collector reads, open for reading.
 
     Raises:
         DataError: it cannot be read, or is a pipe or a device, which may never end.
@@ -51,7 +51,7 @@ def malformed_as_data_error(what: str, *, where: str, what_next: str) -> Iterato
 
 
 class DeadlineSocket:
-    """What http.client needs of a socket. Its calls raise TimeoutError once the deadline is over."""
+    """Socket of a collector's HTTP client. Its calls raise TimeoutError once the deadline is over."""
 
     def __init__(self, channel: socket.socket, deadline: float) -> None:
         """

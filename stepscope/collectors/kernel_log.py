@@ -37,7 +37,7 @@ _MAX_RECORD_BYTES = 8192
 
 
 class KernelLog:
-    """Reader of records that are logged after it was opened. A context manager; never blocks."""
+    """Reader of GPU errors that the kernel logs after it was opened. A context manager; never blocks."""
 
     def __init__(
         self,

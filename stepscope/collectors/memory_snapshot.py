@@ -54,8 +54,8 @@ _STEP = "Optimizer.step#"
 _WHAT_NEXT = "give a file of torch.cuda.memory._dump_snapshot()"
 
 
-def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> memory.MemorySnapshot:
-    """Read a snapshot, also a gzipped one, into columns; one below `whole_below_bytes` is loaded at once.
+def read_memory_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> memory.MemorySnapshot:
+    """Read a CUDA memory snapshot, also a gzipped one, into columns; one below `whole_below_bytes` is loaded at once.
 
     Raises:
         UnsafePickleError: it would do more than hold data.
@@ -223,8 +223,8 @@ _MAX_NOTE_BYTES = 1 << 26
 _NOTE_CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
-def read_note(snapshot: Path) -> memory.OutOfMemoryNote | None:
-    """The note of the same name as the snapshot; None without one, or where it cannot be read."""
+def read_out_of_memory_note(snapshot: Path) -> memory.OutOfMemoryNote | None:
+    """The note of the same name as a memory snapshot; None without one, or where it cannot be read."""
     unpacked = snapshot.with_suffix("") if snapshot.suffix == ".gz" else snapshot
     path = unpacked.with_suffix(".json")
     try:

@@ -17,7 +17,7 @@ far over is not a measurement."""
 
 
 class NoValue(NamedTuple):
-    """Why there is no value.
+    """Why a collector has no value.
 
     Attributes:
         reason: as of a `Missing`.
@@ -33,7 +33,7 @@ class NoValue(NamedTuple):
 
 
 class ReadingsBuilder:
-    """Readings, missing metrics and findings, added one by one.
+    """Readings, missing metrics and findings of a collector, added one by one.
 
     Attributes:
         time_ns: time of the readings, ns since the epoch.
@@ -102,5 +102,5 @@ class ReadingsBuilder:
 
 
 def scaled(value: float, scale: float) -> float:
-    """`value` in base units: divided where the scale is below 1, for 71.722 instead of 71.72200000000001."""
+    """A collector's value in base units: divided where the scale is below 1, for 71.722, not 71.72200000000001."""
     return value * scale if scale >= 1.0 else value / round(1.0 / scale)

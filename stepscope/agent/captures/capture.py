@@ -24,8 +24,8 @@ _LAUNCHERS = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
 """First part of the name of a run without a name of its own; the scheduler's number of the job follows."""
 
 
-class RefusedError(Exception):
-    """A capture request that is refused.
+class CaptureRefusedError(Exception):
+    """A capture request that the agent refuses.
 
     Attributes:
         status: the HTTP status of the reply.
@@ -36,7 +36,7 @@ class RefusedError(Exception):
         super().__init__(why)
 
 
-def select_targets(
+def select_capture_targets(
     targets: Iterable[captures.CaptureTarget],
     selector: captures.CaptureSelector,
     ranks: Collection[int] | None = None,
@@ -44,7 +44,7 @@ def select_targets(
     job_pids: Collection[int] = (),
     closed: Sequence[str] = (),
 ) -> list[captures.CaptureTarget]:
-    """The processes of a run or job, by run and rank.
+    """The processes of a run or job to capture, by run and rank.
 
     Args:
         targets: all that could be captured; of one process that two backends know, the first counts.
@@ -64,26 +64,26 @@ def select_targets(
         listed = ", ".join(names[:_MAX_NAMED]) + (" and others" if len(names) > _MAX_NAMED else "")
         connected = f"; connected are: {listed}" if names else _NO_PROCESSES
         reasons = f" ({'; '.join(closed)})" if closed else ""
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {selector} is known here{connected}{reasons}")
+        raise CaptureRefusedError(HTTPStatus.NOT_FOUND, f"no process of {selector} is known here{connected}{reasons}")
     owners = {(target.uid, target.run_directory) for target in selected if target.run is not None}
     if selector.run is not None and len(owners) > 1:
         directories = ", ".join(sorted(str(directory) for _, directory in owners)[:_MAX_NAMED])
-        raise RefusedError(HTTPStatus.CONFLICT, f"{selector} is not one run; name its directory: {directories}")
+        raise CaptureRefusedError(HTTPStatus.CONFLICT, f"{selector} is not one run; name its directory: {directories}")
     wanted = [target for target in selected if ranks is None or target.rank in ranks]
     if not wanted:
         here = ", ".join(sorted({str(target.rank) for target in selected}))
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
+        raise CaptureRefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
     return sorted(wanted, key=lambda target: target.sort_key)
 
 
-def within_limits(
+def capture_within_limits(
     request: captures.CaptureRequest,
     targets: Sequence[captures.CaptureTarget],
     others: Sequence[captures.CaptureReport],
     limits: CaptureLimits,
     now_ns: int,
 ) -> captures.CaptureRequest:
-    """The request with the limits that it leaves open.
+    """The capture request, with the agent's limits where it leaves them open.
 
     Args:
         others: captures requested before.
@@ -100,10 +100,10 @@ def within_limits(
     elif request.start_unix_ns is not None and request.start_unix_ns > latest_ns:
         beyond = f"a capture starts within {_MAX_SECONDS:.0f} s"
     if beyond is not None:
-        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, beyond)
+        raise CaptureRefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, beyond)
     if sum(not report.state.is_final for report in others) >= _MAX_OPEN:
         line = f"{counted(_MAX_OPEN, 'capture is', 'captures are')} open already; ask again when one is done"
-        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
+        raise CaptureRefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     runs = set(map(_run_key, targets))
     num_recent = sum(
         abs(now_ns - report.created_ns) < _HOUR_NS  # the clock may have been set back by hours
@@ -113,7 +113,7 @@ def within_limits(
     if num_recent >= limits.max_per_hour:
         times = counted(num_recent, "time")
         line = f"this run was captured {times} within an hour; no more than {limits.max_per_hour} may be"
-        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
+        raise CaptureRefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     deadline_ns = min(request.deadline_unix_ns or latest_ns, latest_ns)
     return replace(request, max_bytes=request.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
 
@@ -139,7 +139,7 @@ _WRITING_SECONDS = 300.0
 
 
 class Capture:
-    """One capture at this agent.
+    """One capture on request at this agent: what each process was asked, and has answered.
 
     Attributes:
         report: its present state.

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
-from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
+from stepscope.agent.captures.capture import Capture, CaptureRefusedError, capture_within_limits, select_capture_targets
 from stepscope.agent.config.settings import CaptureLimits, node_name
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
@@ -38,8 +38,8 @@ _ANSWER_SECONDS = 5.0
 _MAX_KEPT = 100
 
 
-class CaptureCoordinator:
-    """Takes requests while it is open; a context manager.
+class AgentCaptureCoordinator:
+    """Coordinator of the agent's captures: takes requests while it is open; a context manager.
 
     Args:
         backends: of a process that two of them can capture, the first does.
@@ -62,13 +62,13 @@ class CaptureCoordinator:
         self._backends = tuple(backends)
         self._limits = limits or CaptureLimits()
         self._pids_of_job = pids_of_job
-        self._store = CaptureStore(directory)
+        self._store = AgentCaptureFile(directory)
         self._wall_clock_ns = wall_clock_ns
         self._captures: dict[str, Capture] = {}
         self._reports: dict[str, captures.CaptureReport] = {}
         self._worker = WorkerThread(self._look, name="stepscope-captures", log=_log)
 
-    def __enter__(self) -> CaptureCoordinator:
+    def __enter__(self) -> AgentCaptureCoordinator:
         _audit.setLevel(logging.INFO)
         now = time.monotonic()
         for report in self._store.read()[-_MAX_KEPT:]:
@@ -97,7 +97,7 @@ class CaptureCoordinator:
         try:
             return self._reports[capture_id]
         except KeyError:
-            raise RefusedError(HTTPStatus.NOT_FOUND, "no capture of this id is known here") from None
+            raise CaptureRefusedError(HTTPStatus.NOT_FOUND, "no capture of this id is known here") from None
 
     def request(self, order: captures.CaptureOrder, *, client: str) -> captures.CaptureReport:
         """Start a capture; a known order is answered with the present state of its capture.
@@ -134,7 +134,7 @@ class CaptureCoordinator:
             return future.result(_ANSWER_SECONDS)
         except TimeoutError:
             future.cancel()
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is overloaded; ask again") from None
+            raise CaptureRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is overloaded; ask again") from None
 
     def _start(self, order: captures.CaptureOrder, client: str) -> captures.CaptureReport:
         request, selector = order.request, order.selector
@@ -142,14 +142,14 @@ class CaptureCoordinator:
         try:
             if known is not None:
                 if _without_limits(known.report.order) != _without_limits(order):
-                    raise RefusedError(HTTPStatus.CONFLICT, "another capture has this id")
+                    raise CaptureRefusedError(HTTPStatus.CONFLICT, "another capture has this id")
                 return known.report
             pids = self._pids_of_job(selector.job) if selector.job else ()
             closed = [why.detail for backend in self._backends if (why := backend.why_closed) is not None]
-            targets = select_targets(self._targets(), selector, request.ranks, job_pids=pids, closed=closed)
+            targets = select_capture_targets(self._targets(), selector, request.ranks, job_pids=pids, closed=closed)
             now_ns = self._wall_clock_ns()
-            request = within_limits(request, targets, self.reports(), self._limits, now_ns)
-        except RefusedError as refused:
+            request = capture_within_limits(request, targets, self.reports(), self._limits, now_ns)
+        except CaptureRefusedError as refused:
             _log_audit(f"capture {request.id} asked by {client}: refused, {refused}")
             raise
         ranks = ",".join(str(target.rank) for target in targets)
@@ -241,8 +241,8 @@ _FILE = "captures.json"
 _MAX_BYTES = 16 << 20
 
 
-class CaptureStore:
-    """The file that keeps the captures; written whole or not at all.
+class AgentCaptureFile:
+    """File in the agent's state directory that keeps its captures; written whole or not at all.
 
     Args:
         directory: None keeps nothing.
@@ -283,7 +283,7 @@ class CaptureStore:
 
 
 class CaptureBackend(Protocol):
-    """One way to capture processes. All calls come from one thread, a few times a second, and none waits.
+    """Interface of a capture backend: one way of the agent to profile processes on request.
 
     Attributes:
         name: short, for people.
@@ -312,8 +312,8 @@ class CaptureBackend(Protocol):
         """The answers since the last call, the oldest first."""
 
 
-class ProfileBackend:
-    """Captures through `profile()`: processes are asked over their connection and write into their run's directory."""
+class ProfileCaptureBackend:
+    """Captures of processes under `profile()`: asked over their connection, they write into their run's directory."""
 
     name = "profile"
 
@@ -350,7 +350,7 @@ def _target_of(rank: TrainingRank) -> captures.CaptureTarget:
     hello, heartbeat = rank.hello, rank.heartbeat
     return captures.CaptureTarget(
         key=rank.key,
-        backend=ProfileBackend.name,
+        backend=ProfileCaptureBackend.name,
         rank=hello.rank,
         world_size=hello.world_size,
         run=hello.run,

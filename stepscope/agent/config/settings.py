@@ -1,6 +1,6 @@
 """Settings of the agent, one section a topic: each key with its help, limits and flag, and the parsing of its values.
 
-docs/reference/agent-configuration.md has their table. `Thresholds` holds the limits of health checks;
+docs/reference/agent-configuration.md has their table. `HealthThresholds` holds the limits of health checks;
 docs/guides/health.md names the source of each.
 """
 
@@ -36,7 +36,7 @@ def key(
     choices: Iterable[str] = (),
     is_secret: bool = False,
 ) -> _T:
-    """A field of a section.
+    """A key of the agent's configuration, as a field of a section.
 
     Args:
         default: of type bool, int, float, str or tuple of str.
@@ -54,7 +54,7 @@ def key(
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting.
+    """One key of the agent's configuration.
 
     Attributes:
         section, name: its place in the file.
@@ -86,13 +86,13 @@ class Key:
 
 
 def keys_of(settings: type) -> dict[str, Key]:
-    """All keys by path, of a dataclass whose fields are sections, which are dataclasses of keys."""
+    """All configuration keys by path, of a dataclass whose fields are sections, which are dataclasses of keys."""
     found = [one for section, of_section in sections_of(settings).items() for one in _keys(section, of_section)]
     return {one.path: one for one in found}
 
 
 def sections_of(settings: type) -> dict[str, Callable[..., Any]]:
-    """Dataclasses of the sections by name."""
+    """Dataclasses of the configuration's sections by name."""
     hints = typing.get_type_hints(settings)
     return {one.name: hints[one.name] for one in fields(settings)}
 
@@ -112,7 +112,7 @@ _TYPE_NAMES = {
 
 
 def typed_value(key: Key, value: Any, *, where: str) -> Any:
-    """The value in the key's type.
+    """A configuration value in its key's type.
 
     Args:
         value: as parsed by TOML or click.
@@ -136,7 +136,7 @@ def typed_value(key: Key, value: Any, *, where: str) -> Any:
 
 
 def value_from_text(key: Key, text: str, *, where: str) -> Any:
-    """Parse an environment variable: as in TOML, but strings without quotes, lists also with commas.
+    """Parse a setting in an environment variable: as in TOML, but strings without quotes, lists also with commas.
 
     Raises:
         UsageError: it is not a value of the key.
@@ -164,8 +164,8 @@ def _shown(key: Key, value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Thresholds and times of health, `[health]` in the file."""
+class HealthThresholds:
+    """Settings of the agent's health checks: thresholds and times, `[health]` in the file."""
 
     expected_gpus: int = key(0, "Number of GPUs that the machine must have; 0: any.", least=0)
     # memory
@@ -225,8 +225,8 @@ WARNS_BEFORE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
-    """How jobs are attributed to GPUs."""
+class JobSettings:
+    """Settings of the agent: how jobs are attributed to GPUs."""
 
     idle_seconds: float = key(300.0, "Seconds without kernels after which a GPU in use counts as idle.", least=1.0)
     team_names: tuple[str, ...] = key(
@@ -244,8 +244,8 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
-    """Address and access of the HTTP server."""
+class WebSettings:
+    """Settings of the agent: address and access of the HTTP server."""
 
     listen: str = key(
         "127.0.0.1:9455", "Address to listen on; port 0: any free port.", flag="--listen", metavar="HOST:PORT"
@@ -268,15 +268,15 @@ class Web:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """Polling of GPUs."""
+class GpuSettings:
+    """Settings of the agent: polling of GPUs."""
 
     interval: float = key(1.0, "Seconds between readings.", flag="--interval", metavar="SECONDS", least=0.1, most=15.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Dcgm:
-    """Input from a dcgm-exporter, and output under DCGM's metric names."""
+class DcgmSettings:
+    """Settings of the agent: input from a dcgm-exporter, and output under DCGM's metric names."""
 
     exporter: str = key(
         "", "Also read the page of a dcgm-exporter: host:port or a URL.", flag="--dcgm-exporter", metavar="HOST:PORT"
@@ -290,8 +290,8 @@ class Dcgm:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Where the agent keeps its state."""
+class StateSettings:
+    """Settings of the agent: where it keeps its state."""
 
     directory: str = key(
         "",
@@ -301,8 +301,8 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """Connections of training processes."""
+class TrainingSettings:
+    """Settings of the agent: connections of training processes."""
 
     socket: str = key(
         DEFAULT_SOCKET,
@@ -316,7 +316,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """Limits of captures."""
+    """Settings of the agent: limits of captures."""
 
     max_steps: int = key(100, "Largest number of steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
     max_bytes: int = key(1 << 30, "Largest size of one rank's compressed trace, bytes.", least=1)
@@ -324,8 +324,8 @@ class CaptureLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Kineto:
-    """Captures of PyTorch processes that do not use stepscope."""
+class KinetoSettings:
+    """Settings of the agent: captures of PyTorch processes that do not use stepscope."""
 
     enabled: bool = key(True, "Serve PyTorch processes that were started with KINETO_USE_DAEMON=1, as dynolog does.")
     socket_folder: str = key(
@@ -340,21 +340,21 @@ class Kineto:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All sections."""
+class AgentSettings:
+    """All sections of the agent's configuration."""
 
-    web: Web = Web()
-    gpus: Gpus = Gpus()
-    dcgm: Dcgm = Dcgm()
-    state: State = State()
-    training: Training = Training()
+    web: WebSettings = WebSettings()
+    gpus: GpuSettings = GpuSettings()
+    dcgm: DcgmSettings = DcgmSettings()
+    state: StateSettings = StateSettings()
+    training: TrainingSettings = TrainingSettings()
     captures: CaptureLimits = CaptureLimits()
-    kineto: Kineto = Kineto()
-    health: Thresholds = Thresholds()
-    jobs: Jobs = Jobs()
+    kineto: KinetoSettings = KinetoSettings()
+    health: HealthThresholds = HealthThresholds()
+    jobs: JobSettings = JobSettings()
 
 
-KEYS: dict[str, Key] = keys_of(Settings)
+KEYS: dict[str, Key] = keys_of(AgentSettings)
 """All settings by `section.key`."""
 
 

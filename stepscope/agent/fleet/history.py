@@ -51,7 +51,7 @@ _GPU_METRICS = frozenset(_NAMES) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LIN
 
 @dataclass(slots=True)
 class GpuValues:
-    """Values of one GPU or MIG instance; of what two sources report, the first counts.
+    """Newest values of one GPU or MIG instance for its fleet class; of what two sources report, the first counts.
 
     Attributes:
         values: of metrics that it has once, by name without prefix.
@@ -112,8 +112,8 @@ class GpuValues:
         return both / 2 if now is None and both is not None else now
 
 
-def values_of_devices(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
-    """Values of each GPU; of one that is split, of its MIG instances instead.
+def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
+    """Newest values of each GPU for its fleet class; of one that is split, of its MIG instances instead.
 
     Args:
         states: the sources, in the order of their trust.
@@ -190,7 +190,7 @@ _SETTLED_SAMPLES = 5
 
 
 class GpuHistory:
-    """Samples of one GPU or MIG instance."""
+    """Samples of one GPU or MIG instance over the last minutes, for its fleet class."""
 
     def __init__(self) -> None:
         self.facts = GpuFacts()
@@ -290,7 +290,7 @@ class _HostCounters:
 
 
 class HostHistory:
-    """The host's counters over the last minutes."""
+    """The host's counters over the last minutes, for the fleet classes."""
 
     def __init__(self) -> None:
         self._history: deque[_HostCounters] = deque(maxlen=_MAX_KEPT)

@@ -20,8 +20,8 @@ _UP = GPU + "up"
 
 
 @dataclass(slots=True)
-class Target:
-    """One GPU: whether and how fast it answers, and its newest readings.
+class ProbeTarget:
+    """One GPU that is probed: whether and how fast it answers, and its newest readings.
 
     Attributes:
         reason: why it does not answer; None while it does.
@@ -107,8 +107,8 @@ class ProbeCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All GPUs at one moment.
+class ProbeSnapshot:
+    """All probed GPUs at one moment.
 
     Attributes:
         collection: the newest readings, each with its own time; those too old are left out and missing.
@@ -117,7 +117,7 @@ class Snapshot:
     """
 
     collection: Collection
-    targets: tuple[Target, ...]
+    targets: tuple[ProbeTarget, ...]
     counts: ProbeCounts
 
 
@@ -139,7 +139,7 @@ class _Occurrences:
 
 
 class XidLog:
-    """XIDs since the agent started. May be used by several threads.
+    """XIDs that the GPU probes and the kernel log reported since the start. May be used by several threads.
 
     Attributes:
         num_dropped: XIDs dropped because too many waited to be taken; they are counted all the same.

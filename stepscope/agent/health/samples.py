@@ -1,8 +1,8 @@
 """What checks see and what they return: the newest values of GPUs, ports and switches, and samples with evidence.
 
-`Observer` joins the values of all sources: of what two report, the first with a fresh value counts, as on the metrics
-page. `CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which something
-happened. A counter that restarts (the driver was reloaded) did not shrink.
+`HealthObserver` joins the values of all sources: of what two report, the first with a fresh value counts, as on the
+metrics page. `CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which
+something happened. A counter that restarts (the driver was reloaded) did not shrink.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stepscope.core.metrics.readings import GPU, HOST, Collection, Labels, Missi
 
 
 class SampleState(Enum):
-    """Result of a check for one sample."""
+    """Result of a health check for one sample."""
 
     GOOD = "good"
     BETWEEN = "between"  # between the thresholds to enter and to leave: begins no episode and ends none
@@ -31,7 +31,7 @@ class SampleState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckEvidence:
-    """What is wrong in one sample; fields as in `HealthEvent`."""
+    """Evidence of a health check: what is wrong in one sample; fields as in `HealthEvent`."""
 
     severity: Severity
     action: Action
@@ -51,7 +51,7 @@ class CheckEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CheckSample:
-    """Result of one check for one sample.
+    """Result of one health check for one sample.
 
     Attributes:
         code: of the check.
@@ -71,19 +71,19 @@ class CheckSample:
 
 
 def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
-    """A bad sample."""
+    """Bad sample of a health check, with its evidence."""
     return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
 
 
 def good(code: str, time_ns: int) -> CheckSample:
-    """A good sample."""
+    """Good sample of a health check."""
     return CheckSample(code, time_ns, SampleState.GOOD)
 
 
 def above(
     code: str, time_ns: int, evidence: CheckEvidence, *, leave: float, strictly: bool = False, is_new: bool = False
 ) -> CheckSample:
-    """Compare a value with a threshold that it must stay below.
+    """Sample of a health check that compares a value with a threshold that it must stay below.
 
     Args:
         evidence: of a bad sample, with value and threshold.
@@ -101,8 +101,8 @@ def above(
 _MAX_STEPS = 4096
 
 
-class Sample(NamedTuple):
-    """A value of one source; `time_ns` is when it was read, ns since the epoch."""
+class TimedValue(NamedTuple):
+    """A value for the health checks; `time_ns` is when `source` read it, ns since the epoch."""
 
     value: float
     time_ns: int
@@ -115,9 +115,9 @@ class CounterWindow:
     def __init__(self, seconds: float) -> None:
         self._window_ns = int(seconds * 1e9)
         self._steps: deque[tuple[int, int, float]] = deque(maxlen=_MAX_STEPS)
-        self._last: Sample | None = None
+        self._last: TimedValue | None = None
 
-    def add(self, sample: Sample | None) -> bool:
+    def add(self, sample: TimedValue | None) -> bool:
         """Add the newest sample; whether growth is known: the sample is new, and there is one before it.
 
         A lower value, another source or an earlier time restart the window.
@@ -153,7 +153,7 @@ _MINUTE_NS = 60 * 10**9
 
 
 class MinuteWindow:
-    """Minutes of the clock in which something was seen, among the newest `num_minutes`."""
+    """Minutes of the clock in which a health check saw something, among the newest `num_minutes`."""
 
     def __init__(self, num_minutes: int) -> None:
         self._num_minutes = num_minutes
@@ -216,7 +216,7 @@ _MAX_LABEL_SETS = 20_000
 
 @dataclass(slots=True)
 class ObservedGpu:
-    """One whole GPU.
+    """One whole GPU as the health checks see it.
 
     Attributes:
         source: the first that reports whether it answers, else the first that reports the GPU.
@@ -235,9 +235,9 @@ class ObservedGpu:
 
     device: Device
     source: str
-    values: dict[str, Sample] = field(default_factory=dict)
-    parts: dict[str, dict[tuple[str, ...], Sample]] = field(default_factory=dict)
-    up: Sample | None = None
+    values: dict[str, TimedValue] = field(default_factory=dict)
+    parts: dict[str, dict[tuple[str, ...], TimedValue]] = field(default_factory=dict)
+    up: TimedValue | None = None
     reason: str = ""
     detail: str = ""
     findings: dict[str, str] = field(default_factory=dict)
@@ -248,14 +248,14 @@ class ObservedGpu:
     has_driver_hang: bool = False
     is_contained: bool = False
 
-    def by_label(self, metric: str) -> dict[str, Sample]:
+    def by_label(self, metric: str) -> dict[str, TimedValue]:
         """Samples of a metric by the value of the first of its further labels."""
         return {first: sample for (first, *_), sample in self.parts.get(metric, {}).items()}
 
 
 @dataclass(slots=True)
-class Observed:
-    """All GPUs, ports and switches of a machine.
+class ObservedMachine:
+    """All GPUs, ports and switches of a machine as the health checks see them.
 
     Attributes:
         gpus: by `Device.key`.
@@ -290,8 +290,8 @@ class _Whose(NamedTuple):
     further: tuple[str, ...]
 
 
-class Observer:
-    """Joins the states of the sources. Remembers which GPU labels name."""
+class HealthObserver:
+    """Joins the states of the sources for the health checks. Remembers which GPU labels name."""
 
     def __init__(self, driver_source: str, stale_seconds: float) -> None:
         self._driver_source = driver_source
@@ -299,14 +299,14 @@ class Observer:
         self._whose: dict[Labels, _Whose | None] = {}
         self._places: dict[str, Device] = {}
 
-    def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
+    def observe(self, states: Sequence[SourceState], now_ns: int) -> ObservedMachine:
         """All that the sources report now.
 
         Args:
             states: the sources, in the order of their trust.
             now_ns: ns since the epoch.
         """
-        observed = Observed()
+        observed = ObservedMachine()
         for state in states:
             if state.name == self._driver_source:
                 observed.driver = state
@@ -318,7 +318,7 @@ class Observer:
         observed.places = frozenset(self._places)
         return observed
 
-    def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
+    def _read(self, observed: ObservedMachine, source: str, readings: Iterable[Reading], now_ns: int) -> None:
         oldest_ns = now_ns - self._stale_ns
         for reading in readings:
             metric = reading.metric
@@ -339,12 +339,12 @@ class Observer:
             self._places[place] = Device(uuid, known.get("gpu", ""))
             self._whose.clear()
 
-    def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
+    def _read_gpu(self, observed: ObservedMachine, source: str, name: str, reading: Reading) -> None:
         whose = self._whose_is(reading.labels)
         if whose is None:
             return
         gpu = _gpu_in(observed, whose, source)
-        sample = Sample(reading.value, reading.time_ns, source)
+        sample = TimedValue(reading.value, reading.time_ns, source)
         if name == "xid_errors_total":  # some have the PCI bus id alone: they came before the UUID was known
             counts = gpu.parts.setdefault(name, {})
             before = counts.get(whose.further)
@@ -359,7 +359,7 @@ class Observer:
         else:
             gpu.values.setdefault(name, sample)
 
-    def _explain(self, observed: Observed, source: str, collection: Collection, looked_ns: int) -> None:
+    def _explain(self, observed: ObservedMachine, source: str, collection: Collection, looked_ns: int) -> None:
         """Add findings of a source, and why it has no values of a GPU."""
         for gpu in observed.gpus.values():
             if gpu.source == source:
@@ -402,7 +402,7 @@ class Observer:
         return self._whose[labels]
 
 
-def _gpu_in(observed: Observed, whose: _Whose, source: str) -> ObservedGpu:
+def _gpu_in(observed: ObservedMachine, whose: _Whose, source: str) -> ObservedGpu:
     key = whose.device.key
     gpu = observed.gpus.get(key)
     if gpu is None:

@@ -34,7 +34,7 @@ class JobActivity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """A device at one moment.
+    """A GPU or MIG instance at one moment: the jobs that have it, and its state of use.
 
     Attributes:
         holders: jobs that have it.
@@ -69,8 +69,8 @@ class _JobTime:
     seconds: dict[tuple[str, UseState], float] = field(default_factory=dict)
 
 
-class UseLedger:
-    """Time of devices and jobs by state. Counters only rise, until those of ended jobs are removed.
+class GpuTimeCounter:
+    """GPU time of devices and jobs by state. Counters only rise, until those of ended jobs are removed.
 
     Args:
         idle_seconds: length of a stretch without kernels from which it counts as idle.
@@ -203,8 +203,8 @@ _IDLE_MEMORY_RATIO = 0.05
 """Share of the memory that drivers and displays take; a process that computes holds more."""
 
 
-class UseClassifier:
-    """State of each device from its counters; uses the previous samples where one sample proves nothing."""
+class GpuUseClassifier:
+    """State of use of each GPU by its counters; uses the previous samples where one sample proves nothing."""
 
     def __init__(self) -> None:
         self._unattributed: frozenset[Device] = frozenset()

@@ -28,7 +28,7 @@ _HELLO_SECONDS = 10.0
 
 
 class ConnectionEndedError(Exception):
-    """The connection must be closed.
+    """The connection of a training process must be closed.
 
     Attributes:
         reason: label of the metric: bye, gone, no_hello, garbage, other_version, deaf.
@@ -40,7 +40,7 @@ class ConnectionEndedError(Exception):
 
 
 class TrainingConnection:
-    """State of one connection.
+    """Connection of one training process to the agent.
 
     Attributes:
         peer: ids of the process.
@@ -49,7 +49,7 @@ class TrainingConnection:
         unsent: bytes that wait until it reads.
     """
 
-    def __init__(self, peer: Peer, now: float) -> None:
+    def __init__(self, peer: TrainingPeer, now: float) -> None:
         """Times are monotonic seconds."""
         self.peer = peer
         self.hello: messages.Hello | None = None
@@ -152,7 +152,7 @@ class TrainingConnection:
             raise ConnectionEndedError("garbage", what)
 
 
-def _key_of(hello: messages.Hello, peer: Peer) -> str:
+def _key_of(hello: messages.Hello, peer: TrainingPeer) -> str:
     """Key of the process: the same on each of its connections, and unlike that of a process of another user."""
     identity = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
     return f"profile-{hello.rank}-{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
@@ -162,8 +162,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Ids of a process; None where the kernel does not tell.
+class TrainingPeer:
+    """Ids of the training process at the other end; None where the kernel does not tell.
 
     Attributes:
         pid: in the agent's namespace.
@@ -174,22 +174,22 @@ class Peer:
     uid: int | None
 
 
-def peer_of(connection: socket.socket) -> Peer:
-    """Ids of the process at the other end."""
+def training_peer_of(connection: socket.socket) -> TrainingPeer:
+    """Ids of the training process at the other end of a connection."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return Peer(pid or None, uid if uid >= 0 else None)
+    return TrainingPeer(pid or None, uid if uid >= 0 else None)
 
 
 def is_hung_up(connection: socket.socket) -> bool:
-    """Whether the other end is closed; bytes from before may still be there to read."""
+    """Whether a training process has closed its connection; bytes from before may still be there to read."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
 
 
 class PacingBucket:
-    """Budget that may be overdrawn and computes how long to wait until the debt is paid; the caller passes the time.
+    """Pacing of training processes: a budget that may be overdrawn, and how long to wait until the debt is paid.
 
     Args:
         start: amount at the start; default: full.
@@ -219,7 +219,7 @@ _BACKLOG = 128
 
 
 class SocketFile:
-    """Listening Unix socket of this process alone; a context manager that removes it at the end.
+    """Unix socket on which the agent listens for training processes; a context manager that removes it at the end.
 
     A lock file beside it distinguishes a running agent from a socket file that a killed one has left. An abstract
     socket (@name) has neither file nor mode.

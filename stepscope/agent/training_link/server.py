@@ -22,7 +22,7 @@ from stepscope.agent.training_link.connection import (
     SocketFile,
     TrainingConnection,
     is_hung_up,
-    peer_of,
+    training_peer_of,
 )
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
@@ -46,7 +46,7 @@ _MAX_BACKLOGD = 4096
 
 
 class TrainingServer:
-    """Listens while it is open; a context manager. No call waits for a process.
+    """Server of training processes; listens while it is open, a context manager. No call waits for a process.
 
     Attributes:
         wake: called on the server's thread when an answer has come, or a process has connected or gone.
@@ -193,7 +193,7 @@ class TrainingServer:
         self._accepts.use(1)
         self._accept_later(self._accepts.wait_seconds(_ACCEPTS_PER_SECOND, time.monotonic()))
         connection.setblocking(False)
-        peer = peer_of(connection)
+        peer = training_peer_of(connection)
         of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
         if len(self._clients) >= _MAX_CONNECTIONS or of_user >= _MAX_CONNECTIONS_OF_USER:
             connection.close()
@@ -310,7 +310,7 @@ _MILLI = 1e-3
 
 
 class TrainingSource:
-    """Metrics of the connected processes.
+    """The agent's source of metrics of the connected training processes.
 
     Args:
         server: that they are connected to.
@@ -325,7 +325,7 @@ class TrainingSource:
         if self._server.why_closed is not None:
             return Collection((), (self._server.why_closed,))
         now_ns, ranks = self._wall_clock_ns(), self._server.ranks()
-        readings = [reading for rank in ranks for reading in rank_readings(rank, now_ns)]
+        readings = [reading for rank in ranks for reading in training_rank_readings(rank, now_ns)]
         readings.append(Reading(LINK + "connections", float(len(ranks)), (), now_ns))
         readings += [
             Reading(LINK + "refused_total", float(count), labels_of(reason=reason), now_ns)
@@ -334,8 +334,8 @@ class TrainingSource:
         return Collection(tuple(readings))
 
 
-def rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
-    """Values of one process."""
+def training_rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
+    """Readings of one connected training process."""
     hello, heartbeat = rank.hello, rank.heartbeat
     labels = labels_of(run=hello.run, rank=hello.rank)
     mesh = ",".join(f"{name}={size}" for name, size in list(hello.mesh.items())[:_MAX_NAMES])

@@ -26,7 +26,7 @@ _SCHEME = "bearer"
 
 
 class Access:
-    """Decides before the body is read whether a request is allowed.
+    """Access to the agent's HTTP server: decides before the body is read whether a request is allowed.
 
     Args:
         token: None refuses all requests that need one.
@@ -84,7 +84,7 @@ def _user_and_password(credentials: str) -> tuple[str, bytes] | None:
 
 
 class TokenBucket:
-    """Budget that refills with time; thread-safe.
+    """Rate limit of the HTTP server: a budget that refills with time; thread-safe.
 
     Args:
         burst: largest amount that can be spent at once.
@@ -130,7 +130,7 @@ _MAX_PASSWORD_BYTES = 72
 
 
 class PasswordCheck(Enum):
-    """Result of a check."""
+    """Result of a password check of the HTTP server."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -138,7 +138,7 @@ class PasswordCheck(Enum):
 
 
 class Passwords:
-    """Checks passwords within a budget of CPU seconds; thread-safe."""
+    """Checks users' passwords within a budget of CPU seconds; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = os.urandom(32)

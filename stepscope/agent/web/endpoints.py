@@ -14,8 +14,8 @@ from html import escape
 from http import HTTPStatus
 
 from stepscope import __version__
-from stepscope.agent.captures.capture import RefusedError
-from stepscope.agent.captures.coordinator import CaptureCoordinator
+from stepscope.agent.captures.capture import CaptureRefusedError
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator
 from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.metrics_page import SAMPLED, MetricsPage
 from stepscope.agent.polling import STALE_SECONDS, SourceState
@@ -50,7 +50,7 @@ def node_of(
     fleet: FleetReport | None = None,
     ranks: Sequence[TrainingRank] = (),
 ) -> Node:
-    """The node's document.
+    """The node for the agent's HTTP API: its GPUs, jobs, health and training.
 
     Args:
         states: the sources; of what two of them report, the first counts. Values of one that is silent for a minute are
@@ -188,7 +188,7 @@ DISCOVERY_PATH = "/sd"
 
 
 def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
-    """Routes of the node's document and of the service discovery.
+    """HTTP routes of the node's document and of the service discovery.
 
     Args:
         node: this machine now, by its name; must not block.
@@ -211,7 +211,7 @@ def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> t
 
 
 def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) -> tuple[Route, ...]:
-    """Routes of these pages; `states` gives the current state of the sources and must not block."""
+    """HTTP routes of the agent's pages; `states` gives the current state of the sources and must not block."""
 
     def metrics(request: Request) -> Reply:
         accepts = request.headers.get("Accept", ""), request.headers.get("Accept-Encoding", "")
@@ -246,7 +246,7 @@ _STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em
 
 
 def landing_page(states: Sequence[SourceState]) -> str:
-    """Landing page in HTML with the state of the sources."""
+    """HTML landing page of the agent with the state of the sources."""
     rows = "".join(_row(state) for state in states)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
@@ -277,22 +277,24 @@ _SCHEMA_OF_ERRORS = "stepscope.error/1"
 _ASK_AGAIN_SECONDS = "60"
 
 
-def capture_routes(coordinator: CaptureCoordinator) -> tuple[Route, ...]:
-    """The routes to list, start, show and cancel captures; all need the agent's token."""
+def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
+    """HTTP routes to list, start, show and cancel captures; all need the agent's token."""
 
     def create(request: Request) -> Reply:
         kind = str(request.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":  # which no form of a foreign page can send
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "an order needs Content-Type: application/json")
+            raise CaptureRefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "an order needs Content-Type: application/json"
+            )
         try:
             document = json.loads(request.body)
             if isinstance(document, dict):
                 document.setdefault("id", f"c-{secrets.token_hex(6)}")
             order = order_of(document)
         except FieldError as error:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+            raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
         except (ValueError, RecursionError) as error:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, f"not JSON: {type(error).__name__}") from None
+            raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, f"not JSON: {type(error).__name__}") from None
         report = coordinator.request(order, client=request.client)
         return json_reply(HTTPStatus.ACCEPTED, report_document(report))
 
@@ -322,7 +324,7 @@ def _with_refusals(answer: Callable[[Request], Reply]) -> Callable[[Request], Re
     def call(request: Request) -> Reply:
         try:
             return answer(request)
-        except RefusedError as refused:
+        except CaptureRefusedError as refused:
             document = {"schema": _SCHEMA_OF_ERRORS, "error": str(refused)}
             reply = json_reply(refused.status, document)
             if refused.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):

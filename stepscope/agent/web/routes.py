@@ -14,7 +14,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request with its body.
+    """One HTTP request to the agent with its body.
 
     Attributes:
         method: GET, POST or DELETE; HEAD comes as GET.
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status, headers and body; the server adds Content-Length."""
+    """An HTTP reply: status, headers and body; the server adds Content-Length."""
 
     status: HTTPStatus
     body: bytes
@@ -43,19 +43,19 @@ class Reply:
 
 
 def text_reply(status: HTTPStatus, line: str, **headers: str) -> Reply:
-    """A reply of one line of text; `headers` with _ for -."""
+    """An HTTP reply of one line of text; `headers` with _ for -."""
     more = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status, f"{line}\n".encode(errors="replace"), {"Content-Type": TEXT, **more})
 
 
 def json_reply(status: HTTPStatus, document: Mapping[str, Any] | list[Any]) -> Reply:
-    """A reply of one JSON document."""
+    """An HTTP reply of one JSON document."""
     return Reply(status, json.dumps(document, separators=(",", ":")).encode() + b"\n", {"Content-Type": JSON})
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Handler of a method on a path.
+    """HTTP route: the handler of a method on a path.
 
     Attributes:
         path: a part of it may be {name}, which matches any one part.
@@ -74,7 +74,7 @@ class Route:
 
 
 class Routes:
-    """Routes by path and method."""
+    """HTTP routes by path and method."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = [(route, route.path.split("/")) for route in routes]

@@ -26,8 +26,8 @@ from stepscope.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Host and port; port 0 takes a free one, an empty host is every address of the machine."""
+class ListenAddress:
+    """Address of the HTTP server; port 0 takes a free one, an empty host is every address of the machine."""
 
     host: str
     port: int
@@ -36,8 +36,8 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address_of(text: str, *, insecure: bool = False, config: WebConfig | None = None) -> Address:
-    """Parse the address of a setting.
+def listen_address_of(text: str, *, insecure: bool = False, config: WebConfig | None = None) -> ListenAddress:
+    """Parse the address of the agent's HTTP server.
 
     Args:
         text: HOST:PORT, with an IPv6 address in brackets.
@@ -52,7 +52,7 @@ def address_of(text: str, *, insecure: bool = False, config: WebConfig | None = 
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
         raise UsageError("is not HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
-    address = Address(host[1:-1] if is_bracketed else host, number)
+    address = ListenAddress(host[1:-1] if is_bracketed else host, number)
     missing = (config or WebConfig()).missing_protection
     if missing and not insecure and not _is_loopback(address.host):
         raise UsageError(
@@ -205,7 +205,7 @@ _PLAIN = (
 
 
 def perform_handshake(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
-    """TLS handshake of a new connection.
+    """TLS handshake of a new connection to the HTTP server.
 
     Raises:
         OSError: it fails, or the client is not allowed.
@@ -239,7 +239,7 @@ class AgentServer:
 
     def __init__(
         self,
-        address: Address,
+        address: ListenAddress,
         routes: Iterable[Route],
         access: Access | None = None,
         reloader: WebConfigReloader | None = None,
@@ -261,7 +261,7 @@ class AgentServer:
             ) from None
         name, port = self._server.server_address[:2]
         scheme = "https" if self._server.reloader.context() else "http"
-        self.url = f"{scheme}://{Address(str(name), int(port))}"
+        self.url = f"{scheme}://{ListenAddress(str(name), int(port))}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="stepscope-http", daemon=True
         )
@@ -300,7 +300,7 @@ class _Server(ConnectionServer):
         return connection, client
 
 
-def _server(address: Address, routes: Routes, access: Access, reloader: WebConfigReloader) -> _Server:
+def _server(address: ListenAddress, routes: Routes, access: Access, reloader: WebConfigReloader) -> _Server:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"

@@ -37,7 +37,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """Content of a web config file.
+    """Content of a web config file: TLS, users and limits of the HTTP server.
 
     Attributes:
         tls: None: not encrypted.
@@ -73,7 +73,7 @@ class WebConfig:
 
 
 def read_web_config(file: Path) -> WebConfig:
-    """Read a file; relative paths in it are relative to its folder.
+    """Read a web config file; relative paths in it are relative to its folder.
 
     Raises:
         UsageError: it cannot be read, or is invalid. One line with the key.
@@ -83,7 +83,7 @@ def read_web_config(file: Path) -> WebConfig:
     tls = _mapping_field(document.get("tls_server_config"), f"{file}: tls_server_config")
     users = _mapping_field(document.get("basic_auth_users"), f"{file}: basic_auth_users")
     return WebConfig(
-        tls_of(tls, file) if tls else None,
+        tls_config_of(tls, file) if tls else None,
         _headers(_mapping_field(document.get("http_server_config"), f"{file}: http_server_config"), file),
         {str(name): _hash(hashed, f"{file}: basic_auth_users.{name}") for name, hashed in users.items()},
         *_rate(_mapping_field(document.get("rate_limit"), f"{file}: rate_limit"), f"{file}: rate_limit"),
@@ -169,7 +169,7 @@ _TLS13_CIPHERS = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", 
 
 
 class ClientAuth(StrEnum):
-    """Which clients must show a certificate."""
+    """Which clients of the HTTP server must show a certificate."""
 
     NONE = "NoClientCert"
     REQUEST = "RequestClientCert"  # never verified, so the same as NONE
@@ -179,7 +179,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """How connections are encrypted.
+    """How connections to the HTTP server are encrypted.
 
     Attributes:
         cert_file, key_file: certificate chain and key, PEM.
@@ -200,7 +200,7 @@ class TlsConfig:
     ciphers: tuple[str, ...] = ()
 
 
-def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
+def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
     """Parse the section tls_server_config; paths in it are relative to the file's folder.
 
     Raises:

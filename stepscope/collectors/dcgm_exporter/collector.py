@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stepscope.collectors.contradictions import RESTART_HOSTENGINE, SILENT, SilentCounters
-from stepscope.collectors.dcgm_exporter.entities import Entity
-from stepscope.collectors.dcgm_exporter.merged_values import PageValues, merge_page
-from stepscope.collectors.dcgm_exporter.page import Endpoint, FetchError, fetch_page, parse_page
-from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, collection_of, values_by_gpu
+from stepscope.collectors.dcgm_exporter.entities import DcgmEntity
+from stepscope.collectors.dcgm_exporter.merged_values import PageValues, merge_dcgm_page
+from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError, fetch_dcgm_page, parse_dcgm_page
+from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, dcgm_page_collection, values_by_gpu
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import PROFILING_METRICS
 from stepscope.core.metrics.readings import (
@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 class DcgmExporterCollector:
-    """One exporter's page."""
+    """Collector of one dcgm-exporter's page."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class DcgmExporterCollector:
             expected_gpus: how many the machine has, where that is known; another number is a finding.
             stale_seconds: how long a GPU's energy may stay unchanged; more where the exporter collects less often than
                 every 30 s (`--collect-interval`): three of its intervals.
-            fetcher: gets the page in that many seconds, or raises `FetchError`.
+            fetcher: gets the page in that many seconds, or raises `PageFetchError`.
             wall_clock_ns: now, ns since the epoch.
         """
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._expected_gpus = expected_gpus
-        self._fetcher = fetcher or (lambda where, seconds: fetch_page(where, timeout_seconds=seconds))
+        self._fetcher = fetcher or (lambda where, seconds: fetch_dcgm_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
         self._history = PageHistory(stale_seconds)
 
@@ -70,19 +70,19 @@ class DcgmExporterCollector:
         """
         try:
             text = self._fetcher(self._endpoint, self._timeout_seconds)
-        except FetchError as error:
+        except PageFetchError as error:
             return self._missing(error.reason, error.detail)
         time_ns = self._wall_clock_ns()
-        page = parse_page(text)
+        page = parse_dcgm_page(text)
         if not page.samples and not page.bad_lines:
             return self._missing(
                 MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings"
             )
         if not any(sample.name.lower().startswith("dcgm_") for sample in page.samples):
             return self._missing(MissingReason.UNREADABLE, "the page is not one of dcgm-exporter")
-        content = merge_page(page)
+        content = merge_dcgm_page(page)
         values = values_by_gpu(content)
-        collection = collection_of(page, content, values, time_ns)
+        collection = dcgm_page_collection(page, content, values, time_ns)
         collection = self._history.observe(collection, content, values, time_ns)
         expected, found = self._expected_gpus, len(content.gpus)
         if expected is None or expected == found:
@@ -113,7 +113,7 @@ _COUNTERS_TAKEN = (
 
 @dataclass(slots=True)
 class PageHistory:
-    """Last pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
+    """Last dcgm-exporter pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
 
     stale_seconds: float = STALE_SECONDS
     _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class PageHistory:
         self,
         collection: Collection,
         content: PageValues,
-        values: Mapping[Entity, Mapping[str, float]],
+        values: Mapping[DcgmEntity, Mapping[str, float]],
         time_ns: int,
     ) -> Collection:
         """The page's collection, corrected by the pages before it; `values` are those of its GPUs, by metric."""
@@ -161,7 +161,7 @@ class PageHistory:
         return stale
 
     def _still_silent(
-        self, collection: Collection, values: Mapping[Entity, Mapping[str, float]], time_ns: int
+        self, collection: Collection, values: Mapping[DcgmEntity, Mapping[str, float]], time_ns: int
     ) -> Collection:
         """The collection without counters that were found silent on an earlier page."""
         found = {finding.labels for finding in collection.findings if finding.code == SILENT}

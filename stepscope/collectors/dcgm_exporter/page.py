@@ -38,8 +38,8 @@ _NUMBER = re.compile(r"([-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|[iI]nf|[nN]a[nN]))(?
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One line.
+class PageSample:
+    """One line of a dcgm-exporter's page.
 
     Attributes:
         name: of the field.
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be read.
+    """A line of a dcgm-exporter's page that cannot be read.
 
     Attributes:
         number: counted from 1.
@@ -68,20 +68,20 @@ class BadLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """All lines of a page.
+class DcgmPage:
+    """All lines of a dcgm-exporter's page.
 
     Attributes:
         samples: in their order.
         bad_lines: the others, but for comments.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[PageSample, ...]
     bad_lines: tuple[BadLine, ...]
 
 
-def parse_page(text: str) -> Page:
-    """Read a page. Raises nothing, whatever the text.
+def parse_dcgm_page(text: str) -> DcgmPage:
+    """Parse a dcgm-exporter's page. Raises nothing, whatever the text.
 
     A last line without its end is a bad one: where a page was cut, 123 would pass for 1234.
     """
@@ -98,10 +98,10 @@ def parse_page(text: str) -> Page:
             bad_lines.append(BadLine(number, stripped[:80]))
         else:
             samples.append(sample)
-    return Page(tuple(samples), tuple(bad_lines))
+    return DcgmPage(tuple(samples), tuple(bad_lines))
 
 
-def _parse_sample(line: str, labels_by_text: dict[str, Mapping[str, str] | None]) -> Sample | None:
+def _parse_sample(line: str, labels_by_text: dict[str, Mapping[str, str] | None]) -> PageSample | None:
     """The sample of a line, None where it is not one; the labels of the lines before are not parsed again."""
     match = _LINE.fullmatch(line)
     if match is None:
@@ -115,9 +115,9 @@ def _parse_sample(line: str, labels_by_text: dict[str, Mapping[str, str] | None]
         return None
     number = _NUMBER.fullmatch(value)
     if number is None:
-        return None if body is None else Sample(name, labels, value)  # "garbage in words" is not a sample
+        return None if body is None else PageSample(name, labels, value)  # "garbage in words" is not a sample
     text, milliseconds = number.groups()
-    return Sample(name, labels, text, None if milliseconds is None else int(milliseconds) * 1_000_000)
+    return PageSample(name, labels, text, None if milliseconds is None else int(milliseconds) * 1_000_000)
 
 
 def _parse_labels(body: str) -> dict[str, str] | None:
@@ -168,8 +168,8 @@ _MAX_DIGITS = 30
 """Of a blank; Python refuses to convert thousands of them."""
 
 
-def parse_value(text: str) -> float | NoValue:
-    """The number of a sample, or why it has none.
+def parse_dcgm_value(text: str) -> float | NoValue:
+    """The number of a sample of a dcgm-exporter, or why it has none.
 
     Only the blanks themselves are dropped, not all that is larger: NVLink's bytes pass the blank of doubles, 1.4e14,
     within minutes.
@@ -192,7 +192,7 @@ def parse_value(text: str) -> float | NoValue:
 
 
 def parse_label_text(text: str) -> str:
-    """The text of a label, empty where DCGM has none."""
+    """The text of a dcgm-exporter's label, empty where DCGM has none."""
     return "" if text in _BLANK_WORDS else text
 
 
@@ -205,7 +205,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of a page.
+    """Address of a dcgm-exporter's page.
 
     Attributes:
         host, port, path: of the URL; the path with its query.
@@ -228,8 +228,8 @@ class Endpoint:
         return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path.partition('?')[0]}"
 
 
-def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
-    """Parse the endpoint of a setting.
+def dcgm_endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
+    """Parse the address of a dcgm-exporter.
 
     Args:
         text: `host`, `host:port`, or an http or https URL, with `user:password@` where the exporter asks for them. The
@@ -268,8 +268,8 @@ def _redacted(text: str) -> str:
     return text.rpartition("@")[2]
 
 
-class FetchError(Exception):
-    """A page cannot be fetched.
+class PageFetchError(Exception):
+    """A dcgm-exporter's page cannot be fetched.
 
     Attributes:
         reason: as of a `Missing`.
@@ -282,8 +282,8 @@ class FetchError(Exception):
         self.detail = detail
 
 
-def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Fetch the text of a page.
+def fetch_dcgm_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: int = MAX_PAGE_BYTES) -> str:
+    """Fetch the text of a dcgm-exporter's page.
 
     Args:
         timeout_seconds: for the whole exchange, also with a server that sends a byte now and then.
@@ -303,21 +303,23 @@ def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: int = M
         finally:
             connection.close()
     except TimeoutError:
-        raise FetchError(MissingReason.TIMED_OUT, f"no page within {timeout_seconds:g} s") from None
+        raise PageFetchError(MissingReason.TIMED_OUT, f"no page within {timeout_seconds:g} s") from None
     except ssl.SSLCertVerificationError as error:
         detail = f"its certificate is not trusted ({error.verify_message}); name the CA's file"
-        raise FetchError(MissingReason.UNREACHABLE, detail) from None
+        raise PageFetchError(MissingReason.UNREACHABLE, detail) from None
     except ConnectionRefusedError:
-        raise FetchError(MissingReason.UNREACHABLE, "refuses connections: is dcgm-exporter running there?") from None
+        raise PageFetchError(
+            MissingReason.UNREACHABLE, "refuses connections: is dcgm-exporter running there?"
+        ) from None
     except socket.gaierror as error:
-        raise FetchError(MissingReason.UNREACHABLE, f"no such host ({error.strerror})") from None
+        raise PageFetchError(MissingReason.UNREACHABLE, f"no such host ({error.strerror})") from None
     except UnicodeError:  # a name that is invalid in DNS, a path that is invalid in HTTP
-        raise FetchError(
+        raise PageFetchError(
             MissingReason.UNREACHABLE, "no such host or path: names are ASCII, at most 63 characters"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         words = str(error) or type(error).__name__
-        raise FetchError(MissingReason.UNREACHABLE, f"the connection broke ({words})") from None
+        raise PageFetchError(MissingReason.UNREACHABLE, f"the connection broke ({words})") from None
 
 
 def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPConnection:
@@ -327,7 +329,7 @@ def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPC
         context = ssl.create_default_context(cafile=endpoint.ca_file or None)
     except OSError as error:
         detail = f"{endpoint.ca_file}: cannot be read as certificates ({error.strerror or error})"
-        raise FetchError(MissingReason.FAILED, detail) from None
+        raise PageFetchError(MissingReason.FAILED, detail) from None
     return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_seconds, context=context)
 
 
@@ -340,17 +342,17 @@ def _get_page(connection: http.client.HTTPConnection, endpoint: Endpoint, max_by
     response = connection.getresponse()
     if response.status in (401, 403):
         words = f"answers {response.status}: give user and password" if response.status == 401 else "answers 403"
-        raise FetchError(MissingReason.NO_PERMISSION, words)
+        raise PageFetchError(MissingReason.NO_PERMISSION, words)
     if response.status != 200:
         hint = ": is that the path?" if response.status == 404 else ""
-        raise FetchError(MissingReason.UNREACHABLE, f"answers {response.status} {response.reason}{hint}")
+        raise PageFetchError(MissingReason.UNREACHABLE, f"answers {response.status} {response.reason}{hint}")
     body = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > max_bytes:
-            raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
+            raise PageFetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
     if response.length:  # announced by the header and not received
-        raise FetchError(MissingReason.UNREACHABLE, f"the page is incomplete, {response.length} bytes are missing")
+        raise PageFetchError(MissingReason.UNREACHABLE, f"the page is incomplete, {response.length} bytes are missing")
     if response.headers.get("Content-Encoding", "") == "gzip":
         body = _gunzipped(bytes(body), max_bytes)
     return body.decode("utf-8", errors="replace")
@@ -361,9 +363,9 @@ def _gunzipped(body: bytes, max_bytes: int) -> bytearray:
     try:
         data = unpacker.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise FetchError(MissingReason.UNREADABLE, f"the page cannot be decompressed ({error})") from None
+        raise PageFetchError(MissingReason.UNREADABLE, f"the page cannot be decompressed ({error})") from None
     if len(data) > max_bytes:
-        raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
+        raise PageFetchError(MissingReason.UNREADABLE, f"the page is larger than {max_bytes >> 20} MiB")
     if not unpacker.eof:
-        raise FetchError(MissingReason.UNREACHABLE, "the compressed page is incomplete")
+        raise PageFetchError(MissingReason.UNREACHABLE, "the compressed page is incomplete")
     return bytearray(data)

@@ -21,7 +21,7 @@ _IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """/proc/<pid>/stat.
+    """Content of /proc/<pid>/stat.
 
     Attributes:
         command: its name, at most 15 characters.
@@ -73,7 +73,7 @@ def parse_run_delay(text: str) -> float | None:
 def read_process(
     files: Files, into: ReadingsBuilder, pid: int, *, ticks_per_second: float, cgroup: str
 ) -> dict[str, str] | None:
-    """Read one process; its pid is that in the PID namespace of the files.
+    """Read the metrics of one process of the host; its pid is that in the PID namespace of the files.
 
     Returns:
         Fields of /proc/<pid>/status, None where the process is not there.
@@ -129,7 +129,7 @@ def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """Place of a GPU on the PCI bus.
+    """Place of a GPU on the host's PCI bus.
 
     Attributes:
         uuid: of the whole GPU.
@@ -142,7 +142,7 @@ class GpuPlace:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsers:
-    """GPUs and their processes.
+    """The host's GPUs and their processes.
 
     Attributes:
         places: of all GPUs.
@@ -183,7 +183,7 @@ def sysfs_address(pci_bus_id: str) -> str | None:
 
 
 def local_cpus(files: Files, place: GpuPlace) -> frozenset[int] | NoValue:
-    """CPUs next to a GPU."""
+    """CPUs of the host next to a GPU."""
     path = _attribute_path(place, "local_cpulist")
     text = path if isinstance(path, NoValue) else files.read(path)
     if isinstance(text, NoValue):

@@ -22,13 +22,13 @@ from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Of
 from stepscope.collectors.kineto_daemon.processes import (
     KEY_PREFIX,
     KinetoProcess,
+    KinetoTarget,
+    KinetoTargets,
     PendingRequests,
-    Target,
-    Targets,
-    key_of,
+    kineto_key_of,
 )
 from stepscope.collectors.kineto_daemon.server import AddressInUseError, KinetoServer
-from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind
+from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind_staging
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import KINETO
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
@@ -89,8 +89,8 @@ class KinetoBackend:
         self._is_required = is_required
         self._opening = threading.Lock()
         self._is_over = False
-        self._look_up = Targets(folder)
-        self._targets: Mapping[str, Target] = {}
+        self._look_up = KinetoTargets(folder)
+        self._targets: Mapping[str, KinetoTarget] = {}
         self._updates: deque[captures.CaptureUpdate] = deque()
         self._active: dict[str, _ActiveCapture] = {}
         self._early: dict[str, tuple[captures.CaptureRequest, tuple[str, ...]]] = {}
@@ -179,11 +179,11 @@ class KinetoBackend:
     def _open(self) -> None:
         self.server.__enter__()
         self._ready_at = time.monotonic() + _GATHERING_SECONDS
-        self._worker.post(lambda: remove_left_behind(time.time_ns()))
+        self._worker.post(lambda: remove_left_behind_staging(time.time_ns()))
         self._worker.__enter__()
 
     def _look(self) -> float:
-        processes = {key_of(process): process for process in self.server.processes()}
+        processes = {kineto_key_of(process): process for process in self.server.processes()}
         self._targets = self._look_up.of(processes.values(), time.monotonic())
         if self._early and time.monotonic() >= self._ready_at:
             early, self._early = self._early, {}
@@ -310,7 +310,7 @@ def _own(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(key for key in keys if key.startswith(KEY_PREFIX)))
 
 
-def _capture_target(target: Target, *, is_alone: bool) -> captures.CaptureTarget:
+def _capture_target(target: KinetoTarget, *, is_alone: bool) -> captures.CaptureTarget:
     """The target; a process without a rank, alone in its run, is kept as rank 0."""
     place, process = target.place, target.process
     return captures.CaptureTarget(
@@ -344,7 +344,7 @@ _NUM_FREE_CHECKS = 5
 
 
 class KinetoSource:
-    """Metrics of the processes that poll the agent.
+    """Metrics of the processes that poll the kineto daemon.
 
     Args:
         backend: answers them; tries again once the address that it could not use is free for two minutes.

@@ -39,13 +39,13 @@ _MAX_PIDS = 1024
 MAX_DATAGRAM_BYTES = _HEADER.size + _POLL.size + 4 * _MAX_PIDS
 
 
-class WireError(ValueError):
+class KinetoDatagramError(ValueError):
     """Bytes that are not a datagram of libkineto."""
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
-    """Question of a process whether it should take a trace.
+class KinetoPoll:
+    """A poll of libkineto: question of a process whether it should take a trace.
 
     Attributes:
         accepts: it would take a request; False while a profiler runs in it.
@@ -59,8 +59,8 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """Message of a process that it uses a GPU; it expects the number of processes of its job that do.
+class KinetoRegistration:
+    """Message of libkineto that a process uses a GPU; it expects the number of processes of its job that do.
 
     Attributes:
         gpu: index of the GPU in the process.
@@ -73,44 +73,44 @@ class Registration:
     job_id: int
 
 
-def decode(datagram: bytes) -> Poll | Registration:
-    """The message in a datagram.
+def decode_kineto_datagram(datagram: bytes) -> KinetoPoll | KinetoRegistration:
+    """The message in a datagram of libkineto.
 
     Raises:
         WireError: it is not one of libkineto's.
     """
     if len(datagram) < _HEADER.size:
-        raise WireError(f"{len(datagram)} bytes, a header has {_HEADER.size}")
+        raise KinetoDatagramError(f"{len(datagram)} bytes, a header has {_HEADER.size}")
     size, kind = _HEADER.unpack_from(datagram)
     payload = datagram[_HEADER.size :]
     if size != len(payload):
-        raise WireError(f"a payload of {len(payload)} bytes where the header says {size}")
+        raise KinetoDatagramError(f"a payload of {len(payload)} bytes where the header says {size}")
     kind = kind.partition(b"\0")[0]
     if kind == _POLL_TYPE:
         return _decode_poll(payload)
     if kind == _REGISTRATION_TYPE and len(payload) == _REGISTRATION.size:
-        return Registration(*_REGISTRATION.unpack(payload))
-    raise WireError(f"{len(payload)} bytes of type {kind!r}")
+        return KinetoRegistration(*_REGISTRATION.unpack(payload))
+    raise KinetoDatagramError(f"{len(payload)} bytes of type {kind!r}")
 
 
-def encode_config(text: str) -> bytes:
-    """The reply to a poll; an empty text requests nothing."""
+def encode_kineto_request(text: str) -> bytes:
+    """The reply to a poll of libkineto; an empty text requests nothing."""
     content = text.encode()
     return _HEADER.pack(len(content), _POLL_TYPE) + content
 
 
-def encode_count(num_processes: int) -> bytes:
-    """The reply to a registration."""
+def encode_kineto_count(num_processes: int) -> bytes:
+    """The reply to a registration of libkineto."""
     return _HEADER.pack(_COUNT.size, _REGISTRATION_TYPE) + _COUNT.pack(num_processes)
 
 
-def _decode_poll(payload: bytes) -> Poll:
+def _decode_poll(payload: bytes) -> KinetoPoll:
     if len(payload) < _POLL.size:
-        raise WireError(f"a poll of {len(payload)} bytes")
+        raise KinetoDatagramError(f"a poll of {len(payload)} bytes")
     kinds, num_pids, job_id = _POLL.unpack_from(payload)
     if not 1 <= num_pids <= _MAX_PIDS or len(payload) != _POLL.size + 4 * num_pids:
-        raise WireError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
-    return Poll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))
+        raise KinetoDatagramError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
+    return KinetoPoll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))
 
 
 _TRACE_PATH = re.compile(r"/[A-Za-z0-9_+@%,:./-]+\.json")
@@ -120,7 +120,7 @@ _WARM_UP_ITERATIONS = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A trace of optimizer steps.
+    """Request to libkineto for a trace of optimizer steps.
 
     Attributes:
         path: of the trace, in the process's own file system.
@@ -177,8 +177,8 @@ _WORK_CATEGORIES = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtim
 
 
 @dataclass(frozen=True, slots=True)
-class TraceSummary:
-    """Content of a trace.
+class KinetoTraceSummary:
+    """Content of a trace that libkineto wrote.
 
     Attributes:
         num_bytes: as written, not compressed.
@@ -204,8 +204,8 @@ class TraceSummary:
         return between[len(between) // 2] / 1e9 if between else None
 
 
-def find_fault(summary: TraceSummary, num_steps: int) -> str | None:
-    """Why a trace is not what was requested, one line; None when it is."""
+def kineto_trace_fault(summary: KinetoTraceSummary, num_steps: int) -> str | None:
+    """Why a trace of libkineto is not what was requested, one line; None when it is."""
     if not summary.is_whole:
         return f"the trace is cut short at {summary.num_bytes} bytes"
     if not any(summary.num_events.get(category) for category in _WORK_CATEGORIES):
@@ -217,8 +217,8 @@ def find_fault(summary: TraceSummary, num_steps: int) -> str | None:
 
 
 @dataclass(slots=True)
-class TraceReader:
-    """Reads a trace block by block, with memory for one event, not for the file."""
+class KinetoTraceReader:
+    """Reads a trace of libkineto block by block, with memory for one event, not for the file."""
 
     _rest: bytes = b""
     _head: bytes = b""
@@ -242,13 +242,13 @@ class TraceReader:
         self._take(text[:end])
         self._rest = text[end:]
 
-    def summary(self) -> TraceSummary:
+    def summary(self) -> KinetoTraceSummary:
         """Summary of the blocks; the last call."""
         self._take(self._rest)
         ends = self._head + self._tail  # older libkineto writes both behind the events
         base, rank = _BASE_TIME.search(ends), _RANK.search(ends)
         base_ns = int(base[1]) if base else 0
-        return TraceSummary(
+        return KinetoTraceSummary(
             num_bytes=self._num_bytes,
             is_whole=self._head.lstrip().startswith(b"{") and self._tail.rstrip().endswith(b"}"),
             num_events={name.decode(): count for name, count in self._num_events.items()},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.collectors.kineto_daemon import protocol
-from stepscope.collectors.kineto_daemon.processes import Address, KinetoProcess, Peer, Registry
+from stepscope.collectors.kineto_daemon.processes import Address, KinetoPeer, KinetoProcess, KinetoRegistry
 from stepscope.core.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ RequestSource = Callable[[KinetoProcess], str]
 
 
 class AddressInUseError(UsageError):
-    """Another daemon has the address."""
+    """Another daemon (dynolog, another agent) has libkineto's address."""
 
 
 class KinetoServer:
-    """Answers polls of processes. A context manager: listens while it is open."""
+    """The kineto daemon: answers polls of processes. A context manager: listens while it is open."""
 
     _socket: socket.socket
 
@@ -63,7 +63,7 @@ class KinetoServer:
         """
         self._take = take
         self.address: Address = ABSTRACT_ADDRESS if folder is None else f"{folder}/{_SOCKET_NAME}"
-        self._registry = Registry()
+        self._registry = KinetoRegistry()
         self._lock = threading.Lock()
         self._foreign_folders: set[str] = set()
         self._num_rejected = 0
@@ -149,23 +149,23 @@ class KinetoServer:
 
     def _answer(self, datagram: bytes, ancillary: list[tuple[int, int, bytes]], sender: Any) -> None:
         try:
-            question = protocol.decode(datagram)
-        except protocol.WireError as error:
+            question = protocol.decode_kineto_datagram(datagram)
+        except protocol.KinetoDatagramError as error:
             self._num_rejected += 1
             _log.debug("not a datagram of libkineto: %s", error)
             return
         peer, waited = _peer_of(ancillary), _waited_seconds(ancillary)
         if peer is None or not sender or not self._would_take_answer(sender):
             return
-        if isinstance(question, protocol.Poll):
+        if isinstance(question, protocol.KinetoPoll):
             with self._lock:
                 process = self._registry.record(sender, peer, question, time.monotonic())
             if waited < _TOO_LATE_SECONDS:
-                self._send(protocol.encode_config(self._take(process) if process is not None else ""), sender)
+                self._send(protocol.encode_kineto_request(self._take(process) if process is not None else ""), sender)
         elif waited < _TOO_LATE_SECONDS:
             with self._lock:
                 known = self._registry.processes(time.monotonic())
-            self._send(protocol.encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
+            self._send(protocol.encode_kineto_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
 
     def _would_take_answer(self, sender: Address) -> bool:
         """Whether the process expects answers from a socket of this name (libkineto, Endpoint.h, getName)."""
@@ -246,10 +246,10 @@ def _remove_dead(path: str) -> None:
             pass
 
 
-def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> Peer | None:
+def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> KinetoPeer | None:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) == _CREDENTIALS.size:
-            return Peer(*_CREDENTIALS.unpack(data))
+            return KinetoPeer(*_CREDENTIALS.unpack(data))
     return None
 
 

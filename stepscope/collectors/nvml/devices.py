@@ -36,7 +36,7 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """Names of a GPU.
+    """Names of a GPU by NVML.
 
     Attributes:
         index: NVML's.
@@ -56,17 +56,17 @@ class GpuIdentity:
         return labels_of(gpu=self.index, uuid=self.uuid)
 
 
-def identify(nvml: binding.Nvml, handle: binding.Handle, index: int) -> GpuIdentity:
-    """Ask a GPU for its names.
+def identify_gpu(nvml: binding.Nvml, handle: binding.Handle, index: int) -> GpuIdentity:
+    """Ask NVML for the names of a GPU.
 
     Raises:
         DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or PCI bus id.
     """
     try:
-        uuid = binding.text(nvml.nvmlDeviceGetUUID(handle))
-        pci_bus_id = binding.text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+        uuid = binding.nvml_text(nvml.nvmlDeviceGetUUID(handle))
+        pci_bus_id = binding.nvml_text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
     except nvml.NVMLError as error:
-        raise binding.GpuUnusableError(*binding.reason_of_error(nvml, error)) from error
+        raise binding.GpuUnusableError(*binding.nvml_reason_of_error(nvml, error)) from error
     facts = {"pci_bus_id": pci_bus_id}
     for name, function in (
         ("name", "nvmlDeviceGetName"),
@@ -79,21 +79,21 @@ def identify(nvml: binding.Nvml, handle: binding.Handle, index: int) -> GpuIdent
         try:
             answer = getattr(nvml, function)(handle)
         except Exception as error:
-            binding.reason_of_error(nvml, error)
+            binding.nvml_reason_of_error(nvml, error)
             continue
-        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else binding.text(answer)
+        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else binding.nvml_text(answer)
     facts["driver"], facts["cuda"] = system_versions(nvml)
     return GpuIdentity(index, uuid, pci_bus_id, labels_of(**facts))
 
 
 def system_versions(nvml: binding.Nvml) -> tuple[str, str]:
-    """Version of the driver, and the newest CUDA version that it can run; empty where they are not reported."""
+    """NVML's version of the driver, and the newest CUDA version that it can run; empty where they are not reported."""
     texts = []
     for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
         try:
-            texts.append(binding.text(getattr(nvml, function)()))
+            texts.append(binding.nvml_text(getattr(nvml, function)()))
         except Exception as error:
-            binding.reason_of_error(nvml, error)
+            binding.nvml_reason_of_error(nvml, error)
             texts.append("")
     driver, cuda = texts
     return driver, cuda_version_text(int(cuda)) if cuda else ""
@@ -101,7 +101,7 @@ def system_versions(nvml: binding.Nvml) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """One MIG device, as CUDA calls a compute instance.
+    """One MIG device of NVML, as CUDA calls a compute instance.
 
     Attributes:
         handle: NVML's.
@@ -141,7 +141,7 @@ class _GpuInstance:
 
 
 class MigInstances:
-    """GPU instances of one GPU.
+    """GPU instances (MIG) of one GPU, read through NVML.
 
     Attributes:
         is_on: whether MIG was on at the last `update`, though the GPU may have no instance.
@@ -182,7 +182,7 @@ class MigInstances:
 def compute_instances(
     nvml: binding.Nvml, parent: binding.Handle, *, was_on: bool = False
 ) -> tuple[bool, list[ComputeInstance]]:
-    """Whether MIG is on, though the GPU may have no instance, and its MIG devices.
+    """Whether NVML says that MIG is on, though the GPU may have no instance, and its MIG devices.
 
     Args:
         was_on: result where the GPU does not report it.
@@ -193,23 +193,23 @@ def compute_instances(
         is_on = bool(current)
         max_devices = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
     except Exception as error:
-        binding.reason_of_error(nvml, error)
+        binding.nvml_reason_of_error(nvml, error)
         return is_on, []
     for index in range(max_devices):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
-            name = binding.text(nvml.nvmlDeviceGetName(handle))
+            name = binding.nvml_text(nvml.nvmlDeviceGetName(handle))
             members.append(
                 ComputeInstance(
                     handle,
-                    binding.text(nvml.nvmlDeviceGetUUID(handle)),
+                    binding.nvml_text(nvml.nvmlDeviceGetUUID(handle)),
                     nvml.nvmlDeviceGetGpuInstanceId(handle),
                     nvml.nvmlDeviceGetComputeInstanceId(handle),
                     name.partition("MIG ")[2],
                 )
             )
         except Exception as error:
-            binding.reason_of_error(nvml, error)  # there are gaps between the instances
+            binding.nvml_reason_of_error(nvml, error)  # there are gaps between the instances
     return is_on, members
 
 
@@ -248,7 +248,7 @@ _NEEDS_TWO_SAMPLES = NoValue(MissingReason.NOT_YET, "it takes two samples")
 
 
 class GpmSampler:
-    """Averages of a GPU's or MIG instance's counters between two samples."""
+    """Averages of NVML's GPM counters of a GPU or MIG instance between two samples."""
 
     def __init__(self, nvml: binding.Nvml, handle: binding.Handle, gpu_instance: int | None = None) -> None:
         """
@@ -270,7 +270,7 @@ class GpmSampler:
         try:
             supported = self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except Exception as error:
-            reason, detail = binding.reason_of_error(self._nvml, error)
+            reason, detail = binding.nvml_reason_of_error(self._nvml, error)
             return NoValue(reason, detail or _NO_GPM)
         return None if supported else NoValue(MissingReason.NOT_SUPPORTED, _NO_GPM)
 
@@ -286,7 +286,7 @@ class GpmSampler:
             request = self._filled_request()
             self._nvml.nvmlGpmMetricsGet(request)
         except Exception as error:
-            into.miss(_METRIC_NAMES, binding.reason_of_error(self._nvml, error))
+            into.miss(_METRIC_NAMES, binding.nvml_reason_of_error(self._nvml, error))
             return
         self._add_metrics(request, into)
 
@@ -329,7 +329,7 @@ class GpmSampler:
             elif code == binding.NOT_SUPPORTED:
                 dropped.append(entry)
             else:
-                into.add(name, binding.reason_of_code(code))
+                into.add(name, binding.nvml_reason_of_code(code))
         if dropped:
             self._wanted = [entry for entry in self._wanted if entry not in dropped]
             self._unsupported += [name for _, name, _ in dropped]

@@ -13,7 +13,7 @@ from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Mi
 
 
 class PollPart(StrEnum):
-    """Readings that are read together."""
+    """Readings of a GPU that are polled together through NVML."""
 
     FAST = "fast"  # activity, power, clocks, memory
     SLOW = "slow"  # limits, links, memory errors, processes
@@ -24,8 +24,8 @@ _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t."""
 
 
-class Gpu:
-    """One GPU and its MIG instances.
+class NvmlGpu:
+    """One GPU and its MIG instances, read through NVML.
 
     Attributes:
         is_usable: whether it may be asked again.
@@ -107,18 +107,18 @@ class Gpu:
                 if kind == _LINK_TO_SWITCH:
                     end = NVSWITCH
                 elif kind == _LINK_TO_GPU:
-                    end = binding.text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
+                    end = binding.nvml_text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
                 else:
                     continue
             except Exception as error:
-                binding.reason_of_error(self._nvml, error)
+                binding.nvml_reason_of_error(self._nvml, error)
                 continue
             ends[end] = ends.get(end, 0) + 1
         return ends
 
 
 def unusable_gpu_collection(labelled: binding.GpuReadings, error: binding.GpuUnusableError) -> Collection:
-    """Readings of a GPU that does not answer."""
+    """Readings of a GPU that does not answer NVML."""
     into = binding.GpuReadings(labelled.labels, labelled.time_ns)
     into.add("up", 0, reason=error.reason)
     into.add("", NoValue(error.reason, error.detail))
@@ -140,7 +140,7 @@ _NO_SAMPLE_CODES = (0, 6)
 
 
 class ProcessReader:
-    """Processes of one GPU; a process in two of NVML's lists is reported once, with both kinds.
+    """Processes of one GPU by NVML; a process in two of its lists is reported once, with both kinds.
 
     Attributes:
         memory_bytes: of all processes at the last reading; None before, and where one process's is not known.
@@ -160,7 +160,7 @@ class ProcessReader:
             try:
                 processes = getattr(self._nvml, function)(self._handle)
             except Exception as error:
-                why = binding.reason_of_error(self._nvml, error)
+                why = binding.nvml_reason_of_error(self._nvml, error)
                 if kind == "compute" or why.reason is not MissingReason.NOT_SUPPORTED:
                     into.add("processes", why, kind=kind)
                 continue
@@ -196,7 +196,7 @@ class ProcessReader:
         except Exception as error:
             if getattr(error, "value", None) in _NO_SAMPLE_CODES:
                 return
-            into.add("process_sm_utilization_ratio", binding.reason_of_error(self._nvml, error))
+            into.add("process_sm_utilization_ratio", binding.nvml_reason_of_error(self._nvml, error))
             return
         newest: dict[int, Any] = {}
         for sample in samples:
@@ -214,7 +214,7 @@ _MAX_EVENTS = 64
 
 
 class XidListener:
-    """XIDs of one GPU. Each becomes a finding "xid"."""
+    """XIDs of one GPU by NVML's events. Each becomes a finding "xid"."""
 
     def __init__(self, nvml: binding.Nvml, handle: binding.Handle) -> None:
         self._nvml = nvml
@@ -225,7 +225,7 @@ class XidListener:
             self._set = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, _XID_EVENT, self._set)
         except Exception as error:
-            self._why_not = binding.reason_of_error(nvml, error)
+            self._why_not = binding.nvml_reason_of_error(nvml, error)
 
     def read(self, into: binding.GpuReadings) -> None:
         """Add the events that came since the last reading."""
@@ -237,7 +237,7 @@ class XidListener:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except Exception as error:
                 if getattr(error, "value", None) != binding.TIMEOUT:
-                    into.add("xid_errors_total", binding.reason_of_error(self._nvml, error))
+                    into.add("xid_errors_total", binding.nvml_reason_of_error(self._nvml, error))
                 return
             if event.eventType == _XID_EVENT:
                 labels = with_labels(self._gpu_labels(event, into), xid=event.eventData)
@@ -254,6 +254,6 @@ class XidListener:
             uuid = self._nvml.nvmlDeviceGetUUID(event.device)
             index = self._nvml.nvmlDeviceGetIndex(event.device)
         except Exception as error:
-            binding.reason_of_error(self._nvml, error)
+            binding.nvml_reason_of_error(self._nvml, error)
             return ()
-        return labels_of(gpu=index, uuid=binding.text(uuid))
+        return labels_of(gpu=index, uuid=binding.nvml_text(uuid))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.checks.links import _UP
 from stepscope.agent.health.samples import (
     CheckEvidence,
     CheckSample,
     MinuteWindow,
-    Observed,
     ObservedGpu,
+    ObservedMachine,
     above,
     bad,
     good,
@@ -49,9 +49,9 @@ _STALL_MINUTES = 10
 
 
 class AnswerChecks:
-    """Checks whether one GPU answers, and of what its driver and DCGM report."""
+    """Health checks whether one GPU answers, and of what its driver and DCGM report."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._limit = thresholds.stalls_per_minute
         self._stalls = MinuteWindow(_STALL_MINUTES)
         self._is_silent = False
@@ -144,13 +144,13 @@ _COUNT = "gpu_count"
 
 
 class DriverChecks:
-    """Checks of the machine's driver and the number of its GPUs."""
+    """Health checks of the machine's driver and the number of its GPUs."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._expected = thresholds.expected_gpus
         self._had_gpus = False
 
-    def samples(self, observed: Observed) -> Iterator[CheckSample]:
+    def samples(self, observed: ObservedMachine) -> Iterator[CheckSample]:
         """Results for the newest collection."""
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
@@ -170,7 +170,9 @@ class DriverChecks:
         else:  # a driver that never was there may have failed to load
             yield from self._count(observed, time_ns, why)
 
-    def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[CheckSample]:
+    def _count(
+        self, observed: ObservedMachine, time_ns: int, why_no_driver: Missing | None = None
+    ) -> Iterator[CheckSample]:
         message = observed.findings.get(_COUNT, "")
         if self._expected:
             there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)

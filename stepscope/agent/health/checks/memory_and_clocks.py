@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.samples import (
     CheckEvidence,
     CheckSample,
     CounterWindow,
     MinuteWindow,
     ObservedGpu,
-    Sample,
+    TimedValue,
     above,
     bad,
     good,
@@ -23,9 +23,9 @@ _MINUTE, _WEEK = 60.0, 7 * 86_400.0
 
 
 class MemoryChecks:
-    """Checks of one GPU's memory."""
+    """Health checks of one GPU's memory."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
         self._corrected = CounterWindow(_MINUTE)
         self._retired = CounterWindow(_WEEK)
@@ -36,7 +36,7 @@ class MemoryChecks:
         yield from self._rows(gpu.values)
         yield from self._pages(gpu.values)
 
-    def _errors(self, values: dict[str, Sample], is_contained: bool) -> Iterator[CheckSample]:
+    def _errors(self, values: dict[str, TimedValue], is_contained: bool) -> Iterator[CheckSample]:
         uncorrected = values.get("ecc_uncorrected_errors_total")
         if uncorrected is not None:
             message = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
@@ -60,7 +60,7 @@ class MemoryChecks:
             leave = limits.corrected_errors_per_second / 2
             yield above("ecc_corrected_rate", corrected.time_ns, evidence, leave=leave, is_new=True)
 
-    def _rows(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
+    def _rows(self, values: dict[str, TimedValue]) -> Iterator[CheckSample]:
         failed, pending = values.get("row_remap_failed"), values.get("row_remap_pending")
         if failed is not None:
             message = "a damaged row of memory could not be replaced"
@@ -78,7 +78,7 @@ class MemoryChecks:
             evidence = CheckEvidence(Severity.WARNING, Action.REPLACE, message, rows.value, limit, "rows")
             yield above("remapped_rows", rows.time_ns, evidence, leave=limit - 1)
 
-    def _pages(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
+    def _pages(self, values: dict[str, TimedValue]) -> Iterator[CheckSample]:
         """Retired pages, before Ampere. Growth of a week is known only since the agent's start."""
         limits = self._thresholds
         single, double = values.get("retired_pages_corrected_total"), values.get("retired_pages_uncorrected_total")
@@ -101,7 +101,7 @@ class MemoryChecks:
             yield _flag("retired_pages_pending", pending, Severity.WARNING, Action.RESET_GPU, message)
 
 
-def _flag(code: str, sample: Sample, severity: Severity, action: Action, message: str) -> CheckSample:
+def _flag(code: str, sample: TimedValue, severity: Severity, action: Action, message: str) -> CheckSample:
     if sample.value:
         return bad(code, sample.time_ns, CheckEvidence(severity, action, message))
     return good(code, sample.time_ns)
@@ -117,9 +117,9 @@ _REASONS = {
 
 
 class SlowdownChecks:
-    """Checks of one GPU's clocks and temperature."""
+    """Health checks of one GPU's clocks and temperature."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
         self._thermal = CounterWindow(_MINUTE)
         self._minutes = MinuteWindow(thresholds.slowdown_minutes)
@@ -139,7 +139,7 @@ class SlowdownChecks:
             yield from self._margin(margin)
         yield from self._hardware(gpu)
 
-    def _margin(self, margin: Sample) -> Iterator[CheckSample]:
+    def _margin(self, margin: TimedValue) -> Iterator[CheckSample]:
         limit = self._thresholds.temperature_margin_celsius
         if margin.value <= limit:
             message = (

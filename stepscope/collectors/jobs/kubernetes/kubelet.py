@@ -59,7 +59,7 @@ class KubeletCollector:
             return self._failed(MissingReason.TIMED_OUT, f"no answer within {self.seconds:g} s")
         except OSError as error:
             return self._failed(_reason_of_os_error(error), error.strerror or str(error))
-        except GrpcError as error:
+        except KubeletError as error:
             known = {_UNIMPLEMENTED: MissingReason.NOT_SUPPORTED, _PERMISSION_DENIED: MissingReason.NO_PERMISSION}
             return self._failed(known.get(error.status or 0, MissingReason.UNREACHABLE), str(error))
         except pod_resources.ProtobufError as error:
@@ -86,8 +86,8 @@ _READ_BYTES = 1 << 16
 _OK, _UNKNOWN = 0, 2
 
 
-class GrpcError(Exception):
-    """The server refused, or does not speak gRPC.
+class KubeletError(Exception):
+    """The kubelet refused a call, or does not speak gRPC.
 
     Attributes:
         status: gRPC's number; None where there is none.
@@ -99,7 +99,7 @@ class GrpcError(Exception):
 
 
 def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> bytes:
-    """Call a method once, over a connection of its own.
+    """Call a gRPC method of the kubelet once, over a connection of its own.
 
     Args:
         path: of the socket.
@@ -125,10 +125,10 @@ def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> byte
                 channel.sendall(exchange.to_send())
                 received = channel.recv(_READ_BYTES)
                 if not received:
-                    raise GrpcError("the server closed the connection before it answered")
+                    raise KubeletError("the server closed the connection before it answered")
                 exchange.receive(received)
         except h2.exceptions.ProtocolError as error:
-            raise GrpcError(f"it does not speak HTTP/2: {error}") from error
+            raise KubeletError(f"it does not speak HTTP/2: {error}") from error
         return exchange.message()
 
 
@@ -171,14 +171,14 @@ class _GrpcExchange:
             elif isinstance(event, h2.events.DataReceived):
                 self._body += event.data or b""
                 if len(self._body) > _LARGEST_ANSWER_BYTES:
-                    raise GrpcError(f"its answer is larger than {_LARGEST_ANSWER_BYTES >> 20} MiB")
+                    raise KubeletError(f"its answer is larger than {_LARGEST_ANSWER_BYTES >> 20} MiB")
                 self._connection.acknowledge_received_data(event.flow_controlled_length or 0, self._stream)
             elif isinstance(event, h2.events.StreamEnded):
                 self.is_over = True
             elif isinstance(event, h2.events.StreamReset):
-                raise GrpcError(f"the server broke the call off (HTTP/2 error {event.error_code})")
+                raise KubeletError(f"the server broke the call off (HTTP/2 error {event.error_code})")
             elif isinstance(event, h2.events.ConnectionTerminated):
-                raise GrpcError(f"the server is closing down (HTTP/2 error {event.error_code})")
+                raise KubeletError(f"the server is closing down (HTTP/2 error {event.error_code})")
 
     def _note(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> None:
         self._headers.update((str(name), str(value)) for name, value in headers)
@@ -190,15 +190,15 @@ class _GrpcExchange:
             GrpcError: it is an error, or none.
         """
         if self._headers.get(":status") != "200":
-            raise GrpcError(f"it answers HTTP status {self._headers.get(':status', 'none')}: no gRPC server")
+            raise KubeletError(f"it answers HTTP status {self._headers.get(':status', 'none')}: no gRPC server")
         word = self._headers.get("grpc-status", "")
         status = int(word) if word.isdecimal() else _UNKNOWN
         if status != _OK:
             detail = unquote(self._headers.get("grpc-message", "")) or "it gives no reason"
-            raise GrpcError(f"gRPC status {status}: {detail}", status)
+            raise KubeletError(f"gRPC status {status}: {detail}", status)
         if len(self._body) < _MESSAGE_PREFIX.size:
-            raise GrpcError("its answer is without a message")
+            raise KubeletError("its answer is without a message")
         is_compressed, size = _MESSAGE_PREFIX.unpack_from(self._body)
         if is_compressed or len(self._body) != _MESSAGE_PREFIX.size + size:
-            raise GrpcError("its answer is compressed, or not one message")
+            raise KubeletError("its answer is compressed, or not one message")
         return bytes(self._body[_MESSAGE_PREFIX.size :])
