@@ -161,7 +161,7 @@ def job_place(pid: int, proc: Path = Path("/proc")) -> JobPlace:
 
 
 def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process that polls the kineto daemon is a trainer's helper or a launcher; False where it is not known."""
+    """Whether a process that polls the kineto daemon is a helper or a launcher; False where it is not known."""
     command = _read_file(proc / str(pid) / "cmdline")
     return any(part in command for part in _HELPER_PATHS) or _is_launcher(command.split(b"\0"))
 
