@@ -79,7 +79,7 @@ def test_http_2_is_loaded_with_a_kubelet_alone() -> None:
     code = (
         "import sys, stepscope.agent.sources\n"
         "from stepscope.agent.jobs.job_collector import *\n"
-        "job_sources(list, Jobs(kubelet_socket='/none/x'), environment={})\n"
+        "job_sources(list, JobSettings(kubelet_socket='/none/x'), environment={})\n"
         "print([name for name in ('h2', 'grpc', 'numpy') if name in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

@@ -177,7 +177,7 @@ def test_captures_go_on_after_what_nobody_foresaw(
         return compress(*arguments, **options)
 
     monkeypatch.setattr(KinetoTargets, "of", of)
-    monkeypatch.setattr(trace_files, "compress_trace", compressed)
+    monkeypatch.setattr(trace_files, "compress_kineto_trace", compressed)
     with KinetoBackend(tmp_path / "runs", socket_folder=str(socket_folder)) as backend:
         client = Libkineto(backend.server.address, socket_folder, job_id=77)
         with asking(backend, client) as keys:
