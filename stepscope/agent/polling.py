@@ -28,7 +28,6 @@ class SourceState:
         seconds: duration of that collection; None before the first.
         reason: why there are no values now; None while the source answers.
         detail: one line on the reason.
-        num_collections: completed collections.
         num_errors: collections that failed or did not end in time.
         age_seconds: time since the end of the last collection by the monotonic clock; None before the first.
     """
@@ -91,7 +90,6 @@ class ScheduledSource:
         self.close()
 
     def start(self) -> None:
-        """Start collecting."""
         self._thread.start()
 
     def close(self, grace: float = 1.0) -> None:
@@ -101,7 +99,6 @@ class ScheduledSource:
             self._thread.join(grace)
 
     def state(self) -> SourceState:
-        """State now; does not block."""
         began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
         if collected_at is not None:
             state = replace(state, age_seconds=now - collected_at)

@@ -43,15 +43,12 @@ class AgentParts:
 
     Attributes:
         guard: access rules and encryption of connections.
-        sources: to read.
         dcgm_names: names under which GPUs are shown as dcgm-exporter does; None: not at all.
         training: server of training processes; None: no server.
         kineto: server of processes started with KINETO_USE_DAEMON=1; None: no server.
-        captures: takes requests for captures.
         state_directory: keeps captures, and the token where no file is named.
         token_file: holds the token of who may change something; None: in the state directory.
         state: keeps every other agent out of the state directory.
-        host: name of this machine.
     """
 
     address: ListenAddress
@@ -193,7 +190,6 @@ def serve_agent(parts: AgentParts, *, stop: threading.Event, say: Callable[[str]
 
     Args:
         parts: opened and closed here.
-        stop: ends the agent.
         say: receives lines for people: the address, then what is read and what is missing.
 
     Raises:
@@ -253,11 +249,9 @@ class Systemd:
         self._seconds = int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
 
     def ready(self, status: str) -> None:
-        """Notify that the first round is over."""
         self._notify(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """Notify that the agent is ending."""
         self._notify("STOPPING=1")
 
     def watch(self, progress: Callable[[], tuple[Hashable, ...]], stop: threading.Event) -> None:
@@ -265,7 +259,6 @@ class Systemd:
 
         Args:
             progress: counts that all increase while the agent works; if one does not, the watchdog is not reset.
-            stop: ends the wait.
         """
         if not self._address or not self._seconds:
             stop.wait()

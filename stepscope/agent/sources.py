@@ -48,14 +48,10 @@ class AgentSources:
     """All sources that the agent reads, in the order of their trust. A context manager: reads while it is open.
 
     Args:
-        timing: of reading the GPUs.
         dcgm_exporter: a page of dcgm-exporter to read as well.
-        jobs: settings of job attribution.
-        environment: of the processes that read GPUs; the agent's own by default.
         training: server of training processes; opened and closed by the caller.
         kineto: server of processes without stepscope; opened and closed by the caller.
         nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
-        thresholds: of health.
 
     Attributes:
         health, fleet: sources derived from the others.
@@ -126,7 +122,6 @@ class AgentSources:
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:
-        """States of all sources now; does not block."""
         return self._read_states() + tuple(source.state() for source in self._derived)
 
     def _read_states(self) -> tuple[SourceState, ...]:
@@ -200,7 +195,6 @@ class SourceReport:
 
     Attributes:
         reason, detail: why it gives nothing; None and empty where it does.
-        num_readings: values of its last collection.
         seconds: how long that took; None before the first.
         findings: lines on what it noticed.
     """
@@ -262,7 +256,6 @@ class MetricGap:
     """Metrics that the agent cannot read of a GPU, for one reason.
 
     Attributes:
-        reason, detail: as of a `Missing`.
         metrics: their names, sorted; empty where the whole GPU is missing.
     """
 

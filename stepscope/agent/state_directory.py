@@ -25,7 +25,6 @@ def state_directory(configured: str = "", environment: Mapping[str, str] | None 
 
     Args:
         configured: by a setting; empty: systemd's STATE_DIRECTORY, else /var/lib/stepscope for root, else the user's.
-        environment: default: the process's own.
     """
     environment = os.environ if environment is None else environment
     if configured:
@@ -147,7 +146,6 @@ def agent_token(directory: Path, file: Path | None = None) -> str | None:
 
     Args:
         directory: the state directory, which holds it where no file is given.
-        file: set by a setting.
 
     Raises:
         UsageError: the given file cannot be used.

@@ -79,7 +79,6 @@ class SilentCounters:
         return Collection(tuple(readings), tuple(missing), collection.findings)
 
     def forget_all_but(self, gpus: Container[Labels]) -> None:
-        """Forget all GPUs but these."""
         self._silent = {labels: found for labels, found in self._silent.items() if labels in gpus}
 
 
@@ -193,7 +192,6 @@ class ZeroCounters:
 
     @property
     def facts(self) -> list[str]:
-        """Utilisation and power, in words."""
         facts = [] if self.busy_ratio is None else [f"{self.busy_ratio:.0%} utilisation"]
         return facts if self.power_watts is None else [*facts, f"{self.power_watts:.0f} W"]
 
@@ -233,7 +231,6 @@ class Contradiction:
     """Two values of a GPU's counters that cannot both be true.
 
     Attributes:
-        code, message: of the finding.
         advice: what to do, beside missing metrics; the event that health makes of the finding has its own.
         doubted: metrics that are missing because of it.
     """
@@ -245,7 +242,6 @@ class Contradiction:
 
     @property
     def detail(self) -> str:
-        """Detail of the missing metrics."""
         return f"{self.message}; {self.advice}"
 
 

@@ -70,19 +70,15 @@ class DeadlineSocket:
         return self._channel
 
     def sendall(self, data: bytes) -> None:
-        """As a socket's."""
         self._before_deadline().sendall(data)
 
     def recv(self, size: int) -> bytes:
-        """As a socket's."""
         return self._before_deadline().recv(size)
 
     def recv_into(self, buffer: memoryview) -> int:
-        """As a socket's."""
         return self._before_deadline().recv_into(buffer)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """For reading."""
         return io.BufferedReader(_Incoming(self))
 
     def close(self) -> None:

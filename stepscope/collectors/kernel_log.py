@@ -49,7 +49,6 @@ class KernelLog:
         """
         Args:
             path: of the log; one `read` returns one record.
-            wall_clock_ns: ns since the epoch.
             log_clock_ns: clock of the records' times, ns since boot.
         """
         self._wall_clock_ns = wall_clock_ns
@@ -74,7 +73,6 @@ class KernelLog:
         self.close()
 
     def close(self) -> None:
-        """Close the log."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

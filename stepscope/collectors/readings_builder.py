@@ -20,7 +20,6 @@ class NoValue(NamedTuple):
     """Why a collector has no value.
 
     Attributes:
-        reason: as of a `Missing`.
         detail: one line for people, with the file or the driver's own words; empty where the reason says it all.
     """
 
@@ -37,7 +36,6 @@ class ReadingsBuilder:
 
     Attributes:
         time_ns: time of the readings, ns since the epoch.
-        labels: carried by all of them.
     """
 
     def __init__(self, time_ns: int, labels: Labels = (), *, prefix: str = "") -> None:
@@ -74,7 +72,6 @@ class ReadingsBuilder:
             self.add(name, why, **further)
 
     def note(self, code: str, message: str, /, **further: str | int) -> None:
-        """Add a finding."""
         self.findings.append(Finding(code, message, self.with_labels(further), self.time_ns))
 
     def checked(self, metric: str, value: float, labels: Labels, *, source: str, raw: float) -> float | NoValue:
@@ -93,11 +90,9 @@ class ReadingsBuilder:
         return 1.0
 
     def collection(self) -> Collection:
-        """All that was added."""
         return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
 
     def with_labels(self, further: dict[str, str | int]) -> Labels:
-        """The labels of all and further ones."""
         return tuple(sorted((*self.labels, *[(name, str(value)) for name, value in further.items()])))
 
 

@@ -25,11 +25,7 @@ _LAUNCHERS = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
 
 
 class CaptureRefusedError(Exception):
-    """A capture request that the agent refuses.
-
-    Attributes:
-        status: the HTTP status of the reply.
-    """
+    """A capture request that the agent refuses."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         self.status = status
@@ -139,17 +135,12 @@ _WRITING_SECONDS = 300.0
 
 
 class Capture:
-    """One capture on request at this agent: what each process was asked, and has answered.
-
-    Attributes:
-        report: its present state.
-    """
+    """One capture on request at this agent: what each process was asked, and has answered."""
 
     def __init__(self, report: captures.CaptureReport, now: float) -> None:
         """
         Args:
             report: a new one, or as kept by an agent that has ended since.
-            now: monotonic, seconds.
         """
         self.report = report
         self._asked_at: dict[str, float] = {}
@@ -176,7 +167,6 @@ class Capture:
 
     @property
     def request(self) -> captures.CaptureRequest:
-        """What ranks are asked."""
         return self.report.order.request
 
     def cancel(self) -> None:
@@ -204,7 +194,6 @@ class Capture:
 
         Args:
             here: keys of all processes that can be asked.
-            now: monotonic, seconds.
         """
         keys = []
         for one in self._open_ranks():
@@ -225,8 +214,6 @@ class Capture:
 
         Args:
             is_alive: of processes that are away, whether they still run; unknown ones are absent.
-            now: monotonic, seconds.
-            now_ns: ns since the epoch.
         """
         deadline_ns = self.request.deadline_unix_ns
         is_late = deadline_ns is not None and now_ns > deadline_ns + int(_WRITING_SECONDS * 1e9)

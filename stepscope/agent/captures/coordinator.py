@@ -267,7 +267,6 @@ class AgentCaptureFile:
             return []
 
     def write(self, reports: Sequence[captures.CaptureReport]) -> None:
-        """Keep these alone."""
         if self._file is None:
             return
         beside = self._file.with_suffix(".new")
@@ -286,7 +285,6 @@ class CaptureBackend(Protocol):
     """Interface of a capture backend: one way of the agent to profile processes on request.
 
     Attributes:
-        name: short, for people.
         why_closed: why it can capture no process; None while it can.
     """
 
@@ -322,15 +320,12 @@ class ProfileCaptureBackend:
 
     @property
     def why_closed(self) -> Missing | None:
-        """Why no process can connect."""
         return self._server.why_closed
 
     def targets(self) -> Sequence[captures.CaptureTarget]:
-        """The processes that are connected."""
         return [_target_of(rank) for rank in self._server.ranks()]
 
     def request(self, request: captures.CaptureRequest, keys: Collection[str]) -> None:
-        """Ask these processes; see `CaptureBackend`."""
         self._server.send(request, keys)
 
     def cancel(self, capture_id: str, keys: Collection[str]) -> None:
@@ -338,7 +333,6 @@ class ProfileCaptureBackend:
         self._server.send(Cancel(capture_id), keys)
 
     def updates(self) -> Sequence[captures.CaptureUpdate]:
-        """The answers since the last call."""
         directories = {rank.key: rank.hello.run_directory for rank in self._server.ranks()}
         return [
             replace(update, progress=_checked(update.progress, directories.get(update.key)))

@@ -40,12 +40,9 @@ def key(
 
     Args:
         default: of type bool, int, float, str or tuple of str.
-        help: one sentence.
         flag: option of `stepscope agent run` that sets it; empty: none.
         metavar: placeholder of the option's value.
-        least, most: limits of a number, inclusive.
         choices: all allowed texts; none: any.
-        is_secret: its value is never shown.
     """
     about = Key("", "", type(default), default, help, flag, metavar, least, most, tuple(choices), is_secret)
     made: Any = field(default=default, metadata={_METADATA: about})
@@ -76,7 +73,6 @@ class Key:
 
     @property
     def path(self) -> str:
-        """`section.name`."""
         return f"{self.section}.{self.name}"
 
     @property
@@ -113,10 +109,6 @@ _TYPE_NAMES = {
 
 def typed_value(key: Key, value: Any, *, where: str) -> Any:
     """A configuration value in its key's type.
-
-    Args:
-        value: as parsed by TOML or click.
-        where: its origin, for the error.
 
     Raises:
         UsageError: it has another type or is outside of the key's limits.
@@ -239,7 +231,6 @@ class JobSettings:
 
     @property
     def naming(self) -> TeamNaming:
-        """Names of teams and projects."""
         return TeamNaming(self.team_names, self.project_names)
 
 
@@ -359,11 +350,6 @@ KEYS: dict[str, Key] = keys_of(AgentSettings)
 
 
 def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it.
-
-    Args:
-        setting: the name in the configuration.
-        environment: the process's own by default.
-    """
+    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it."""
     environment = os.environ if environment is None else environment
     return setting or environment.get("NODE_NAME", "") or socket.gethostname()

@@ -45,10 +45,7 @@ class MetricSeries:
     """All series of one name on the metrics page.
 
     Attributes:
-        name: of the samples.
         kind: "gauge", "counter", "info" or "unknown".
-        unit: base unit; empty without one.
-        values: by labels.
     """
 
     name: str
@@ -107,7 +104,6 @@ class MetricFamilies:
         self._series: dict[str, MetricSeries] = {}
 
     def add(self, collector: str, name: str, labels: Labels, value: float) -> None:
-        """Add one value of a metric of the catalogue."""
         series = self._series.get(name)
         if series is None:
             metric = CATALOGUE.get(name)
@@ -128,13 +124,7 @@ class MetricFamilies:
 
 
 def exposition_text(all_series: Iterable[MetricSeries], texts: LabelTexts, *, is_openmetrics: bool) -> str:
-    """The page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end; as prometheus-client writes it.
-
-    Args:
-        all_series: with labels that have a text.
-        texts: of those labels.
-        is_openmetrics: which of the formats.
-    """
+    """The page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end; as prometheus-client has it."""
     lines = []
     for series in all_series:
         if is_openmetrics:

@@ -95,7 +95,6 @@ class MetricsPage(Collector):
         return body, headers
 
     def series(self) -> list[MetricSeries]:
-        """Values of the sources and their states; each series once."""
         now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
@@ -229,8 +228,6 @@ def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str)
 
     Args:
         readings: of GPUs; those without a field of DCGM are left out.
-        names: which names of the fields.
-        hostname: label `Hostname`.
     """
     readings = tuple(readings)
     infos = _Infos(dict(reading.labels) for reading in readings if reading.metric == _GPU_INFO)

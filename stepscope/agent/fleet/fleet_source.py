@@ -35,12 +35,7 @@ _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
 
 class FleetSource:
-    """The agent's source of fleet classes: keeps minutes of samples and classifies the newest minute.
-
-    Args:
-        states: all sources of the agent.
-        assignments: the jobs and their devices now.
-    """
+    """The agent's source of fleet classes: keeps minutes of samples and classifies the newest minute."""
 
     def __init__(
         self,
@@ -77,7 +72,6 @@ class FleetSource:
         return self._collection
 
     def report(self) -> FleetReport:
-        """The newest classes, with their evidence."""
         return self._report
 
     def _classify(self, now_ns: int) -> None:

@@ -59,7 +59,6 @@ class GpuValues:
         reasons: throttle reasons that hold; None if no source reports any.
         num_processes, num_links: None if no source reports them.
         processes_by: the source that counted the processes.
-        newest_ns: time of its newest value.
     """
 
     device: Device
@@ -202,7 +201,6 @@ class GpuHistory:
 
     @property
     def newest_ns(self) -> int:
-        """Time of the newest sample; 0 without one."""
         return self._samples[-1].time_ns if self._samples else 0
 
     def add(self, values: GpuValues) -> None:
@@ -218,7 +216,6 @@ class GpuHistory:
             self._samples.popleft()
 
     def last(self, seconds: float) -> Sequence[Sample]:
-        """Samples of the last seconds before the newest."""
         since = self.newest_ns - seconds * 1e9
         return [sample for sample in self._samples if sample.time_ns > since]
 
@@ -261,11 +258,8 @@ class _HostCounters:
     """Counters of the host at one moment.
 
     Attributes:
-        time_ns: of the host's collection.
         cpu: CPU seconds of processes by pid.
         stopped, waited: throttled seconds and seconds of waiting for I/O by cgroup; of the machine under "".
-        ports: bytes of all InfiniBand ports by direction.
-        cgroups: of processes by pid.
         holders: pids by the UUID of the device.
         ranks: labels run and rank of training processes by the UUID of their device.
         steps, data_waits: seconds of the newest step, and of its wait for data, by run and rank.
@@ -299,7 +293,6 @@ class HostHistory:
         """Add the counters, unless the host's source has nothing new.
 
         Args:
-            states: the sources.
             until_ns: a later collection was made before the clock was set back, and is left out.
         """
         time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)

@@ -41,12 +41,7 @@ _MAX_LOG_LINES = 20
 
 
 class GpuSource:
-    """The agent's source of GPU readings. Never blocks: `probes` reads them in processes of their own.
-
-    Args:
-        probes: the probe processes.
-        quiet_seconds: see `FirstGpuRound`.
-    """
+    """The agent's source of GPU readings. Never blocks: `probes` reads them in processes of their own."""
 
     def __init__(
         self, probes: GpuProbes, *, quiet_seconds: float, wall_clock_ns: Callable[[], int] = time.time_ns
@@ -131,7 +126,6 @@ class FirstGpuRound:
     Args:
         quiet_seconds: without any answer, the round is over when nothing has changed for so long: longer than it takes
             to give up a GPU that hangs, behind which the others are found.
-        clock: monotonic seconds.
     """
 
     def __init__(self, quiet_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -146,7 +140,6 @@ class FirstGpuRound:
         """One line on the GPUs that have not answered; empty when the round is over or the driver does not answer.
 
         Args:
-            targets: the GPUs that are known so far.
             refusal: why no GPU can be asked; None while they can.
         """
         if self._is_over or refusal is not None:

@@ -26,12 +26,7 @@ _GATHER_SECONDS = 0.03
 
 
 class GpuProbes:
-    """All GPUs of this machine, read by probe processes. A context manager; `close` ends the processes.
-
-    Args:
-        timing: intervals and deadlines.
-        environment: of the processes; the agent's own by default.
-    """
+    """All GPUs of this machine, read by probe processes. A context manager; `close` ends the processes."""
 
     def __init__(self, timing: ProbeTiming | None = None, *, environment: Mapping[str, str] | None = None) -> None:
         self._timing = timing or ProbeTiming()
@@ -52,7 +47,6 @@ class GpuProbes:
         self.close()
 
     def start(self) -> None:
-        """Start reading."""
         self._wake_read, self._wake_write = os.pipe()
         self._is_closing.clear()
         self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)

@@ -54,7 +54,6 @@ class ProbeProcess:
         Args:
             slow_poll_seconds: between two readings of what changes slowly.
             grace_seconds: time to exit when it is asked to.
-            environment: of the process; the agent's own by default.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)],
@@ -73,7 +72,6 @@ class ProbeProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -82,7 +80,6 @@ class ProbeProcess:
         return self._process.poll()
 
     def fileno(self) -> int:
-        """See `GpuProbe`."""
         return self._output.fileno()
 
     def send(self, request: dict[str, Any]) -> bool:
@@ -118,12 +115,10 @@ class ProbeProcess:
         return answers, has_ended or len(self._partial) > _MAX_LINE_BYTES
 
     def kill(self) -> None:
-        """See `GpuProbe`."""
         self._process.kill()
         self._close_pipes()
 
     def is_gone(self) -> bool:
-        """See `GpuProbe`."""
         return self._process.poll() is not None
 
     def finish(self) -> None:
@@ -145,9 +140,7 @@ class ProbeSlot:
     """A probe process and the GPUs that it reads; at most one request is open.
 
     Attributes:
-        keys: of the GPUs.
         is_shared: whether it reads all GPUs that have no process of their own.
-        probe: the process; None while there is none.
         is_fresh: whether it has not answered a whole request yet.
         is_looking, is_sweeping: the open request: for the GPUs that are present, or for their readings.
         pending: keys, or indices as "index:3", that it has still to answer for; it is reading the first. None: it has
@@ -179,7 +172,6 @@ class ProbeSlot:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is open."""
         return self.is_looking or self.is_sweeping
 
     @property
@@ -193,7 +185,6 @@ class ProbeSlot:
         """Open the next request; None: nothing to ask until the next search for GPUs.
 
         Args:
-            now: monotonic time, seconds.
             apart: indices of the GPUs that have processes of their own.
         """
         self.asked_at = self.progress_at = now
@@ -249,13 +240,11 @@ class ProbeReaper:
 
         Args:
             suspect: key of the GPU that it was reading, "" for none, None for the driver as a whole.
-            now: monotonic time, seconds.
         """
         probe.kill()
         self._endings.append(_Ending(probe, suspect, now, is_killed=True))
 
     def finish(self, probe: GpuProbe, now: float) -> None:
-        """Ask a process to exit."""
         probe.finish()
         self._endings.append(_Ending(probe, "", now + self._grace, is_killed=False))
 
@@ -279,5 +268,4 @@ class ProbeReaper:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all have ended."""
         return not self._endings

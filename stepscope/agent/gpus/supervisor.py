@@ -77,10 +77,7 @@ class ProbeSupervisor:
     """All GPUs and the probe processes that read them.
 
     Attributes:
-        targets: GPUs by key.
         refusal: why no GPU can be asked; None while they can.
-        counts: events of the processes.
-        xids: XID errors that they reported.
     """
 
     def __init__(self, start: Callable[[], GpuProbe], timing: ProbeTiming) -> None:
@@ -95,7 +92,6 @@ class ProbeSupervisor:
         self.xids = XidLog()
 
     def probes(self) -> list[GpuProbe]:
-        """Running processes."""
         return [slot.probe for slot in self._slots() if slot.probe is not None]
 
     def known(self) -> tuple[ProbeTarget, ...]:
@@ -106,12 +102,7 @@ class ProbeSupervisor:
         )
 
     def step(self, now: float, now_ns: int) -> float:
-        """Do all that is due; the time of the next step, unless an answer comes before.
-
-        Args:
-            now: monotonic time, seconds.
-            now_ns: time since the epoch, ns.
-        """
+        """Do all that is due; the time of the next step, unless an answer comes before."""
         self._reaper.reap(now)
         self.counts.left_behind = self._reaper.left_behind(now, self._timing.interval)
         for slot in self._slots():

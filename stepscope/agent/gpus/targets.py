@@ -25,7 +25,6 @@ class ProbeTarget:
 
     Attributes:
         reason: why it does not answer; None while it does.
-        detail: one line on it.
         answered_ns: when it answered last, ns since the epoch; None: never.
         seconds: duration of its last answer; None: never.
         is_apart: whether a process of its own reads it.
@@ -48,7 +47,6 @@ class ProbeTarget:
 
     @property
     def index(self) -> int:
-        """NVML's index."""
         return int(self.device.index)
 
     def fails(self, reason: MissingReason, detail: str) -> None:
@@ -90,7 +88,6 @@ class ProbeCounts:
     """Events of the probe processes since the start.
 
     Attributes:
-        started: processes started.
         timed_out: answers that did not come in time.
         crashed: processes that ended without being asked to.
         refused: times that the driver could not be used at all.
@@ -112,8 +109,6 @@ class ProbeSnapshot:
 
     Attributes:
         collection: the newest readings, each with its own time; those too old are left out and missing.
-        targets: the GPUs, by index.
-        counts: of the processes.
     """
 
     collection: Collection
@@ -183,7 +178,6 @@ class XidLog:
             self.num_dropped += 1
 
     def take(self) -> list[Finding]:
-        """XIDs since the last call."""
         with self._lock:
             taken = list(self._waiting)
             self._waiting.clear()

@@ -97,7 +97,6 @@ class RunWatch:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a step has lasted too long."""
         return self.age_seconds >= self.limit_seconds
 
     def silent(self) -> list[TrainingRank]:
@@ -132,7 +131,6 @@ class HangQuery:
         run_directory: path as the run's process has it.
         pid: of a process of the run, whose mount namespace is used; None: the agent's own.
         uid: owner whose files are read; None: anybody's.
-        now: monotonic seconds.
 
     Raises:
         OSError: the process cannot be started.
@@ -167,7 +165,6 @@ class HangQuery:
         return None
 
     def close(self) -> None:
-        """Kill the process."""
         if self._process.poll() is None:
             self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel is left behind
@@ -180,10 +177,7 @@ class HangSource:
     """The agent's source of hangs: watches the age of steps, and queries a run's dumps once a step has lasted too long.
 
     Args:
-        ranks: processes that are connected to the agent.
-        clock: monotonic seconds.
         process_state: letter of a process's state by its id; empty when it is gone.
-        ask: starts a query.
     """
 
     def __init__(
@@ -303,9 +297,7 @@ class NcclRasSource:
     """The agent's source of stalled NCCL communicators on this node, as NCCL's RAS service sees them.
 
     Args:
-        address: host and port of the RAS service.
         ranks: processes that are connected to the agent; they give a communicator's run, and whether it is in a phase.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -110,7 +110,6 @@ class HealthEpisodes:
     """All episodes of health events of a machine.
 
     Args:
-        hysteresis: of a code.
         gap_seconds: samples further apart are not consecutive.
 
     Attributes:
@@ -130,8 +129,6 @@ class HealthEpisodes:
 
         Args:
             key: of the thing; never changes.
-            labels: of the thing now.
-            sample: result of a check.
         """
         track = self._tracks.setdefault((key, sample.code), _Track(labels))
         track.labels = labels

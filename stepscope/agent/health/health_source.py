@@ -33,7 +33,6 @@ class HealthSource:
     Args:
         states: the sources now, in the order of their trust.
         driver_source: name of the one that reads the GPUs' own driver.
-        thresholds: settings.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class HealthSource:
         self._report = _NOTHING_YET
 
     def collect(self) -> Collection:
-        """Run all checks once."""
         states = self._states()
         now_ns = self._wall_clock_ns()
         for event in self._watch.step(self._observer.observe(states, now_ns), now_ns):
@@ -143,12 +141,7 @@ class HealthWatch:
         self._switches = SwitchChecks()
 
     def step(self, observed: ObservedMachine, now_ns: int) -> list[HealthEvent]:
-        """Check an observation; the events that began or ended with it, in order.
-
-        Args:
-            observed: what all sources report.
-            now_ns: ns since the epoch.
-        """
+        """Check an observation; the events that began or ended with it, in order."""
         changes = self._name(observed, now_ns)
         for key, labels, sample in self._samples(observed, now_ns):
             event = self._episodes.observe(key, labels, sample)
@@ -168,7 +161,6 @@ class HealthWatch:
         return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
 
     def totals(self) -> dict[tuple[Labels, str], int]:
-        """Number of episodes that began, by labels and code."""
         return dict(self._episodes.totals)
 
     def _name(self, observed: ObservedMachine, now_ns: int) -> list[HealthEvent]:

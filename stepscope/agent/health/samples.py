@@ -54,11 +54,8 @@ class CheckSample:
     """Result of one health check for one sample.
 
     Attributes:
-        code: of the check.
         time_ns: of the sample, ns since the epoch; the same sample again counts for nothing.
-        state: good, bad, between or over.
         evidence: of a bad sample.
-        count: number of occurrences.
         is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
     """
 
@@ -170,17 +167,14 @@ class MinuteWindow:
 
     @property
     def count(self) -> int:
-        """Number of minutes in which anything was seen."""
         return len(self._seen)
 
     @property
     def share(self) -> float:
-        """Share of all minutes, 0..1."""
         return self.count / self._num_minutes
 
     @property
     def names(self) -> set[str]:
-        """All names that were seen."""
         return set().union(*self._seen.values())
 
 
@@ -258,7 +252,6 @@ class ObservedMachine:
     """All GPUs, ports and switches of a machine as the health checks see them.
 
     Attributes:
-        gpus: by `Device.key`.
         machine: readings of ports and switches that are fresh.
         driver: state of the source that reads the driver; None without one.
         findings: messages on the whole machine, by code.
@@ -304,7 +297,6 @@ class HealthObserver:
 
         Args:
             states: the sources, in the order of their trust.
-            now_ns: ns since the epoch.
         """
         observed = ObservedMachine()
         for state in states:

@@ -37,7 +37,6 @@ class DeviceSample:
     """A GPU or MIG instance at one moment: the jobs that have it, and its state of use.
 
     Attributes:
-        holders: jobs that have it.
         state: of a device without a job, or that does not answer; None: it follows from the jobs' activity.
     """
 
@@ -89,7 +88,6 @@ class GpuTimeCounter:
 
         Args:
             seen: all devices, each once. A device that is no longer there is forgotten.
-            now: monotonic seconds.
         """
         seconds = 0.0 if self._last is None else max(0.0, now - self._last)
         self._last = now
@@ -125,11 +123,9 @@ class GpuTimeCounter:
         return self._jobs.keys()
 
     def open_seconds(self) -> float:
-        """Seconds in open stretches."""
         return sum(stretch.open_seconds for stretch in self._stretches.values())
 
     def states(self) -> dict[Device, UseState]:
-        """State of each device now."""
         return dict(self._states)
 
     def _observe(self, one: DeviceSample, seconds: float) -> None:
@@ -211,7 +207,6 @@ class GpuUseClassifier:
         self._held: frozenset[Device] = frozenset()
 
     def seen(self, devices: Sequence[DeviceUsage], assignments: Sequence[Assignment]) -> list[DeviceSample]:
-        """One sample of each device."""
         by_device: dict[Device, list[Assignment]] = {}
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)

@@ -47,7 +47,6 @@ class FoundJob:
     """The job of a process that uses a GPU.
 
     Attributes:
-        step: Slurm step.
         inside: id of the pod in which the process runs, if the pod is not the job; its uid if no more is known.
     """
 
@@ -297,9 +296,7 @@ def assignments_from_processes(
     """Assignments of GPUs to the jobs of the processes that hold them.
 
     Args:
-        running: processes by id.
         kubelet_assignments: a pod whose name is not known is one of those that have the device.
-        finder: finds the job of a process.
     """
     pods: dict[Device, dict[str, Job]] = {}
     for assignment in kubelet_assignments:
@@ -353,9 +350,6 @@ def assignments_from_slurm(
     """Assignments of GPUs to the Slurm jobs here: those that a job's cgroup may open, else those in its environment.
 
     Args:
-        jobs: by job id.
-        first: the first process of each job and step.
-        finder: finds the job of a job id.
         unknown: receives names of devices that are not known.
     """
     for job_id, here in jobs.items():

@@ -39,8 +39,6 @@ class JobCollector:
         gpu_states: the sources that read GPUs, in the order of their trust.
         kubelet_devices: devices that the kubelet gave to pods, as far as is known.
         pods, slurm: what else is known; each is collected by a source of its own.
-        root: where /proc and /sys are.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -178,7 +176,6 @@ def job_readings(
     Args:
         assignments: with bounded jobs, at most `MAX_ASSIGNMENTS`.
         jobs: all that have time, also those that have ended: their series must join.
-        ledger: time of devices and jobs.
     """
     usages = {one.device: one for one in devices}
     found: list[Reading] = []
@@ -238,7 +235,6 @@ def job_sources(
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
-        interval: seconds between two collections of assignments.
         environment: variables that name a pod's API server; the process's own by default.
     """
     environment = os.environ if environment is None else environment

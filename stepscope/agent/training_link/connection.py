@@ -43,8 +43,6 @@ class TrainingConnection:
     """Connection of one training process to the agent.
 
     Attributes:
-        peer: ids of the process.
-        hello: None before its hello.
         key: of the process; empty before its hello.
         unsent: bytes that wait until it reads.
     """
@@ -163,12 +161,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class TrainingPeer:
-    """Ids of the training process at the other end; None where the kernel does not tell.
-
-    Attributes:
-        pid: in the agent's namespace.
-        uid: of its user.
-    """
+    """Ids of the training process at the other end; None where the kernel does not tell."""
 
     pid: int | None
     uid: int | None
@@ -201,7 +194,6 @@ class PacingBucket:
         self._at = now
 
     def use(self, amount: float) -> None:
-        """Subtract an amount, also when less is left."""
         self._left -= amount
 
     def wait_seconds(self, per_second: float, now: float) -> float:

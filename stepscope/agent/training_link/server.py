@@ -58,8 +58,6 @@ class TrainingServer:
     def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
         """
         Args:
-            path: of the socket; @name for an abstract one.
-            mode: of the socket's file.
             is_required: False goes on without where this user cannot create one.
         """
         self.wake: Callable[[], None] = lambda: None
@@ -310,18 +308,13 @@ _MILLI = 1e-3
 
 
 class TrainingSource:
-    """The agent's source of metrics of the connected training processes.
-
-    Args:
-        server: that they are connected to.
-    """
+    """The agent's source of metrics of the connected training processes."""
 
     def __init__(self, server: TrainingServer, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._server = server
         self._wall_clock_ns = wall_clock_ns
 
     def collect(self) -> Collection:
-        """Values of the newest messages."""
         if self._server.why_closed is not None:
             return Collection((), (self._server.why_closed,))
         now_ns, ranks = self._wall_clock_ns(), self._server.ranks()

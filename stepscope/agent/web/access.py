@@ -30,7 +30,6 @@ class Access:
 
     Args:
         token: None refuses all requests that need one.
-        reloader: has the users.
     """
 
     def __init__(self, token: str | None = None, reloader: WebConfigReloader | None = None) -> None:

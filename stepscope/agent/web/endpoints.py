@@ -55,10 +55,6 @@ def node_of(
     Args:
         states: the sources; of what two of them report, the first counts. Values of one that is silent for a minute are
             left out.
-        now_ns: ns since the epoch.
-        host: name of the machine.
-        assignments: the jobs and their devices.
-        health: of the GPUs and the machine.
         fleet: what its GPUs and jobs spent the last minute on.
         ranks: training processes that are connected to the agent.
     """
@@ -116,7 +112,6 @@ class _DeviceBuilder:
             self.newest_ns = max(self.newest_ns, reading.time_ns)
 
     def add_missing(self, missing: Missing) -> None:
-        """Add why a value, or the whole device, is missing."""
         if missing.metric:
             self.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
         elif self.up is None:
@@ -193,7 +188,6 @@ def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> t
     Args:
         node: this machine now, by its name; must not block.
         scheme: http or https, under which the agent is reached.
-        host: this machine's name in the configuration.
     """
     host = node_name(host)
 

@@ -18,7 +18,6 @@ class Request:
 
     Attributes:
         method: GET, POST or DELETE; HEAD comes as GET.
-        path: without the query.
         headers: with case-insensitive lookup, as of an email.message.Message.
         body: empty unless the route takes one.
         parts: parts of the path by the {name} that the route has for them.

@@ -152,7 +152,6 @@ class ConnectionServer(ThreadingHTTPServer):
                 known.has_request = True
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)

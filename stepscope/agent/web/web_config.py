@@ -40,8 +40,6 @@ class WebConfig:
     """Content of a web config file: TLS, users and limits of the HTTP server.
 
     Attributes:
-        tls: None: not encrypted.
-        headers: sent with every reply.
         users: bcrypt hashes by name; empty: no passwords.
         requests_per_second: limit; None: unlimited.
         burst: requests at once within that limit.
@@ -186,7 +184,6 @@ class TlsConfig:
         client_auth: which clients must have a certificate.
         client_ca_file: CAs that sign those; None: no CA.
         client_allowed_sans: subject alternative names, one of which a client's certificate must have; none: any.
-        min_version, max_version: of TLS.
         ciphers: OpenSSL's names of the suites up to TLS 1.2, the best first; none: OpenSSL's default.
     """
 
@@ -334,7 +331,6 @@ class WebConfigReloader:
         self._next_try = 0.0
 
     def config(self) -> WebConfig:
-        """The current config."""
         return self._current().config
 
     def context(self) -> ssl.SSLContext | None:

@@ -48,13 +48,10 @@ class DcgmExporterCollector:
     ) -> None:
         """
         Args:
-            endpoint: where the page is.
-            timeout_seconds: for one page.
             expected_gpus: how many the machine has, where that is known; another number is a finding.
             stale_seconds: how long a GPU's energy may stay unchanged; more where the exporter collects less often than
                 every 30 s (`--collect-interval`): three of its intervals.
             fetcher: gets the page in that many seconds, or raises `PageFetchError`.
-            wall_clock_ns: now, ns since the epoch.
         """
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds

@@ -37,10 +37,6 @@ class DcgmEntity:
 
     Attributes:
         gpu: DCGM's id, in the order of NVML's index but neither CUDA's nor the minor number.
-        uuid: of the whole GPU.
-        gpu_instance, mig_profile, mig_uuid: of the MIG instance.
-        link, switch: of an NVLink, an NVSwitch.
-        cpu, core: of a CPU.
     """
 
     kind: DcgmEntityKind
@@ -56,7 +52,6 @@ class DcgmEntity:
 
     @property
     def labels(self) -> Labels:
-        """Labels of its readings."""
         values = {
             "gpu": self.gpu,
             "uuid": self.mig_uuid or self.uuid,
@@ -71,7 +66,6 @@ class DcgmEntity:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a MIG instance."""
         return bool(self.gpu_instance or self.mig_uuid)
 
     @property
@@ -85,7 +79,6 @@ class Workload:
     """User of a GPU, as far as a dcgm-exporter's page has it. Texts are empty where it does not.
 
     Attributes:
-        namespace, pod, container, pod_uid: of Kubernetes.
         job: of Slurm or another, from the files of hpc_job.
         vgpu: which of the shares of a time-sliced GPU.
     """
@@ -99,7 +92,6 @@ class Workload:
 
     @property
     def labels(self) -> Labels:
-        """Labels that are not empty."""
         names = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
         return tuple(sorted((name, getattr(self, name)) for name in names if getattr(self, name)))
 
@@ -149,8 +141,6 @@ class LabelReader:
         )
 
     def workload(self, labels: Mapping[str, str]) -> Workload:
-        """The user of the entity."""
-
         def first(*names: str) -> str:
             if self._is_exported:
                 names = tuple(f"exported{name}" for name in names)

@@ -37,7 +37,6 @@ class PageValues:
     """All values of a dcgm-exporter's page, merged.
 
     Attributes:
-        merged: one value for each key.
         gpus: whole GPUs on the page, in its order.
         split: those of them with MIG on, or with instances on the page.
         facts: of each GPU, by label of the info metric.
@@ -144,7 +143,6 @@ class LineValue:
 
     Attributes:
         value: in base units, or why there is none.
-        workload: to which it belongs.
         is_direct: the line is about the entity itself, not about a part of it.
         time_ns: the line's own time; None without.
     """
@@ -161,7 +159,6 @@ class MergedValue:
 
     Attributes:
         value: in base units, or why there is none.
-        time_ns: as of the line.
         shares: each workload's own value, where the lines have one beside that of the whole.
     """
 
@@ -227,7 +224,6 @@ class FieldMeaning:
     """Meaning of a DCGM field of a dcgm-exporter's page.
 
     Attributes:
-        metric: name of our metric.
         scale: our value = its value x scale.
         further: labels taken from the field's name.
     """
@@ -272,9 +268,7 @@ def dcgm_field_meaning(field: str, kind: entities.DcgmEntityKind, labels: Mappin
     """Meaning of the field of a dcgm-exporter's sample, None where we have no such metric.
 
     Args:
-        field: its name on the page.
         kind: of the sample's entity. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
-        labels: of the sample, normalized.
     """
     if kind is entities.DcgmEntityKind.NONE:
         return None

@@ -42,7 +42,6 @@ class PageSample:
     """One line of a dcgm-exporter's page.
 
     Attributes:
-        name: of the field.
         labels: as the page has them; of a name that occurs twice, the first. Lines with the same labels share them.
         text: the value as written; not a number where a field is a text.
         time_ns: the line's own time, ns since the epoch; None without, as dcgm-exporter writes it.
@@ -56,12 +55,7 @@ class PageSample:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of a dcgm-exporter's page that cannot be read.
-
-    Attributes:
-        number: counted from 1.
-        text: its beginning.
-    """
+    """A line of a dcgm-exporter's page that cannot be read."""
 
     number: int
     text: str
@@ -69,12 +63,7 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True)
 class DcgmPage:
-    """All lines of a dcgm-exporter's page.
-
-    Attributes:
-        samples: in their order.
-        bad_lines: the others, but for comments.
-    """
+    """All lines of a dcgm-exporter's page."""
 
     samples: tuple[PageSample, ...]
     bad_lines: tuple[BadLine, ...]
@@ -209,7 +198,6 @@ class Endpoint:
 
     Attributes:
         host, port, path: of the URL; the path with its query.
-        is_https: whether the connection is encrypted.
         user, password: for basic authentication; empty without.
         ca_file: certificates to trust instead of the system's; empty without.
     """
@@ -234,7 +222,6 @@ def dcgm_endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
     Args:
         text: `host`, `host:port`, or an http or https URL, with `user:password@` where the exporter asks for them. The
             default port is 9400, for https URLs 443; the default path is /metrics.
-        ca_file: certificates to trust.
 
     Raises:
         UsageError: it is not an address.
@@ -272,7 +259,6 @@ class PageFetchError(Exception):
     """A dcgm-exporter's page cannot be fetched.
 
     Attributes:
-        reason: as of a `Missing`.
         detail: one line for people, without the URL.
     """
 

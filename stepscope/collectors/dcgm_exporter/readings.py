@@ -46,8 +46,6 @@ def dcgm_page_collection(
     """Readings, missing metrics and findings of a dcgm-exporter's page.
 
     Args:
-        page: for its bad lines.
-        content: its merged samples.
         values: of its GPUs, as `values_by_gpu` has them.
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """

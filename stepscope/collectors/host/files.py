@@ -46,7 +46,6 @@ class Files:
         return str(self.root) != "/"
 
     def read(self, path: str) -> str | NoValue:
-        """The text of a file."""
         try:
             with open(self.root / path, "rb", buffering=0) as file:
                 parts = []
@@ -73,7 +72,6 @@ class Files:
         return Fields(path, self.parse(path, parse))
 
     def number(self, path: str) -> int | NoValue:
-        """The whole number that a file holds."""
         text = self.read(path)
         if isinstance(text, NoValue):
             return text

@@ -35,7 +35,6 @@ class CpuStat:
     """Content of /proc/stat.
 
     Attributes:
-        ticks: of all CPUs, by mode.
         num_cpus: CPUs online, each with a line.
         counts: other lines with one number, by name.
     """
@@ -188,7 +187,6 @@ class Pressure:
     """One line of a pressure file of the host.
 
     Attributes:
-        share: "some" or "full".
         ratios: share of the last 10, 60 and 300 s.
         seconds: total since boot.
     """

@@ -25,8 +25,6 @@ class ProcessStat:
 
     Attributes:
         command: its name, at most 15 characters.
-        parent, group: ids of its parent and its process group.
-        num_major_faults, num_threads: as named.
         user_ticks, system_ticks: CPU time of all its threads.
         start_ticks: when it began, since boot.
     """
@@ -132,7 +130,6 @@ class GpuPlace:
     """Place of a GPU on the host's PCI bus.
 
     Attributes:
-        uuid: of the whole GPU.
         pci_bus_id: as NVML writes it: "00000000:0F:00.0".
     """
 
@@ -145,7 +142,6 @@ class GpuUsers:
     """The host's GPUs and their processes.
 
     Attributes:
-        places: of all GPUs.
         processes: the GPUs of each process, by its id.
     """
 

@@ -44,10 +44,8 @@ class DeviceUsage:
     Attributes:
         gpu_uuid: of the whole GPU; its index without one.
         minor: minor number of its file in /dev; empty if not known.
-        answers: whether its driver answers.
         activity: share of time in which kernels ran there, the highest of all counters; None without one.
         memory_ratio: used share of its memory; None if not known.
-        holders: processes by id.
         workloads: jobs and pods by dcgm-exporter, labels of `stepscope_gpu_workload_info`.
     """
 

@@ -31,10 +31,7 @@ class Process:
 
     Attributes:
         pid, start: identify it; start in ticks since boot.
-        parent, group: ids of its parent and its process group.
         command: its name, at most 15 characters.
-        arguments: its command line.
-        uid: of its user.
         cgroups: paths of all hierarchies.
         variables: the requested ones of its environment; None if it may not be read.
     """
@@ -72,7 +69,6 @@ class Processes:
         self._read: dict[int, Process] = {}
 
     def end_round(self) -> None:
-        """Forget processes that were not read since the last call."""
         self._known, self._read = self._read, {}
 
     def read(self, pid: int) -> Process | None:
@@ -189,7 +185,6 @@ class UserNames:
         self._asking: threading.Thread | None = None
 
     def name(self, uid: int | None) -> str:
-        """The name now; does not block."""
         if uid is None:
             return ""
         if uid not in self._names:

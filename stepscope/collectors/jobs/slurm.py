@@ -222,7 +222,6 @@ class SlurmNamesCollector:
         """
         Args:
             command: squeue's path; found in PATH by default.
-            clock: monotonic seconds.
         """
         self._command = command or shutil.which("squeue")
         self._clock = clock
@@ -234,11 +233,9 @@ class SlurmNamesCollector:
 
     @property
     def is_possible(self) -> bool:
-        """Whether squeue is installed."""
         return self._command is not None
 
     def names(self, job_id: str) -> SlurmNames | None:
-        """Names of a job; None if not known."""
         return self._known.get(job_id)
 
     def want(self, job_ids: Iterable[str]) -> None:

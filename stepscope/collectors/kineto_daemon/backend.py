@@ -70,7 +70,6 @@ class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
     Attributes:
-        server: answers the processes' polls.
         why_closed: why it answers no process although it is open; None while it does. `try_again` may change that.
     """
 
@@ -348,7 +347,6 @@ class KinetoSource:
 
     Args:
         backend: answers them; tries again once the address that it could not use is free for two minutes.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -90,8 +90,6 @@ class KinetoCapture:
     def __init__(self, keys: Sequence[str], *, num_steps: int, begin: float, until: float | None = None) -> None:
         """
         Args:
-            keys: of the processes.
-            num_steps: to trace.
             begin: not asked before, monotonic seconds.
             until: given up after, monotonic seconds; None for two minutes.
         """
@@ -111,12 +109,10 @@ class KinetoCapture:
 
     @property
     def attempt(self) -> int:
-        """Number of the present attempt, from 1."""
         return self._attempt
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will follow."""
         return not self._ranks
 
     def summaries(self) -> Mapping[str, KinetoTraceSummary]:
@@ -275,7 +271,6 @@ class ProcessView:
     """Present state of a process in a libkineto capture, as polls and files show it.
 
     Attributes:
-        process: None when it is gone.
         delivered_at_poll: which of its polls got the request of this attempt, the latest; None before.
         is_written: the trace of this attempt has appeared, looked for after the process was.
     """
@@ -289,11 +284,9 @@ class RankAttempt:
     """One process's part in an attempt of a libkineto capture.
 
     Attributes:
-        stage: the present one.
         reason: why it is no further; empty while it goes on by itself.
         num_refusals: polls after a request that show that it was not taken.
         wants_request: it should get the request at its next poll.
-        summary: of the trace, once read.
     """
 
     def __init__(self) -> None:
@@ -326,7 +319,6 @@ class RankAttempt:
             self.wants_request = self.stage is KinetoStage.SENT and is_near
 
     def read(self, summary: KinetoTraceSummary) -> None:
-        """Store the summary of its trace, which has been read."""
         self.summary = summary
         self._become(KinetoStage.READ)
 
@@ -397,6 +389,5 @@ def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
 
     Args:
         starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.
-        step_seconds: duration of a step.
     """
     return round((max(starts_ns.values()) - min(starts_ns.values())) / 1e9 / step_seconds)

@@ -34,7 +34,6 @@ class KinetoPeer:
 
     Attributes:
         pid: in our namespace, 0 where that has no such process.
-        uid, gid: its user.
     """
 
     pid: int
@@ -47,12 +46,9 @@ class KinetoProcess:
     """A process that polls the kineto daemon.
 
     Attributes:
-        peer: its ids, as the kernel reports them.
-        pid: in its own namespace.
         ancestors: the process ids above it, the parent first, in its own namespace.
         job_id: its SLURM_JOB_ID, None without.
         last_seen: its latest poll, monotonic seconds.
-        num_polls: so far.
         accepts: whether it would have taken a request at its latest poll.
         interval: seconds between its two latest polls; libkineto's own interval after the first.
     """
@@ -74,7 +70,6 @@ class KinetoProcess:
 
     @property
     def next_poll(self) -> float:
-        """Expected time of its next poll, monotonic seconds."""
         return self.last_seen + self.interval
 
 
@@ -238,10 +233,6 @@ class KinetoTarget:
 
     Attributes:
         key: its id, the same after a restart of the agent.
-        process: its newest poll.
-        place: in its job.
-        run: name of the run that holds its traces.
-        run_directory: of that run.
     """
 
     key: str
@@ -332,10 +323,8 @@ def kineto_run_name(job_id: int | None, run_id: str | None, leader: int, proc: P
     """Run name of a job's libkineto traces: the same for all its ranks on this node, unlike that of any other job here.
 
     Args:
-        job_id: of Slurm, None without.
         run_id: of torchrun's rendezvous, None without.
         leader: the process that started its ranks, or its only one.
-        proc: mount point of /proc.
     """
     if job_id is not None:
         return f"slurm-{job_id}"

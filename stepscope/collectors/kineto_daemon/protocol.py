@@ -64,7 +64,6 @@ class KinetoRegistration:
 
     Attributes:
         gpu: index of the GPU in the process.
-        pid: in the process's own namespace.
         job_id: its SLURM_JOB_ID, 0 without.
     """
 
@@ -143,7 +142,6 @@ class TraceRequest:
             raise ValueError("num_steps and start_multiple are at least 1")
 
     def text(self) -> str:
-        """The request text for libkineto."""
         return "".join(
             f"{key}={value}\n"
             for key, value in (
@@ -181,7 +179,6 @@ class KinetoTraceSummary:
     """Content of a trace that libkineto wrote.
 
     Attributes:
-        num_bytes: as written, not compressed.
         is_whole: it begins and ends as a JSON object does.
         num_events: by category ("cpu_op", "python_function").
         begin_ns: start of the recording, in a step's last instant; ns since the epoch, None if unknown.

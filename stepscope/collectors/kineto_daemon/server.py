@@ -57,7 +57,6 @@ class KinetoServer:
     def __init__(self, take: RequestSource, *, folder: str | None = None) -> None:
         """
         Args:
-            take: returns the answers.
             folder: of the socket, exactly as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract address that
                 libkineto uses without.
         """
@@ -102,7 +101,6 @@ class KinetoServer:
         return False
 
     def processes(self) -> tuple[KinetoProcess, ...]:
-        """The processes that poll."""
         with self._lock:
             return self._registry.processes(time.monotonic())
 
@@ -121,7 +119,6 @@ class KinetoServer:
 
     @property
     def num_rejected(self) -> int:
-        """Datagrams that were not libkineto's."""
         return self._num_rejected
 
     def _run(self) -> None:

@@ -43,17 +43,12 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class TraceStaging:
-    """Staging folder of one libkineto capture of one process.
-
-    Attributes:
-        path: as the process sees it.
-    """
+    """Staging folder of one libkineto capture of one process."""
 
     def __init__(self, process: KinetoProcess, base: str | None) -> None:
         """Create the folder.
 
         Args:
-            process: that will write to it.
             base: its KINETO_ONDEMAND_TRACE_DIR, None without.
 
         Raises:
@@ -113,11 +108,7 @@ class TraceStaging:
 
 
 def remove_left_behind_staging(now_ns: int) -> None:
-    """Remove libkineto's staging folders of killed agents; those of the last hour may belong to a running one.
-
-    Args:
-        now_ns: ns since the epoch.
-    """
+    """Remove libkineto's staging folders of killed agents; those of the last hour may belong to a running one."""
     with suppress(OSError), _opened("/", PurePosixPath(DEFAULT_FOLDER)) as parent:
         for name in os.listdir(parent):
             if name.startswith(_STAGING_PREFIX):
@@ -221,8 +212,6 @@ def compress_kineto_trace(source: int, partial: Path, owner: KinetoPeer, *, max_
     """Read a trace of libkineto to its end and write it compressed.
 
     Args:
-        source: descriptor of the trace.
-        partial: the file to create.
         owner: the process that wrote it; its user gets the file.
         max_bytes: of the compressed trace; None without a limit.
 
@@ -284,10 +273,6 @@ class CaptureFiles:
     Args:
         request: sets the number of steps, and the limit of each compressed trace.
         pending: takes the requests for the processes.
-        readers: verify and compress the traces.
-
-    Attributes:
-        targets: the processes by key.
     """
 
     def __init__(
@@ -311,7 +296,6 @@ class CaptureFiles:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a reader is still at work."""
         return bool(self._reading)
 
     def view(self, key: str, process: KinetoProcess | None) -> ProcessView:

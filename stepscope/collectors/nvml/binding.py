@@ -77,11 +77,7 @@ _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
 
 
 class _UnusableError(UnreachableError):
-    """Every further call would fail in the same way.
-
-    Attributes:
-        reason, detail: as of a `Missing`.
-    """
+    """Every further call would fail in the same way."""
 
     def __init__(self, reason: MissingReason, detail: str) -> None:
         super().__init__(detail or reason)
@@ -186,8 +182,6 @@ class GpuReadings(ReadingsBuilder):
         """Add a number as NVML reports it.
 
         Args:
-            raw: unchecked.
-            scale: factor to base units.
             further: labels beside the GPU's own.
         """
         metric = _METRIC_OF_SHORT_NAME.get(name) or GPU + name

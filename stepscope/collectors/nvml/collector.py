@@ -23,7 +23,6 @@ class GpuTarget:
 
     Attributes:
         key: its PCI bus id, which stays the same while other GPUs come and go; NVML's index does not.
-        labels: of its readings.
     """
 
     key: str
@@ -68,7 +67,6 @@ class NvmlCollector:
         self._last: dict[str, dict[PollPart, Collection]] = {}
 
     def count(self) -> int:
-        """Number of GPUs that the driver knows now."""
         nvml = self._session()
         try:
             return int(nvml.nvmlDeviceGetCount())

@@ -39,7 +39,6 @@ class GpuIdentity:
     """Names of a GPU by NVML.
 
     Attributes:
-        index: NVML's.
         uuid: "GPU-...", never changes.
         pci_bus_id: "00000000:0F:00.0".
         facts: labels of its info metric: name, architecture, serial, ...
@@ -52,7 +51,6 @@ class GpuIdentity:
 
     @property
     def labels(self) -> Labels:
-        """Labels of all its readings."""
         return labels_of(gpu=self.index, uuid=self.uuid)
 
 
@@ -104,9 +102,7 @@ class ComputeInstance:
     """One MIG device of NVML, as CUDA calls a compute instance.
 
     Attributes:
-        handle: NVML's.
         uuid: "MIG-...".
-        gpu_instance, compute_instance: NVML's ids.
         profile: "1g.10gb".
     """
 
@@ -169,7 +165,6 @@ class MigInstances:
             gone.gpm.close()
 
     def read(self, time_ns: int) -> Collection:
-        """Memory and GPM counters of all instances."""
         parts = []
         for instance in self._instances:
             into = binding.GpuReadings(instance.labels, time_ns)

@@ -153,7 +153,6 @@ class ProcessReader:
         self.memory_bytes: int | None = None
 
     def read(self, into: binding.GpuReadings) -> None:
-        """Read all processes."""
         kinds: dict[int, list[str]] = {}
         found: dict[int, Any] = {}
         for kind, function in _PROCESS_LISTS:

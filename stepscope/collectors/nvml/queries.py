@@ -33,14 +33,7 @@ class NvmlQuery:
 
 
 def single_value_query(name: str, function: str, *arguments: int, scale: float = 1.0) -> NvmlQuery:
-    """A call of NVML that returns one number.
-
-    Args:
-        name: of the metric.
-        function: of the binding.
-        arguments: after the handle.
-        scale: factor to base units.
-    """
+    """A call of NVML that returns one number."""
 
     def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         into.add_raw(name, getattr(nvml, function)(handle, *arguments), scale)
@@ -54,9 +47,7 @@ def several_values_query(
     """A call of NVML that returns a structure or a tuple.
 
     Args:
-        function: of the binding.
         values: name of a metric, member or index of its value in the answer, factor to base units.
-        arguments: after the handle.
     """
 
     def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
@@ -75,7 +66,6 @@ class QueryTable:
         self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
-        """Make all queries once."""
         dropped = []
         for index, query in enumerate(self._queries):
             current: NvmlQuery | None = query
@@ -340,7 +330,6 @@ class FieldBatch:
         self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
-        """Read all fields once."""
         if self._wanted:
             again = self._ask(nvml, handle, into, self._wanted)
             while again:

@@ -151,7 +151,6 @@ class DriverChecks:
         self._had_gpus = False
 
     def samples(self, observed: ObservedMachine) -> Iterator[CheckSample]:
-        """Results for the newest collection."""
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return

@@ -60,7 +60,6 @@ class NvlinkChecks:
         self._was_up: set[str] = set()
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         yield from self._checksums(gpu)
         for code, severity, what, names in _BY_MINUTE:
             growth, time_ns = self._growth(gpu, names)
@@ -188,7 +187,6 @@ class PcieChecks:
         self._busy_since_ns: int | None = None
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         values = gpu.values
         generation, width = values.get("pcie_link_generation"), values.get("pcie_link_width")
         best_generation = values.get("pcie_link_generation_max")

@@ -31,7 +31,6 @@ class MemoryChecks:
         self._retired = CounterWindow(_WEEK)
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         yield from self._errors(gpu.values, gpu.is_contained)
         yield from self._rows(gpu.values)
         yield from self._pages(gpu.values)
@@ -125,7 +124,6 @@ class SlowdownChecks:
         self._minutes = MinuteWindow(thresholds.slowdown_minutes)
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         thermal = gpu.values.get("thermal_violation_seconds_total")
         if self._thermal.add(thermal) and thermal is not None:
             growth, limit = self._thermal.growth, self._thresholds.thermal_seconds_per_minute

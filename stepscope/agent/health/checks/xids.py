@@ -77,7 +77,6 @@ class XidChecks:
         """Results for the XIDs since the last call, with the key of their GPU.
 
         Args:
-            gpus: by `Device.key`.
             now_ns: ns since the epoch; also the time of the new XIDs.
         """
         self.was_reset = False
@@ -233,8 +232,6 @@ class SwitchChecks:
 
         Args:
             readings: of the switches, with the names of their sources.
-            now_ns: ns since the epoch.
-            was_reset: a GPU was reset since the last call.
         """
         if was_reset:
             yield from (

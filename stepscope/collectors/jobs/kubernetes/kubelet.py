@@ -30,12 +30,7 @@ _UNIMPLEMENTED, _PERMISSION_DENIED = 12, 7
 
 @dataclass(slots=True)
 class KubeletCollector:
-    """Collector of the devices that the kubelet of this node gave to pods; `collect` blocks.
-
-    Attributes:
-        socket: its path.
-        seconds: how long an answer may take.
-    """
+    """Collector of the devices that the kubelet of this node gave to pods; `collect` blocks."""
 
     socket: str = pod_resources.KUBELET_SOCKET
     seconds: float = _ANSWER_SECONDS
@@ -102,10 +97,7 @@ def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> byte
     """Call a gRPC method of the kubelet once, over a connection of its own.
 
     Args:
-        path: of the socket.
         method: "/v1.PodResourcesLister/List".
-        request: the message.
-        seconds: how long all of it may take.
 
     Returns:
         The answer's message.

@@ -23,9 +23,7 @@ class PodDevice:
     """A device that the kubelet gave to a container.
 
     Attributes:
-        namespace, pod, container: whose.
         name: as the device plugin or the DRA driver calls it: "GPU-...", "GPU-...::3", "gpu-0".
-        is_claim: by dynamic resource allocation.
     """
 
     namespace: str

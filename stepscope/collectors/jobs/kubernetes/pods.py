@@ -35,15 +35,7 @@ _MAX_PAUSE_SECONDS = 900.0
 
 
 class PodDirectory:
-    """Pods of this Kubernetes node. Only `collect` blocks; the rest returns what is known.
-
-    Args:
-        server: the API server.
-        node: name of this node there.
-        naming: of teams and projects.
-        seconds: time limit of a request.
-        clock: monotonic seconds.
-    """
+    """Pods of this Kubernetes node. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(
         self,
@@ -70,11 +62,9 @@ class PodDirectory:
         self._failure: Missing | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """A pod by name; None if not known."""
         return self._by_name.get((namespace, name))
 
     def pod_of_uid(self, uid: str) -> Pod | None:
-        """A pod by uid; None if not known."""
         return self._by_uid.get(uid)
 
     def want(self, names: Iterable[tuple[str, str]], uids: Iterable[str]) -> None:
@@ -141,7 +131,6 @@ class Pod:
     """Facts of one Kubernetes pod that jobs need; empty if not known.
 
     Attributes:
-        namespace, name, uid: which.
         workload: what it is part of: "JobSet/llama".
         queue: Kueue's, or another scheduler's.
         team, project: by labels or annotations that the operator names.
@@ -255,7 +244,6 @@ class KubernetesApi:
     """Address of the Kubernetes API server, and the credentials of this process.
 
     Attributes:
-        host, port: of the API.
         account: folder with the files `token` and `ca.crt` of a service account; the token is read anew each time, as
             it is exchanged every hour.
     """
@@ -274,10 +262,6 @@ class KubernetesApi:
 
     def items(self, node: str, *, seconds: float) -> list[dict[str, Any]]:
         """All pods of a node, each as the API returns it.
-
-        Args:
-            node: its name.
-            seconds: how long all of it may take.
 
         Raises:
             ApiError: the server cannot be reached or refuses.
