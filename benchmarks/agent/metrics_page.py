@@ -20,7 +20,8 @@ from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.polling import SourceState
-from stepscope.collectors.host import HostCollector, gpu_users_of
+from stepscope.collectors.host.collector import HostCollector
+from stepscope.collectors.host.processes import gpu_users_of
 from stepscope.core.metrics.readings import Collection
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml

@@ -99,7 +99,8 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
     from stepscope.agent.health.health_source import HealthSource
     from stepscope.agent.jobs.job_collector import JobCollector
     from stepscope.agent.polling import SourceState
-    from stepscope.collectors.host import HostCollector, InfinibandCollector, gpu_users_of
+    from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
+    from stepscope.collectors.host.processes import gpu_users_of
     from stepscope.core.metrics.readings import Collection, Collector
     from tests.collectors.fake_nvml import profiles
     from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml

@@ -50,6 +50,8 @@ class SourceState:
 _log = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
+"""For an open call, when collecting stops."""
 
 
 class ScheduledSource:
@@ -83,20 +85,12 @@ class ScheduledSource:
         self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
 
     def __enter__(self) -> ScheduledSource:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, grace: float = 1.0) -> None:
-        """Stop collecting; waits at most `grace` seconds for an open call."""
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(grace)
+        self._thread.join(_GRACE_SECONDS)
 
     def state(self) -> SourceState:
         began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()

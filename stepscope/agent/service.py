@@ -1,7 +1,7 @@
 """The agent: its parts, made from the configuration, and its main loop.
 
-`assembled_agent` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it.
-`serve_agent` runs them, reports what is read and what is missing, and notifies systemd (sd_notify).
+`Agent` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it. Its
+`serve` runs them, reports what is read and what is missing, and notifies systemd (sd_notify).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
@@ -29,7 +28,7 @@ from stepscope.agent.state_directory import StateLock, agent_token, state_direct
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
-from stepscope.agent.web.server import AgentServer, ListenAddress, listen_address_of
+from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
@@ -37,70 +36,86 @@ from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class AgentParts:
-    """Parts of an agent; nothing runs or listens yet.
-
-    Attributes:
-        guard: access rules and encryption of connections.
-        dcgm_names: names under which GPUs are shown as dcgm-exporter does; None: not at all.
-        training: server of training processes; None: no server.
-        kineto: server of processes started with KINETO_USE_DAEMON=1; None: no server.
-        state_directory: keeps captures, and the token where no file is named.
-        token_file: holds the token of who may change something; None: in the state directory.
-        state: keeps every other agent out of the state directory.
-    """
-
-    address: ListenAddress
-    guard: WebConfigReloader
-    sources: AgentSources
-    dcgm_names: DcgmNames | None
-    training: TrainingServer | None
-    kineto: KinetoBackend | None
-    captures: AgentCaptureCoordinator
-    state_directory: Path
-    token_file: Path | None
-    state: StateLock
-    host: str
-
-
-def assembled_agent(configuration: Configuration) -> AgentParts:
-    """The parts of an agent with these settings.
+class Agent:
+    """An agent with these settings; nothing runs or listens before `serve`.
 
     Raises:
         UsageError: a setting cannot be used; names the flag, variable or file that sets it, and its key.
     """
-    web = configuration.settings.web
-    with _located_error(configuration, "web.config_file"):
-        guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
-    with _located_error(configuration, "web.listen"):
-        address = listen_address_of(web.listen, insecure=web.insecure, config=guard.config())
-    names = configuration.settings.dcgm.names
-    training = _training(configuration)
-    kineto = _kineto(configuration)
-    sources = agent_sources_of(configuration, training, kineto)
-    host = node_name(configuration.settings.jobs.node)
-    captures = _captures(configuration, training, kineto, sources, host)
-    directory = state_directory(configuration.settings.state.directory)
-    return AgentParts(
-        address,
-        guard,
-        sources,
-        DcgmNames(names) if names else None,
-        training,
-        kineto,
-        captures,
-        directory,
-        Path(web.token_file) if web.token_file else None,
-        StateLock(directory),
-        host,
-    )
+
+    def __init__(self, configuration: Configuration) -> None:
+        settings = configuration.settings
+        web = settings.web
+        with _located_error(configuration, "web.config_file"):
+            self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
+        with _located_error(configuration, "web.listen"):
+            self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._token_file = Path(web.token_file) if web.token_file else None
+        self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
+        self._training = _training(configuration)
+        self._kineto = _kineto(configuration)
+        self._sources = agent_sources_of(configuration, self._training, self._kineto)
+        self._host = node_name(settings.jobs.node)
+        self._state_directory = state_directory(settings.state.directory)
+        backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
+        self._captures = AgentCaptureCoordinator(
+            backends if self._kineto is None else [*backends, self._kineto],
+            limits=settings.captures,
+            pids_of_job=self._pids_of_job,
+            directory=self._state_directory,
+            host=self._host,
+        )
+        if self._training is not None:
+            self._training.wake = self._captures.wake
+
+    def serve(self, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Read and serve until `stop` is set.
+
+        Args:
+            say: receives lines for people: the address, then what is read and what is missing.
+
+        Raises:
+            UsageError: the address, the socket, the token file or the state directory cannot be used.
+        """
+        sources, captures, guard, systemd = self._sources, self._captures, self._guard, Systemd()
+        page = MetricsPage(sources.states, dcgm_names=self._dcgm_names, hostname=self._host)
+        lock = StateLock(self._state_directory)
+        # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
+        with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
+            access = Access(agent_token(self._state_directory, self._token_file), guard)
+            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
+            routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
+            server = AgentServer(self.address, routes, access, guard)
+            with sources, server:
+                say(f"{server.url}/metrics serves the metrics")
+                if wait_for_sources(sources, stop):
+                    line = summary_of_sources(sources.states())
+                    say(line)
+                    systemd.ready(line)
+                systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
+                systemd.stopping()
+
+    def _pids_of_job(self, name: str) -> frozenset[int]:
+        of_kineto = frozenset[int]() if self._kineto is None else self._kineto.pids_of_job(name)
+        return self._sources.pids_of_job(name) | of_kineto
+
+    def _node(self, host: str) -> Node:
+        sources = self._sources
+        return node_of(
+            sources.states(),
+            time.time_ns(),
+            host=host,
+            assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
+            health=sources.health.report(),
+            fleet=sources.fleet.report(),
+            ranks=self._training.ranks() if self._training else (),
+        )
 
 
 def agent_sources_of(
     configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
 ) -> AgentSources:
-    """The sources that an agent with these settings reads; see `assembled_agent`."""
+    """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
     with _located_error(configuration, "dcgm.exporter"):
         exporter = dcgm_endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
@@ -151,80 +166,12 @@ def _kineto(configuration: Configuration) -> KinetoBackend | None:
     return KinetoBackend(runs, socket_folder=settings.socket_folder or None, is_required=is_required)
 
 
-def _captures(
-    configuration: Configuration,
-    training: TrainingServer | None,
-    kineto: KinetoBackend | None,
-    sources: AgentSources,
-    host: str,
-) -> AgentCaptureCoordinator:
-    settings = configuration.settings
-    backends: list[CaptureBackend] = [] if training is None else [ProfileCaptureBackend(training)]
-    backends += [] if kineto is None else [kineto]
-
-    def pids_of_job(name: str) -> frozenset[int]:
-        return sources.pids_of_job(name) | (frozenset() if kineto is None else kineto.pids_of_job(name))
-
-    captures = AgentCaptureCoordinator(
-        backends,
-        limits=settings.captures,
-        pids_of_job=pids_of_job,
-        directory=state_directory(settings.state.directory),
-        host=host,
-    )
-    if training is not None:
-        training.wake = captures.wake
-    return captures
-
-
 @contextmanager
 def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
         raise UsageError(str(error), where=configuration.origin_of(path)) from None
-
-
-def serve_agent(parts: AgentParts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Run an agent: read and serve until `stop` is set.
-
-    Args:
-        parts: opened and closed here.
-        say: receives lines for people: the address, then what is read and what is missing.
-
-    Raises:
-        UsageError: the address, the socket, the token file or the state directory cannot be used.
-    """
-    sources, captures, systemd = parts.sources, parts.captures, Systemd()
-    page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
-    # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
-    with parts.state, parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
-        access = Access(agent_token(parts.state_directory, parts.token_file), parts.guard)
-        scheme = "https" if parts.guard.context() else "http"
-        api = api_routes(lambda host: _node(parts, host), scheme=scheme, host=parts.host)
-        routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
-        server = AgentServer(parts.address, routes, access, parts.guard)
-        with sources, server:
-            say(f"{server.url}/metrics serves the metrics")
-            if wait_for_sources(sources, stop):
-                line = summary_of_sources(sources.states())
-                say(line)
-                systemd.ready(line)
-            systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
-            systemd.stopping()
-
-
-def _node(parts: AgentParts, host: str) -> Node:
-    sources, training = parts.sources, parts.training
-    return node_of(
-        sources.states(),
-        time.time_ns(),
-        host=host,
-        assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
-        health=sources.health.report(),
-        fleet=sources.fleet.report(),
-        ranks=training.ranks() if training else (),
-    )
 
 
 def _rounds(sources: AgentSources) -> int:

@@ -24,7 +24,8 @@ from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.training_link.server import TrainingServer, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.page import Endpoint
-from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
+from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
+from stepscope.collectors.host.processes import GpuUsers, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.core.documents.jobs import Assignment

@@ -99,9 +99,9 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
 @click.argument("file", type=FILE)
 def check_settings(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
-    from stepscope.agent.service import assembled_agent
+    from stepscope.agent.service import Agent
 
-    assembled_agent(load_configuration(file))
+    Agent(load_configuration(file))
     click.echo(f"{file}: these settings can be used")
 
 
@@ -123,14 +123,14 @@ def run(configuration: Configuration) -> None:
 
     Starts without a GPU or driver, too, and reports what is missing.
     """
-    from stepscope.agent.service import assembled_agent, serve_agent
+    from stepscope.agent.service import Agent
 
-    parts = assembled_agent(configuration)
+    agent = Agent(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     _log.setLevel(logging.INFO)
     try:
         with _set_by_sigterm() as stop:
-            serve_agent(parts, stop=stop, say=_log.info)  # a log that cannot be written stops nothing
+            agent.serve(stop=stop, say=_log.info)  # a log that cannot be written stops nothing
     finally:
         _leave_log()
 

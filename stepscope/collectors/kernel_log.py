@@ -70,9 +70,6 @@ class KernelLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -99,11 +99,9 @@ def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: 
 
 def test_one_that_hangs_for_ever_does_not_keep_the_agent(collector: _Collector) -> None:
     collector.go_on.clear()
-    source = ScheduledSource("host", collector, interval=0.01)
-    source.start()
-    _until(lambda: collector.num_calls == 1)
-    begin = time.monotonic()
-    source.close(grace=0.05)
+    with ScheduledSource("host", collector, interval=0.01):
+        _until(lambda: collector.num_calls == 1)
+        begin = time.monotonic()
     assert time.monotonic() - begin < 5
 
 

@@ -26,7 +26,7 @@ _GATHER_SECONDS = 0.03
 
 
 class GpuProbes:
-    """All GPUs of this machine, read by probe processes. A context manager; `close` ends the processes."""
+    """All GPUs of this machine, read by probe processes. A context manager."""
 
     def __init__(self, timing: ProbeTiming | None = None, *, environment: Mapping[str, str] | None = None) -> None:
         self._timing = timing or ProbeTiming()
@@ -40,19 +40,13 @@ class GpuProbes:
         self._wake_read, self._wake_write = -1, -1
 
     def __enter__(self) -> GpuProbes:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def start(self) -> None:
         self._wake_read, self._wake_write = os.pipe()
         self._is_closing.clear()
         self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)
         self._thread.start()
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the processes; those that hang are killed after the grace time, and left behind if that fails."""
         if self._thread is None:
             return

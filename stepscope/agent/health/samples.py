@@ -254,14 +254,12 @@ class ObservedMachine:
     Attributes:
         machine: readings of ports and switches that are fresh.
         driver: state of the source that reads the driver; None without one.
-        findings: messages on the whole machine, by code.
         places: PCI bus ids of GPUs whose UUID is known.
     """
 
     gpus: dict[str, ObservedGpu] = field(default_factory=dict)
     machine: list[tuple[Reading, str]] = field(default_factory=list)
     driver: SourceState | None = None
-    findings: dict[str, str] = field(default_factory=dict)
     places: frozenset[str] = frozenset()
 
     def why_no_driver(self) -> Missing | None:
@@ -363,9 +361,6 @@ class HealthObserver:
                 if gpu.source == source and not gpu.detail:
                     gpu.reason, gpu.detail = missing.reason.value, missing.detail
         for finding in collection.findings:
-            if not finding.labels:
-                observed.findings.setdefault(finding.code, finding.message)
-                continue
             whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
             found = observed.gpus.get(whose.device.key) if whose is not None else None
             if found is not None and finding.code == "xid_earlier":

@@ -361,9 +361,9 @@ def assignments_from_slurm(
                     yield SourceAssignment(job, found.device, JobSource.DEVICE_CGROUP)
             continue
         for step, process in first.get(job_id, {}).items():
-            gpus = slurm_gpus_of_process(process, devices)
-            unknown += [f"{name} of Slurm job {job_id}" for name in gpus.unknown]
-            for found in gpus.devices:
+            known, names = slurm_gpus_of_process(process, devices)
+            unknown += [f"{name} of Slurm job {job_id}" for name in names]
+            for found in known:
                 yield SourceAssignment(job, found.device, JobSource.SLURM_ENVIRONMENT, None, step)
 
 

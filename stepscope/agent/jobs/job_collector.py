@@ -228,7 +228,6 @@ def job_sources(
     gpu_states: Callable[[], Sequence[SourceState]],
     settings: JobSettings,
     *,
-    interval: float = _JOBS_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[JobCollector, list[ScheduledSource]]:
     """The collector of jobs, and the sources to start: its own first, then those that it reads.
@@ -258,4 +257,4 @@ def job_sources(
         slurm = names
         found.append(ScheduledSource("squeue", slurm, interval=_OTHERS_SECONDS))
     jobs = JobCollector(gpu_states, settings, kubelet_devices=kubelet_devices, pods=pods, slurm=slurm)
-    return jobs, [ScheduledSource(JOBS, jobs, interval=interval), *found]
+    return jobs, [ScheduledSource(JOBS, jobs, interval=_JOBS_SECONDS), *found]

@@ -105,11 +105,14 @@ class ConnectionServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, reloader: WebConfigReloader) -> None:
+        self.routes, self.access, self.reloader = routes, access, reloader
+        config = reloader.config()  # as in exporter-toolkit, the rate limit of the start stays
+        self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
         self.num_polls = 0
         self._lock = threading.Lock()
         self._connections: dict[Any, _Connection] = {}  # the oldest first
-        super().__init__(address, handler)
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without looking up the machine's name, which may take as long as a name server does."""
@@ -119,13 +122,20 @@ class ConnectionServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
-        """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop."""
+        """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop.
+
+        The TLS handshake is done in the connection's own thread, so that a slow client delays no other.
+        """
         try:
-            return super().get_request()
+            connection, client = super().get_request()
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 time.sleep(_PAUSE_SECONDS)
             raise
+        context = self.reloader.context()
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, client
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start to answer, or refuse at once over the limits."""
@@ -281,36 +291,18 @@ class AgentServer:
         self._server.cut(0.0)
 
 
-class _Server(ConnectionServer):
-    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, reloader: WebConfigReloader) -> None:
-        self.routes = routes
-        self.access = access
-        self.reloader = reloader
-        config = reloader.config()  # as in exporter-toolkit, the rate limit of the start stays
-        self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
-        super().__init__(address, _Handler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """The next connection. The TLS handshake is done in its own thread, so that a slow client delays no other."""
-        connection, client = super().get_request()
-        context = self.reloader.context()
-        if context is not None:
-            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, client
-
-
-def _server(address: ListenAddress, routes: Routes, access: Access, reloader: WebConfigReloader) -> _Server:
+def _server(address: ListenAddress, routes: Routes, access: Access, reloader: WebConfigReloader) -> ConnectionServer:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-    kind = type("_FamilyServer", (_Server,), {"address_family": family})
-    server: _Server = kind(place, routes, access, reloader)
+    kind = type("_FamilyServer", (ConnectionServer,), {"address_family": family})
+    server: ConnectionServer = kind(place, routes, access, reloader)
     return server
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: ConnectionServer
     server_version = "stepscope"
     sys_version = ""
     timeout = CONNECTION_SECONDS

@@ -52,11 +52,6 @@ class WebConfig:
     burst: int = 0
 
     @property
-    def keeps_others_out(self) -> bool:
-        """Whether it is safe to listen where other machines can connect."""
-        return not self.missing_protection
-
-    @property
     def missing_protection(self) -> str:
         """What is missing for an address that other machines can reach; empty: nothing."""
         has_certificates = self.tls is not None and self.tls.client_auth is ClientAuth.REQUIRE
@@ -361,7 +356,7 @@ class WebConfigReloader:
 def _refuse_opening(after: _Loaded, before: _Loaded, file: Path) -> None:
     if (after.context is None) != (before.context is None):
         raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
-    if before.config.keeps_others_out and not after.config.keeps_others_out:
+    if after.config.missing_protection and not before.config.missing_protection:
         raise UsageError("would let everybody in, which needs a restart", where=str(file))
 
 

@@ -27,7 +27,6 @@ from stepscope.core.metrics.readings import (
     Reading,
     with_labels,
 )
-from stepscope.core.text.numbers import counted
 
 TIMEOUT_SECONDS = 5.0
 """The exporter answers from memory; where DCGM hangs, it does not answer at all."""
@@ -40,25 +39,17 @@ class DcgmExporterCollector:
         self,
         endpoint: Endpoint,
         *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        expected_gpus: int | None = None,
-        stale_seconds: float = STALE_SECONDS,
         fetcher: Callable[[Endpoint, float], str] | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """
         Args:
-            expected_gpus: how many the machine has, where that is known; another number is a finding.
-            stale_seconds: how long a GPU's energy may stay unchanged; more where the exporter collects less often than
-                every 30 s (`--collect-interval`): three of its intervals.
             fetcher: gets the page in that many seconds, or raises `PageFetchError`.
         """
         self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
-        self._expected_gpus = expected_gpus
         self._fetcher = fetcher or (lambda where, seconds: fetch_dcgm_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
-        self._history = PageHistory(stale_seconds)
+        self._history = PageHistory()
 
     def collect(self) -> Collection:
         """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.
@@ -66,7 +57,7 @@ class DcgmExporterCollector:
         A page without samples is "not yet": dcgm-exporter serves it while it reloads its configuration.
         """
         try:
-            text = self._fetcher(self._endpoint, self._timeout_seconds)
+            text = self._fetcher(self._endpoint, TIMEOUT_SECONDS)
         except PageFetchError as error:
             return self._missing(error.reason, error.detail)
         time_ns = self._wall_clock_ns()
@@ -80,12 +71,7 @@ class DcgmExporterCollector:
         content = merge_dcgm_page(page)
         values = values_by_gpu(content)
         collection = dcgm_page_collection(page, content, values, time_ns)
-        collection = self._history.observe(collection, content, values, time_ns)
-        expected, found = self._expected_gpus, len(content.gpus)
-        if expected is None or expected == found:
-            return collection
-        message = f"{counted(found, 'GPU')} on the page of {self._endpoint}, expected {expected}"
-        return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
+        return self._history.observe(collection, content, values, time_ns)
 
     def _missing(self, reason: MissingReason, detail: str) -> Collection:
         return NoValue(reason, f"{self._endpoint}: {detail}").of_all()
@@ -112,7 +98,6 @@ _COUNTERS_TAKEN = (
 class PageHistory:
     """Last dcgm-exporter pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
 
-    stale_seconds: float = STALE_SECONDS
     _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -151,7 +136,7 @@ class PageHistory:
             before, since = self._energy.get(labels, (None, time_ns))
             self._energy[labels] = (value, min(since, time_ns) if value == before else time_ns)
             seconds = (time_ns - self._energy[labels][1]) / 1e9
-            if seconds >= self.stale_seconds and values.get((labels, _POWER), 0.0) > 0.0:
+            if seconds >= STALE_SECONDS and values.get((labels, _POWER), 0.0) > 0.0:
                 stale[labels] = (
                     f"its energy has not changed for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )

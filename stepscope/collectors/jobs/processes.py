@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stepscope.collectors.host.cgroups import parse_membership
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.processes import ProcessStat, parse_fields, parse_process_stat
 from stepscope.collectors.readings_builder import NoValue
@@ -93,7 +94,7 @@ class Processes:
             stat.command,
             self._words(f"proc/{pid}/cmdline"),
             int(uids[0]) if uids and uids[0].isdecimal() else None,
-            () if isinstance(cgroup, NoValue) else parse_cgroup_paths(cgroup),
+            () if isinstance(cgroup, NoValue) else tuple(dict.fromkeys(parse_membership(cgroup).values())),
             self._variables(pid),
         )
 
@@ -107,12 +108,6 @@ class Processes:
             return None
         pairs = (entry.partition("=") for entry in text.split("\0"))
         return {name: value for name, sign, value in pairs if sign and name in self._names}
-
-
-def parse_cgroup_paths(text: str) -> tuple[str, ...]:
-    """Paths of /proc/<pid>/cgroup, each once, which name a process's job."""
-    paths = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
 
 
 _CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio|nerdctl|lxc)[-/]([0-9a-f]{64})(?:\.scope)?(?:/|$)")

@@ -69,16 +69,8 @@ def slurm_array_task_of(process: Process) -> str:
     return f"{job}_{task}" if job and task else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmGpus:
-    """Devices that Slurm gave, and names that fit no device or more than one."""
-
-    devices: tuple[DeviceUsage, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus:
-    """Devices of the Slurm job of a process, by the variables that Slurm sets.
+def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> tuple[list[DeviceUsage], list[str]]:
+    """Devices of the Slurm job of a process, by the variables that Slurm sets, and names that fit no single device.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
     only outside of steps. Both are minor numbers, the end of the name of the device's file; on machines with MIG they
@@ -90,10 +82,10 @@ def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> S
     if not numbers and place is not None and place.step in _OUTSIDE_OF_STEPS:
         numbers = process.variable("SLURM_JOB_GPUS")
     if not numbers:
-        return SlurmGpus()
+        return [], []
     visible = devices_visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
     if visible:
-        return SlurmGpus(tuple(visible))
+        return visible, []
     is_split = any(one.device.instance for one in devices)
     by_name = {
         name: find_by_uuid(devices, name)
@@ -103,8 +95,8 @@ def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> S
         else find_by_minor(devices, name)
         for name in parse_device_list(numbers)
     }
-    known = tuple(device for device in by_name.values() if device is not None)
-    return SlurmGpus(known, tuple(name for name, device in by_name.items() if device is None))
+    known = [device for device in by_name.values() if device is not None]
+    return known, [name for name, device in by_name.items() if device is None]
 
 
 _JOB_FOLDER = re.compile(r"job_(\d+)")

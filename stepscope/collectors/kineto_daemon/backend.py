@@ -117,7 +117,7 @@ class KinetoBackend:
             self._is_over = True
         if self.why_closed is not None:
             return
-        self.server.close()
+        self.server.__exit__()
         self._worker.__exit__()
         self._readers.shutdown(cancel_futures=True)
         for active in self._active.values():

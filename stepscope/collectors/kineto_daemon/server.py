@@ -79,9 +79,6 @@ class KinetoServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Stop answering. Training goes on; libkineto goes on polling whoever takes the address next."""
         self._ended.set()
         self._thread.join()

@@ -21,7 +21,7 @@ from stepscope.agent.config.configuration import (
     shown_setting,
 )
 from stepscope.agent.config.settings import KEYS, AgentSettings, Key, typed_value, value_from_text
-from stepscope.agent.service import assembled_agent
+from stepscope.agent.service import Agent
 from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.core.errors import UsageError
 from stepscope_reference import PAGES
@@ -122,7 +122,7 @@ def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
     ):
         file = _file(tmp_path, text)
         with pytest.raises(UsageError) as raised:
-            assembled_agent(load_configuration(file))
+            Agent(load_configuration(file))
         assert str(raised.value).startswith(f"{file}: {start}")
 
 

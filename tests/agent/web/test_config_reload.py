@@ -17,7 +17,7 @@ import bcrypt
 import pytest
 
 from stepscope.agent.config.configuration import load_configuration
-from stepscope.agent.service import assembled_agent
+from stepscope.agent.service import Agent
 from stepscope.agent.web import server as connections
 from stepscope.agent.web import web_config
 from stepscope.agent.web.access import Access
@@ -229,7 +229,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path,
     ):
         file.write_text(f"tls_server_config: {text}")
         with pytest.raises(UsageError) as raised:
-            assembled_agent(load_configuration(flags={"web.config_file": str(file)}))
+            Agent(load_configuration(flags={"web.config_file": str(file)}))
         assert str(raised.value).startswith("--web-config-file: ")
         assert line in str(raised.value)
 
@@ -237,8 +237,8 @@ def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path,
 def test_others_may_ask_when_they_are_asked_who_they_are(tmp_path: Path, certificates: Path) -> None:
     agent = _Agent(tmp_path, _TLS + _users(alice="a"), certificates)
     flags = {"web.listen": "0.0.0.0:0", "web.config_file": str(agent.folder / "web.yml")}
-    assert assembled_agent(load_configuration(flags=flags)).address == ListenAddress("0.0.0.0", 0)
+    assert Agent(load_configuration(flags=flags)).address == ListenAddress("0.0.0.0", 0)
     agent.replace("web.yml", _users(alice="a").encode())
     with pytest.raises(UsageError, match="other machines can reach this address"):
-        assembled_agent(load_configuration(flags=flags))
+        Agent(load_configuration(flags=flags))
     agent.server._server.server_close()

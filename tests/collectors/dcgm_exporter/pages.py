@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.collectors.dcgm_exporter import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError
 from stepscope.core.metrics.readings import GPU, Collection, Missing, Reading
 
@@ -87,13 +87,11 @@ class Pages:
         now_ns: the time, ns since the epoch.
     """
 
-    def __init__(self, *pages: str | PageFetchError, seconds: float = 30.0, expected_gpus: int | None = None) -> None:
+    def __init__(self, *pages: str | PageFetchError, seconds: float = 30.0) -> None:
         self._pages = list(pages)
         self._seconds = seconds
         self.now_ns = 1_700_000_000 * SECOND
-        self.collector = DcgmExporterCollector(
-            ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self.now_ns, expected_gpus=expected_gpus
-        )
+        self.collector = DcgmExporterCollector(ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self.now_ns)
 
     def _fetch(self, _endpoint: Endpoint, _seconds: float) -> str:
         page = self._pages.pop(0) if len(self._pages) > 1 else self._pages[0]

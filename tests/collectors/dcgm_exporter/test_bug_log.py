@@ -530,11 +530,6 @@ def test_bug_31_a_metric_of_one_gpu_that_vanishes_is_gone() -> None:
     assert (absent.reason, dict(absent.labels)["gpu"]) == (MissingReason.GONE, "1")
 
 
-def test_bug_31_the_number_of_gpus_is_held_against_what_is_expected() -> None:
-    assert codes(Pages(render(busy()), expected_gpus=2).collect()) == ["gpu_count"]
-    assert codes(Pages(render(busy()), expected_gpus=1).collect()) == []
-
-
 def test_bug_32_the_exporters_host_name_is_not_used() -> None:
     page = collect(render(busy()).replace('Hostname="node7"', 'Hostname="localhost"'))
     assert all("localhost" not in dict(reading.labels).values() for reading in page.readings)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.dcgm_exporter import DcgmExporterCollector, dcgm_endpoint_of
-from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError, fetch_dcgm_page
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError, dcgm_endpoint_of, fetch_dcgm_page
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import Pages, busy, codes, collect, missing, render, values

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collectors.host.cgroups import parse_membership
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.processes import parse_process_stat
 from stepscope.collectors.jobs.kubernetes.pods import pod_uid_of, pods_with_logs
@@ -20,7 +21,6 @@ from stepscope.collectors.jobs.processes import (
     UserNames,
     container_id_of,
     job_leader_of,
-    parse_cgroup_paths,
     program_name_of,
 )
 
@@ -71,10 +71,8 @@ def test_a_command_may_hold_blanks_and_brackets() -> None:
 
 
 def test_cgroups_of_both_versions() -> None:
-    assert parse_cgroup_paths("12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n") == (
-        "/slurm/x",
-        "/y",
-    )
+    text = "12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n"
+    assert list(parse_membership(text).values()) == ["/slurm/x", "/slurm/x", "/y"]
 
 
 @pytest.mark.parametrize(

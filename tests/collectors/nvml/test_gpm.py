@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import nvml_reason_of_code
+from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.collectors.nvml.devices import GPM_METRICS
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason

@@ -172,14 +172,9 @@ class DriverChecks:
     def _count(
         self, observed: ObservedMachine, time_ns: int, why_no_driver: Missing | None = None
     ) -> Iterator[CheckSample]:
-        message = observed.findings.get(_COUNT, "")
-        if self._expected:
-            there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
-            if there < self._expected:
-                yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
-                return
-        if message:
-            yield bad(_COUNT, time_ns, CheckEvidence(Severity.CRITICAL, Action.REBOOT, message))
+        there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
+        if there < self._expected:
+            yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
         else:
             yield good(_COUNT, time_ns)
 
