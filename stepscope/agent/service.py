@@ -26,8 +26,8 @@ from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
+from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of

@@ -60,10 +60,7 @@ class StateLock:
         self._file = -1
 
     def __enter__(self) -> StateLock:
-        """
-        Raises:
-            UsageError: another agent holds it.
-        """
+        """Raises `UsageError` where another agent holds it."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -54,11 +54,7 @@ class DeadlineSocket:
     """Socket of a collector's HTTP client. Its calls raise TimeoutError once the deadline is over."""
 
     def __init__(self, channel: socket.socket, deadline: float) -> None:
-        """
-        Args:
-            channel: connected; its owner closes it.
-            deadline: monotonic, seconds.
-        """
+        """`channel` is connected, its owner closes it; `deadline` is in monotonic seconds."""
         self._channel = channel
         self._deadline = deadline
 

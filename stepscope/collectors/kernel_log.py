@@ -46,11 +46,7 @@ class KernelLog:
         wall_clock_ns: Callable[[], int] = time.time_ns,
         log_clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """
-        Args:
-            path: of the log; one `read` returns one record.
-            log_clock_ns: clock of the records' times, ns since boot.
-        """
+        """One `read` of `path` returns one record; `log_clock_ns` is the records' clock, ns since boot."""
         self._wall_clock_ns = wall_clock_ns
         self._log_clock_ns = log_clock_ns
         self._missing: Missing | None = None

@@ -39,10 +39,7 @@ class ReadingsBuilder:
     """
 
     def __init__(self, time_ns: int, labels: Labels = (), *, prefix: str = "") -> None:
-        """
-        Args:
-            prefix: put before the names of metrics that `add` and `miss` are given.
-        """
+        """`prefix` is put before the names of metrics that `add` and `miss` are given."""
         self.time_ns = time_ns
         self.labels = labels
         self.readings: list[Reading] = []

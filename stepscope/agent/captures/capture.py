@@ -138,10 +138,7 @@ class Capture:
     """One capture on request at this agent: what each process was asked, and has answered."""
 
     def __init__(self, report: captures.CaptureReport, now: float) -> None:
-        """
-        Args:
-            report: a new one, or as kept by an agent that has ended since.
-        """
+        """`report` is a new one, or as kept by an agent that has ended since."""
         self.report = report
         self._asked_at: dict[str, float] = {}
         self._here_at = {one.target.key: now for one in report.ranks}

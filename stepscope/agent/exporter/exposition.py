@@ -42,11 +42,7 @@ _MAX_LABEL_SETS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class MetricSeries:
-    """All series of one name on the metrics page.
-
-    Attributes:
-        kind: "gauge", "counter", "info" or "unknown".
-    """
+    """All series of one name on the metrics page; `kind` is "gauge", "counter", "info" or "unknown"."""
 
     name: str
     kind: str

@@ -224,11 +224,7 @@ class DcgmNames(StrEnum):
 
 
 def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[MetricSeries]:
-    """Exported series under DCGM's names, sorted by name.
-
-    Args:
-        readings: of GPUs; those without a field of DCGM are left out.
-    """
+    """Exported series of GPUs under DCGM's names, sorted by name; without readings that have no field of DCGM."""
     readings = tuple(readings)
     infos = _Infos(dict(reading.labels) for reading in readings if reading.metric == _GPU_INFO)
     by_name: dict[str, MetricSeries] = {}

@@ -85,11 +85,7 @@ class GpuValues:
         )
 
     def sample(self, rates: Mapping[str, float]) -> Sample:
-        """The newest sample.
-
-        Args:
-            rates: of counters, bytes/s by name, for what no source reports as a rate.
-        """
+        """The newest sample; `rates` of counters (bytes/s by name) are for what no source reports as a rate."""
         fields = {name: self.values.get(metric) for metric, name in _SAMPLE_FIELDS.items() if name}
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:

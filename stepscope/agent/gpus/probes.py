@@ -28,6 +28,8 @@ _GATHER_SECONDS = 0.03
 class GpuProbes:
     """All GPUs of this machine, read by probe processes. A context manager."""
 
+    _thread: threading.Thread
+
     def __init__(self, timing: ProbeTiming | None = None, *, environment: Mapping[str, str] | None = None) -> None:
         self._timing = timing or ProbeTiming()
         self._environment = environment
@@ -35,7 +37,6 @@ class GpuProbes:
         self._known: tuple[ProbeTarget, ...] = ()
         self._refusal: tuple[MissingReason, str] | None = self._supervisor.refusal
         self._counts = ProbeCounts()
-        self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._wake_read, self._wake_write = -1, -1
 
@@ -48,13 +49,10 @@ class GpuProbes:
 
     def __exit__(self, *_: object) -> None:
         """End the processes; those that hang are killed after the grace time, and left behind if that fails."""
-        if self._thread is None:
-            return
         self._is_closing.set()
         os.close(self._wake_write)
         self._thread.join()
         os.close(self._wake_read)
-        self._thread = None
 
     def snapshot(self) -> ProbeSnapshot:
         """All GPUs now; does not block."""

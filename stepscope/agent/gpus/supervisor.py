@@ -74,11 +74,7 @@ def _device_in(parts: Iterable[Collection]) -> Device | None:
 
 
 class ProbeSupervisor:
-    """All GPUs and the probe processes that read them.
-
-    Attributes:
-        refusal: why no GPU can be asked; None while they can.
-    """
+    """All GPUs and the probe processes that read them; `refusal` says why no GPU can be asked, None while they can."""
 
     def __init__(self, start: Callable[[], GpuProbe], timing: ProbeTiming) -> None:
         self._start = start

@@ -125,11 +125,7 @@ class HealthEpisodes:
         self.totals: Counter[tuple[Labels, str]] = Counter()
 
     def observe(self, key: str, labels: Labels, sample: CheckSample) -> HealthEvent | None:
-        """Add a sample; the event if an episode begins or ends with it.
-
-        Args:
-            key: of the thing; never changes.
-        """
+        """Add a sample of the thing with this lasting key; the event if an episode begins or ends with it."""
         track = self._tracks.setdefault((key, sample.code), _Track(labels))
         track.labels = labels
         if sample.state is SampleState.OVER:

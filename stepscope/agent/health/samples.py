@@ -291,11 +291,7 @@ class HealthObserver:
         self._places: dict[str, Device] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> ObservedMachine:
-        """All that the sources report now.
-
-        Args:
-            states: the sources, in the order of their trust.
-        """
+        """All that the sources, in the order of their trust, report now."""
         observed = ObservedMachine()
         for state in states:
             if state.name == self._driver_source:

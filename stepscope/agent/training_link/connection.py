@@ -97,10 +97,7 @@ class TrainingConnection:
         return self._budget.wait_seconds(bytes_per_second, now)
 
     def check_hello(self, now: float) -> None:
-        """
-        Raises:
-            ConnectionEndedError: its hello has not come in time.
-        """
+        """Raises `ConnectionEndedError` where its hello has not come in time."""
         if self.hello is None and now - self._connected_at > _HELLO_SECONDS:
             raise ConnectionEndedError("no_hello")
 

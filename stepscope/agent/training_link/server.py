@@ -56,10 +56,7 @@ class TrainingServer:
     _selector: selectors.BaseSelector
 
     def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
-        """
-        Args:
-            is_required: False goes on without where this user cannot create one.
-        """
+        """Without `is_required` it goes on where this user cannot create the socket."""
         self.wake: Callable[[], None] = lambda: None
         self.why_closed: Missing | None = None
         self._file = SocketFile(path, mode=mode)
@@ -78,10 +75,7 @@ class TrainingServer:
         self._thread = threading.Thread(target=self._run, name="stepscope-training", daemon=True)
 
     def __enter__(self) -> TrainingServer:
-        """
-        Raises:
-            UsageError: another agent listens there, or the required socket cannot be created.
-        """
+        """Raises `UsageError` where another agent listens, or the required socket cannot be created."""
         try:
             self._file.__enter__()
         except OSError as error:

@@ -19,8 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from stepscope.agent.web.access import Access, TokenBucket
-from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
+from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
 from stepscope.agent.web.web_config import TlsConfig, WebConfig, WebConfigReloader
 from stepscope.core.errors import UsageError
 

@@ -42,10 +42,7 @@ class DcgmExporterCollector:
         fetcher: Callable[[Endpoint, float], str] | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            fetcher: gets the page in that many seconds, or raises `PageFetchError`.
-        """
+        """`fetcher` gets the page in that many seconds, or raises `PageFetchError`."""
         self._endpoint = endpoint
         self._fetcher = fetcher or (lambda where, seconds: fetch_dcgm_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns

@@ -256,11 +256,7 @@ def _redacted(text: str) -> str:
 
 
 class PageFetchError(Exception):
-    """A dcgm-exporter's page cannot be fetched.
-
-    Attributes:
-        detail: one line for people, without the URL.
-    """
+    """A dcgm-exporter's page cannot be fetched; `detail` is one line for people, without the URL."""
 
     def __init__(self, reason: MissingReason, detail: str) -> None:
         super().__init__(detail)

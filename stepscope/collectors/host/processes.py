@@ -127,11 +127,7 @@ def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """Place of a GPU on the host's PCI bus.
-
-    Attributes:
-        pci_bus_id: as NVML writes it: "00000000:0F:00.0".
-    """
+    """Place of a GPU on the host's PCI bus; its id as NVML writes it: "00000000:0F:00.0"."""
 
     uuid: str
     pci_bus_id: str
@@ -139,11 +135,7 @@ class GpuPlace:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsers:
-    """The host's GPUs and their processes.
-
-    Attributes:
-        processes: the GPUs of each process, by its id.
-    """
+    """The host's GPUs and their processes, by id."""
 
     places: tuple[GpuPlace, ...] = ()
     processes: tuple[tuple[int, tuple[GpuPlace, ...]], ...] = ()

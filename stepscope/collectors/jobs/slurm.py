@@ -211,10 +211,7 @@ class SlurmNamesCollector:
     """Names of Slurm jobs from squeue. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            command: squeue's path; found in PATH by default.
-        """
+        """`command` is squeue's path; found in PATH by default."""
         self._command = command or shutil.which("squeue")
         self._clock = clock
         self._known: dict[str, SlurmNames | None] = {}

@@ -99,10 +99,7 @@ class KinetoBackend:
         self._worker = WorkerThread(self._look, name="stepscope-kineto-captures", log=_log)
 
     def __enter__(self) -> KinetoBackend:
-        """
-        Raises:
-            UsageError: it is required and the address cannot be had.
-        """
+        """Raises `UsageError` where it is required and the address cannot be had."""
         try:
             self._open()
         except UsageError as error:

@@ -88,11 +88,7 @@ class KinetoCapture:
     """One capture of some processes by libkineto."""
 
     def __init__(self, keys: Sequence[str], *, num_steps: int, begin: float, until: float | None = None) -> None:
-        """
-        Args:
-            begin: not asked before, monotonic seconds.
-            until: given up after, monotonic seconds; None for two minutes.
-        """
+        """Not asked before `begin`, given up after `until` (monotonic seconds; None: two minutes)."""
         self._num_steps = num_steps
         self._begin = begin
         self._until = begin + _PATIENCE_SECONDS if until is None else until

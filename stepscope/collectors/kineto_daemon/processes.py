@@ -30,11 +30,7 @@ _MAX_PROCESSES_OF_USER = 1024
 
 @dataclass(frozen=True, slots=True)
 class KinetoPeer:
-    """Sender of a libkineto datagram, as the kernel reports it.
-
-    Attributes:
-        pid: in our namespace, 0 where that has no such process.
-    """
+    """Sender of a libkineto datagram; its pid is in our namespace, 0 where that has no such process."""
 
     pid: int
     uid: int
@@ -229,11 +225,7 @@ _IDLE_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class KinetoTarget:
-    """A process that libkineto can capture.
-
-    Attributes:
-        key: its id, the same after a restart of the agent.
-    """
+    """A process that libkineto can capture; its key is the same after a restart of the agent."""
 
     key: str
     process: KinetoProcess

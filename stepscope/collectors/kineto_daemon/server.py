@@ -70,10 +70,7 @@ class KinetoServer:
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
 
     def __enter__(self) -> KinetoServer:
-        """
-        Raises:
-            UsageError: the address cannot be used.
-        """
+        """Raises `UsageError` where the address cannot be used."""
         self._socket = _bound_socket(self.address)
         self._thread.start()
         return self

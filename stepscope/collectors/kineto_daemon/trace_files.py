@@ -23,14 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stepscope.collectors.kineto_daemon import processes
 from stepscope.collectors.kineto_daemon.capture import Offer, ProcessView, Take
-from stepscope.collectors.kineto_daemon.processes import (
-    KinetoPeer,
-    KinetoProcess,
-    KinetoTarget,
-    PendingRequests,
-    ranks_to_keep,
-)
 from stepscope.collectors.kineto_daemon.protocol import KinetoTraceReader, KinetoTraceSummary, TraceRequest
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.protocol.captures import CaptureRequest
@@ -45,7 +39,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 class TraceStaging:
     """Staging folder of one libkineto capture of one process."""
 
-    def __init__(self, process: KinetoProcess, base: str | None) -> None:
+    def __init__(self, process: processes.KinetoProcess, base: str | None) -> None:
         """Create the folder.
 
         Args:
@@ -126,7 +120,7 @@ def _remove(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _process_root(process: KinetoProcess) -> str:
+def _process_root(process: processes.KinetoProcess) -> str:
     """Path of the process's root directory in our file system.
 
     Raises:
@@ -208,7 +202,9 @@ def make_capture_folder(run: Path) -> int:
             return number
 
 
-def compress_kineto_trace(source: int, partial: Path, owner: KinetoPeer, *, max_bytes: int | None) -> CompressedTrace:
+def compress_kineto_trace(
+    source: int, partial: Path, owner: processes.KinetoPeer, *, max_bytes: int | None
+) -> CompressedTrace:
     """Read a trace of libkineto to its end and write it compressed.
 
     Args:
@@ -278,9 +274,9 @@ class CaptureFiles:
     def __init__(
         self,
         request: CaptureRequest,
-        targets: Mapping[str, KinetoTarget],
+        targets: Mapping[str, processes.KinetoTarget],
         *,
-        pending: PendingRequests,
+        pending: processes.PendingRequests,
         readers: ThreadPoolExecutor,
     ) -> None:
         self.targets = targets
@@ -298,7 +294,7 @@ class CaptureFiles:
     def is_reading(self) -> bool:
         return bool(self._reading)
 
-    def view(self, key: str, process: KinetoProcess | None) -> ProcessView:
+    def view(self, key: str, process: processes.KinetoProcess | None) -> ProcessView:
         """Present state of a process; `process` was looked up before its files are."""
         config = self._configs.get(key)
         written = config is not None and self._staging[key].has(config.written_path(self.targets[key].process.pid))
@@ -343,7 +339,7 @@ class CaptureFiles:
     def keep(self, keys: Collection[str]) -> dict[str, tuple[Path, int] | str]:
         """Give traces their names in the run; path and bytes of each, or why it could not be kept."""
         in_trace = {key: self._partials[key].summary.rank for key in keys}
-        ranks = ranks_to_keep([self.targets[key] for key in keys], in_trace)
+        ranks = processes.ranks_to_keep([self.targets[key] for key in keys], in_trace)
         kept: dict[str, tuple[Path, int] | str] = {}
         for key, rank in ranks.items():
             run, partial = self.targets[key].run_directory, self._partials[key]

@@ -179,11 +179,7 @@ class GpuReadings(ReadingsBuilder):
         super().__init__(time_ns, labels, prefix=GPU)
 
     def add_raw(self, name: str, raw: float, scale: float = 1.0, /, **further: str | int) -> None:
-        """Add a number as NVML reports it.
-
-        Args:
-            further: labels beside the GPU's own.
-        """
+        """Add a number as NVML reports it; `further` labels come beside the GPU's own."""
         metric = _METRIC_OF_SHORT_NAME.get(name) or GPU + name
         labels = self.with_labels(further) if further else self.labels
         value = scaled(raw, scale)

@@ -246,11 +246,7 @@ class GpmSampler:
     """Averages of NVML's GPM counters of a GPU or MIG instance between two samples."""
 
     def __init__(self, nvml: binding.Nvml, handle: binding.Handle, gpu_instance: int | None = None) -> None:
-        """
-        Args:
-            handle: of the whole GPU, also for a MIG instance.
-            gpu_instance: of the MIG instance.
-        """
+        """`handle` is the whole GPU's, also for a MIG instance."""
         self._nvml = nvml
         self._handle = handle
         self._gpu_instance = gpu_instance

@@ -25,11 +25,7 @@ _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 
 
 class NvmlGpu:
-    """One GPU and its MIG instances, read through NVML.
-
-    Attributes:
-        is_usable: whether it may be asked again.
-    """
+    """One GPU and its MIG instances, read through NVML; `is_usable`: whether it may be asked again."""
 
     def __init__(self, nvml: binding.Nvml, handle: binding.Handle, identity: GpuIdentity) -> None:
         self.identity = identity

@@ -20,8 +20,8 @@ from stepscope.agent.captures.capture import CaptureRefusedError
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, AgentCaptureFile
 from stepscope.agent.config.settings import CaptureLimits
 from stepscope.agent.state_directory import StateLock, agent_token, read_agent_token
-from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import capture_routes
+from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason

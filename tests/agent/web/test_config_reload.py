@@ -20,8 +20,7 @@ from stepscope.agent.config.configuration import load_configuration
 from stepscope.agent.service import Agent
 from stepscope.agent.web import server as connections
 from stepscope.agent.web import web_config
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.routes import Reply, Request, Route, text_reply
+from stepscope.agent.web.routes import Access, Reply, Request, Route, text_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import UsageError

@@ -17,9 +17,8 @@ import pytest
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.web import server as connections
-from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import page_routes
-from stepscope.agent.web.routes import Reply, Request, Route, text_reply
+from stepscope.agent.web.routes import Access, Reply, Request, Route, text_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading

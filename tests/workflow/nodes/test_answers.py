@@ -11,8 +11,7 @@ from http import HTTPStatus
 
 import pytest
 
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.routes import Reply, Request, Route, json_reply
+from stepscope.agent.web.routes import Access, Reply, Request, Route, json_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.documents.node import NODE_PATH, Node
 from stepscope.core.errors import UnreachableError, UsageError

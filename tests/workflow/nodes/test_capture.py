@@ -15,8 +15,8 @@ import pytest
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator
 from stepscope.agent.state_directory import agent_token
-from stepscope.agent.web.access import Access
 from stepscope.agent.web.endpoints import capture_routes
+from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import DataError, UnreachableError, UsageError

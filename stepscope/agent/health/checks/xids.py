@@ -60,11 +60,7 @@ class _Gpu:
 
 
 class XidChecks:
-    """Health checks of the XIDs of all GPUs.
-
-    Attributes:
-        was_reset: a GPU was reset before the last call of `samples`.
-    """
+    """Health checks of the XIDs of all GPUs; `was_reset`: a GPU was reset before the last call of `samples`."""
 
     def __init__(self, thresholds: HealthThresholds) -> None:
         self.was_reset = False

@@ -82,11 +82,7 @@ _OK, _UNKNOWN = 0, 2
 
 
 class KubeletError(Exception):
-    """The kubelet refused a call, or does not speak gRPC.
-
-    Attributes:
-        status: gRPC's number; None where there is none.
-    """
+    """The kubelet refused a call, with gRPC's status (None where there is none), or does not speak gRPC."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status

@@ -228,11 +228,7 @@ _READ_BYTES = 1 << 16
 
 
 class KubernetesApiError(Exception):
-    """The Kubernetes API server cannot be reached, or refuses.
-
-    Attributes:
-        reason: in the words of readings.
-    """
+    """The Kubernetes API server cannot be reached, or refuses."""
 
     def __init__(self, reason: MissingReason, detail: str) -> None:
         self.reason = reason
