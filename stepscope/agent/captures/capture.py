@@ -40,7 +40,7 @@ def select_capture_targets(
     job_pids: Collection[int] = (),
     closed: Sequence[str] = (),
 ) -> list[captures.CaptureTarget]:
-    """The processes of a run or job to capture, by run and rank.
+    """The processes of a run or job that the agent is to capture, by run and rank.
 
     Args:
         targets: all that could be captured; of one process that two backends know, the first counts.

@@ -124,7 +124,7 @@ def _path_of(variable: str) -> str:
 
 
 def environment_variable_of(path: str) -> str:
-    """The environment variable of a configuration key."""
+    """The environment variable of a key of the agent's configuration."""
     return PREFIX + path.upper().replace(".", "__")
 
 
@@ -155,7 +155,7 @@ _HIDDEN = "***"
 
 
 def configuration_toml(configuration: Configuration, *, with_origin: bool) -> str:
-    """The configuration as a file; `with_origin`: with a comment about the origin behind each key."""
+    """The agent's configuration as a file; `with_origin`: with a comment about the origin behind each key."""
     parts = []
     for section, keys in groupby(KEYS.values(), lambda key: key.section):
         lines = [f"[{section}]"]
@@ -192,13 +192,13 @@ def settings_reference() -> Iterator[str]:
 
 
 def setting_value(configuration: Configuration, path: str) -> Any:
-    """The value of a configuration key."""
+    """The value of a key of the agent's configuration."""
     section, _, name = path.partition(".")
     return getattr(getattr(configuration.settings, section), name)
 
 
 def shown_setting(key: Key, value: Any) -> Any:
-    """A setting's value as in JSON, with secrets replaced."""
+    """The value of an agent setting as in JSON, with secrets replaced."""
     if key.is_secret and value:
         return _HIDDEN
     if isinstance(value, str):

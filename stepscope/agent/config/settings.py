@@ -82,13 +82,13 @@ class Key:
 
 
 def keys_of(settings: type) -> dict[str, Key]:
-    """All configuration keys by path, of a dataclass whose fields are sections, which are dataclasses of keys."""
+    """All keys of the agent's configuration by path; the fields of `settings` are sections, dataclasses of keys."""
     found = [one for section, of_section in sections_of(settings).items() for one in _keys(section, of_section)]
     return {one.path: one for one in found}
 
 
 def sections_of(settings: type) -> dict[str, Callable[..., Any]]:
-    """Dataclasses of the configuration's sections by name."""
+    """Dataclasses of the sections of the agent's configuration by name."""
     hints = typing.get_type_hints(settings)
     return {one.name: hints[one.name] for one in fields(settings)}
 
@@ -108,7 +108,7 @@ _TYPE_NAMES = {
 
 
 def typed_value(key: Key, value: Any, *, where: str) -> Any:
-    """A configuration value in its key's type.
+    """A value of the agent's configuration in its key's type.
 
     Raises:
         UsageError: it has another type or is outside of the key's limits.
@@ -128,7 +128,7 @@ def typed_value(key: Key, value: Any, *, where: str) -> Any:
 
 
 def value_from_text(key: Key, text: str, *, where: str) -> Any:
-    """Parse a setting in an environment variable: as in TOML, but strings without quotes, lists also with commas.
+    """Parse an agent setting in an environment variable: as in TOML, strings without quotes, lists also with commas.
 
     Raises:
         UsageError: it is not a value of the key.
@@ -350,6 +350,6 @@ KEYS: dict[str, Key] = keys_of(AgentSettings)
 
 
 def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it."""
+    """Name of this machine by the agent's settings, else NODE_NAME (a pod's host name is not the machine's), else its own."""
     environment = os.environ if environment is None else environment
     return setting or environment.get("NODE_NAME", "") or socket.gethostname()

@@ -120,7 +120,7 @@ class MetricFamilies:
 
 
 def exposition_text(all_series: Iterable[MetricSeries], texts: LabelTexts, *, is_openmetrics: bool) -> str:
-    """The page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end; as prometheus-client has it."""
+    """The metrics page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end."""
     lines = []
     for series in all_series:
         if is_openmetrics:

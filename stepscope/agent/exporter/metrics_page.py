@@ -203,7 +203,7 @@ def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ..
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a scrape accepts gzip: it is named without a weight of zero, which forbids it."""
+    """Whether a scrape of the metrics page accepts gzip: it is named without a weight of zero, which forbids it."""
     for part in accept_encoding.lower().split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
         if name == "gzip":

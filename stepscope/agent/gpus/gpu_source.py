@@ -121,7 +121,7 @@ _MAX_FIRST_ROUND_SECONDS = 60.0
 
 
 class FirstGpuRound:
-    """The GPUs' first round of answers, from the driver's first answer on. Once it is over, it stays so.
+    """First round of answers of the GPU probes, from the driver's first answer on. Once it is over, it stays so.
 
     Args:
         quiet_seconds: without any answer, the round is over when nothing has changed for so long: longer than it takes
@@ -181,7 +181,7 @@ class _LastValues:
 
 
 class SilentGpus:
-    """The last report of each GPU that stopped answering: its serial number is needed when it must be replaced."""
+    """The last report of each GPU that no longer answers its probe: its serial number is needed for its replacement."""
 
     def __init__(self) -> None:
         self._before: tuple[Reading, ...] = ()
@@ -238,7 +238,7 @@ _Indices = dict[str, str]
 
 
 class RenumberedSource:
-    """A source of GPUs with the label `gpu` as a source before it has it, joined by `uuid`.
+    """The agent's source of GPUs whose label `gpu` is as a source before it has it, joined by `uuid`.
 
     Args:
         state: state of the source, now.

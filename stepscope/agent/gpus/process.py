@@ -18,7 +18,7 @@ from stepscope.core.metrics.readings import Collection, StreamReader
 
 
 class GpuProbe(Protocol):
-    """A probe: a process that reads GPUs."""
+    """A probe process of the agent, which reads GPUs."""
 
     def fileno(self) -> int:
         """File descriptor that is readable when there is an answer, or the process has ended."""

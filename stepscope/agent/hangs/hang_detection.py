@@ -347,7 +347,7 @@ class NcclRasSource:
 
 
 def ras_address(text: str) -> tuple[str, int] | None:
-    """Host and port of NCCL's RAS service in a setting, "host:port"; None where it is something else."""
+    """Host and port of NCCL's RAS service in the agent's settings, "host:port"; None where it is something else."""
     host, _, port = text.rpartition(":")
     with suppress(ValueError):
         if host and 0 < int(port) < 1 << 16:

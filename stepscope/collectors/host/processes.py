@@ -117,7 +117,7 @@ def _read_status(files: Files, into: ReadingsBuilder, pid: int) -> dict[str, str
 
 
 def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
-    """State of a process as the letter that ps shows (R, S, D, T, ...); empty when it has ended or is a zombie."""
+    """State of a process of the host as the letter that ps shows (R, S, D, T, ...); empty when ended, or a zombie."""
     try:
         letter = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -142,7 +142,7 @@ class GpuUsers:
 
 
 def gpu_users_of(collection: Collection) -> GpuUsers:
-    """GPUs and their processes in a collection; a process on a MIG instance is one of its GPU."""
+    """The host's GPUs and their processes in a collection; a process on a MIG instance is one of its GPU."""
     by_index: dict[str, GpuPlace] = {}
     for reading in collection.readings:
         labels = dict(reading.labels)
@@ -165,7 +165,7 @@ _PCI_FOLDER = "sys/bus/pci/devices"
 
 
 def sysfs_address(pci_bus_id: str) -> str | None:
-    """Name under /sys/bus/pci/devices of NVML's 00000000:0F:00.0; None where that is not an address."""
+    """Name in the host's /sys/bus/pci/devices of NVML's 00000000:0F:00.0; None where that is not an address."""
     match = _PCI_ADDRESS.fullmatch(pci_bus_id)
     return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else None
 
@@ -181,7 +181,7 @@ def local_cpus(files: Files, place: GpuPlace) -> frozenset[int] | NoValue:
 
 
 def read_gpu_node(files: Files, into: ReadingsBuilder, place: GpuPlace) -> None:
-    """Read the NUMA node of a GPU."""
+    """Read the NUMA node of a GPU of the host."""
     path = _attribute_path(place, "numa_node")
     node = path if isinstance(path, NoValue) else files.number(path)
     if isinstance(node, NoValue) and node.reason is MissingReason.UNREADABLE:  # -1
@@ -229,7 +229,7 @@ _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 
 
 def count_gpus_on_bus(files: Files) -> int:
-    """Number of NVIDIA GPUs on the PCI bus; 0 where it cannot be read."""
+    """Number of NVIDIA GPUs on the host's PCI bus; 0 where it cannot be read."""
     names = files.names(_PCI_FOLDER)
     return sum(
         _attribute(files, name, "vendor").strip() == _NVIDIA

@@ -209,7 +209,7 @@ def parse_device_list(text: str) -> list[str]:
 
 
 def is_gpu_name(name: str) -> bool:
-    """Whether a name is one of NVIDIA's or GKE's device plugin for a GPU or an instance."""
+    """Whether a name is one of NVIDIA's or GKE's Kubernetes device plugin for a GPU or an instance."""
     return name.startswith(("GPU-", "MIG-")) or _GKE_NAME.fullmatch(name) is not None
 
 
@@ -235,7 +235,7 @@ def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsag
 
 
 def dra_device(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
-    """The device of NVIDIA's DRA driver's name: "gpu-0" is a whole GPU, by minor number.
+    """The device of a name of NVIDIA's DRA driver (Kubernetes): "gpu-0" is a whole GPU, by minor number.
 
     Names of MIG instances ("gpu-0-mig-1g10gb-19-0") hold the requested place on the GPU, not an id: they are found if
     the GPU has a single instance of the profile.
