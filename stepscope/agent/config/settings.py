@@ -350,6 +350,6 @@ KEYS: dict[str, Key] = keys_of(AgentSettings)
 
 
 def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Name of this machine: by the agent's settings, else NODE_NAME, as a pod's host name is its own, else the host's."""
+    """Name of this machine: by the agent's settings, else NODE_NAME (a pod's host name is its own), else the host's."""
     environment = os.environ if environment is None else environment
     return setting or environment.get("NODE_NAME", "") or socket.gethostname()
