@@ -29,9 +29,9 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
     report = read_nccl(paths)
     if as_json:
-        from stepscope.store.documents import encode_nccl
+        from stepscope.store.documents import encode_nccl_report
 
-        click.echo(encode_nccl(report).decode())
+        click.echo(encode_nccl_report(report).decode())
     else:
         print_nccl(report)
     print_warnings(report.warnings)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Analysis
 from stepscope.core.documents.run_directory import RUN_SCHEMA, RankTimeline, RunManifest
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
@@ -62,7 +62,7 @@ class _TimelineDocument(msgspec.Struct):
     ranks: list[_RankRow]
 
 
-def encode_nccl(report: NcclReport) -> bytes:
+def encode_nccl_report(report: NcclReport) -> bytes:
     """The `stepscope.nccl/1` document, which names the two ends of a transport `from` and `to`."""
     document = msgspec.to_builtins(report)
     document["transports"] = [
@@ -88,7 +88,7 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     return analysis
 
 
-def check_job(job: Job, *, where: str) -> None:
+def check_job(job: AnalysedJob, *, where: str) -> None:
     """Refuse a job with impossible sizes.
 
     Raises:

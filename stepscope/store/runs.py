@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Analysis, MeshSizes, RootCause, Verdict
 from stepscope.core.documents.run_directory import (
     ANALYSIS_FILE,
     RUN_FILE,
@@ -84,7 +84,7 @@ class _AnalysisHead(msgspec.Struct):
     """The part of analysis.json that a list of runs needs; decoding skips the rest."""
 
     schema: str
-    job: Job
+    job: AnalysedJob
     verdict: Verdict
     root_causes: list[RootCause]
 
@@ -311,7 +311,7 @@ def is_saved_analysis(path: Path) -> bool:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 
-def captures(run: Path) -> list[Path]:
+def capture_folders(run: Path) -> list[Path]:
     """The folders of captured traces in a run directory."""
     return list((run / TRACES_FOLDER).glob("step*"))
 
@@ -322,4 +322,4 @@ def has_current_analysis(run: Path) -> bool:
     if not saved.is_file():
         return False
     saved_ns = saved.stat().st_mtime_ns
-    return all(capture.stat().st_mtime_ns <= saved_ns for capture in captures(run))
+    return all(capture.stat().st_mtime_ns <= saved_ns for capture in capture_folders(run))

@@ -17,8 +17,14 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, STEPS_FOLDER, RunManifest
-from stepscope.core.documents.steps import RESERVED_FIELDS, RankSteps, Step
+from stepscope.core.documents.run_directory import (
+    FLIGHT_FOLDER,
+    RESERVED_FIELDS,
+    STEPS_FOLDER,
+    RankSteps,
+    RunManifest,
+    Step,
+)
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
@@ -176,7 +182,7 @@ class StepTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class UnprofiledPace:
     """A run's steps outside of a capture, to compare the captured ones with.
 
     Attributes:
@@ -212,7 +218,7 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     return StepTelemetry(in_order[num_warm_up:], float(np.median(tokens)) if tokens else None, memory)
 
 
-def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pace:
+def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> UnprofiledPace:
     """The pace of a run next to a capture. Lines that cannot be read are ignored.
 
     Args:
@@ -228,7 +234,7 @@ def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pa
         beside += near
         num_wanted += _NEAREST_BEFORE if near else 0
         is_even = is_even and (len(near) < _NEAREST_BEFORE or _are_alike(near))
-    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= num_wanted else None, is_even)
+    return UnprofiledPace(waits, float(np.median(beside)) if beside and len(beside) >= num_wanted else None, is_even)
 
 
 def _are_alike(durations: Sequence[float]) -> bool:

@@ -34,13 +34,13 @@ from stepscope.core.protocol.messages import (
     Message,
     ProtocolError,
     Welcome,
-    decode,
-    encode,
+    decode_message,
+    encode_message,
 )
-from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.schedule import Schedule, SlowStep, SlowSteps, rule_from_environment
+from stepscope.training.captures.coordinator import RankCaptureCoordinator
+from stepscope.training.captures.schedule import Schedule, SlowStep, SlowStepWatch, capture_rule_from_environment
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import gpu_uuid
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
@@ -67,14 +67,14 @@ class AgentLink:
     def __init__(
         self, context: RunContext, schedule: Schedule, *, takes_scheduled: bool, rule: SlowStep | None = None
     ) -> None:
-        rule = rule_from_environment() if rule is None else rule
+        rule = capture_rule_from_environment() if rule is None else rule
         if rule is not None and not isinstance(rule, SlowStep):
             raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
         self.step_time = RecentStepTime()
         self._identity = context.identity
-        self._slow_steps = None if rule is None else SlowSteps(rule)
+        self._slow_steps = None if rule is None else SlowStepWatch(rule)
         self._connection = AgentConnection(socket_path(), self)
-        self._captures = CaptureCoordinator(
+        self._captures = RankCaptureCoordinator(
             context.run_directory.name,
             context.identity,
             schedule,
@@ -147,7 +147,7 @@ class AgentLink:
         progress = answer.progress
         if progress.reason is not None:
             progress = replace(progress, reason=progress.reason[:_MAX_REASON])
-        self._connection.send(encode(Answer(answer.id, progress)))
+        self._connection.send(encode_message(Answer(answer.id, progress)))
 
     def _find_gpu(self) -> None:
         self._heartbeat.gpu_uuid = gpu_uuid(self._identity)
@@ -188,7 +188,7 @@ class HeartbeatSource:
     def hello(self) -> bytes:
         """The line that introduces this process."""
         identity = self._context.identity
-        return encode(
+        return encode_message(
             Hello(
                 run=self._context.run_directory.name,
                 run_directory=str(self._context.run_directory),
@@ -209,8 +209,8 @@ class HeartbeatSource:
         state, doing = self._state_of_step(), self._doing()
         figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
-            return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
-        return encode(
+            return encode_message(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
+        return encode_message(
             Heartbeat(
                 age_ms=max(now_ns - record.end_ns, 0) / 1e6,
                 state=state,
@@ -447,7 +447,7 @@ class AgentConnection:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = decode(line)
+            message = decode_message(line)
         except ProtocolError as error:
             self._user.receive_unreadable(error)
             self._faults += error.capture_id is None
@@ -487,7 +487,7 @@ class AgentConnection:
     def _say_bye(self) -> None:
         if self._socket is None:
             return
-        lines = b"".join([self._unsent, *self._queue, encode(Bye())])
+        lines = b"".join([self._unsent, *self._queue, encode_message(Bye())])
         self._socket.settimeout(_BYE_SECONDS)
         self._socket.sendall(lines, socket.MSG_NOSIGNAL)
 

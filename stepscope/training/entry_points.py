@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stepscope.training.captures.schedule import Schedule, SlowStep
 from stepscope.training.profiling_session import Profile
-from stepscope.training.settings import Settings
+from stepscope.training.run.context import ProfileSettings
 
 
 def profile(
@@ -63,7 +63,7 @@ def profile(
         first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
             continued numbers on from its last step. Schedules count from the first step of each start.
     """
-    settings = Settings(
+    settings = ProfileSettings(
         run=run,
         out=out,
         schedule=schedule,

@@ -26,14 +26,20 @@ from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.recording import Recording
 from stepscope.training.captures.runner import CaptureRunner
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, captures_on_this_rank
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.identity import captures_on_this_rank, identify, run_name
-from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestWriter, attempt_ending
+from stepscope.training.run.context import (
+    MEASURING_STOPPED,
+    ManifestWriter,
+    ProfileSettings,
+    RunContext,
+    attempt_ending,
+    warnings_of_arguments,
+)
+from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
-from stepscope.training.settings import RunContext, Settings, implausible_arguments
 from stepscope.training.steps.gradients import LocalGradientNorm
 from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
@@ -47,7 +53,7 @@ from stepscope.training.steps.spans import (
     is_compiling,
     wrap_data,
 )
-from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter, open_step_file
+from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime, open_step_file
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +92,7 @@ class Profile:
         gives_way: a profile that begins while this one measures takes its place, instead of stepping aside.
     """
 
-    def __init__(self, settings: Settings, *, enabled: bool) -> None:
+    def __init__(self, settings: ProfileSettings, *, enabled: bool) -> None:
         self.run_directory: Path | None = None
         self.gives_way = False
         self._settings = settings
@@ -104,7 +110,7 @@ class Profile:
         self._shutdown: ShutdownHandler[Profile] | None = None
         self._depth = 0  # how many of the guarded methods run
         self._is_ending = False
-        self._times = StepTimes()
+        self._times = UnprofiledStepTime()
         self._agent_link: AgentLink | None = None
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
@@ -245,16 +251,16 @@ class Profile:
         self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
-        identity = identify()
+        identity = identify_process()
         captures = captures_on_this_rank(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         out = Path(settings.out).absolute()  # also after the script has changed its directory
-        begun = open_step_file(out / run_name(settings.run, identity), identity, settings.first_step)
+        begun = open_step_file(out / choose_run_name(settings.run, identity), identity, settings.first_step)
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         if identity.rank == 0:
-            for warning in implausible_arguments(settings, mesh, identity.world_size):
+            for warning in warnings_of_arguments(settings, mesh, identity.world_size):
                 logger.warning(warning)
         self._context = context = RunContext(
             self.run_directory,
@@ -368,7 +374,7 @@ class Profile:
 
     def _is_undisturbed(self, step: int) -> bool:
         """Whether the running step is not captured."""
-        return self._agent_link is None or self._agent_link.plan.state(step) is State.WAIT
+        return self._agent_link is None or self._agent_link.plan.state(step) is ProfilerState.WAIT
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None

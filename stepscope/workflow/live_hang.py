@@ -24,7 +24,7 @@ from stepscope.collectors.flight_recorder import read_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
 from stepscope.core.errors import DataError
-from stepscope.core.protocol.fields import any_rank, read_object
+from stepscope.core.protocol.fields import _read_rank, read_object
 
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
@@ -91,7 +91,7 @@ class _OwnedFiles:
 def _world_size(run_directory: Path, files: _OwnedFiles) -> int:
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
         world_size = json.loads(files.read(run_directory / RUN_FILE, _MAX_MANIFEST_BYTES))["world_size"]
-        return int(any_rank(world_size))
+        return int(_read_rank(world_size))
     return 0
 
 

@@ -325,9 +325,9 @@ IN_COMPILED_CODE = (
 
 def prints_on_this_rank() -> bool:
     """Whether this rank prints: only rank 0 does; asked while torch.distributed is initialised."""
-    from stepscope.training.run.identity import identify
+    from stepscope.training.run.identity import identify_process
 
-    return identify().rank == 0
+    return identify_process().rank == 0
 
 
 def print_run_directory(run_directory: Path | None, num_steps: int) -> None:

@@ -22,7 +22,7 @@ _STARTUP = str(Path(__file__).resolve().parent / "startup")
 _PATH = "PYTHONPATH"
 
 
-def environment_for(options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
+def launch_environment(options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which the command runs; the given one when STEPSCOPE_DISABLE turns measuring off."""
     if is_disabled(environment):
         return dict(environment)
@@ -31,7 +31,7 @@ def environment_for(options: RunOptions, environment: Mapping[str, str]) -> dict
     return dict(environment) | {OPTIONS_VARIABLE: options.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
 
 
-def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Run the command in place of this process.
 
     Raises:

@@ -16,6 +16,7 @@ from stepscope.agent.captures.backends import CaptureBackend
 from stepscope.agent.captures.capture import Capture, RefusedError, select_targets, within_limits
 from stepscope.agent.config.settings import CaptureLimits, node_name
 from stepscope.core.errors import printable
+from stepscope.core.process import WorkerThread
 from stepscope.core.protocol.captures import (
     CaptureOrder,
     CaptureReport,
@@ -25,7 +26,6 @@ from stepscope.core.protocol.captures import (
 )
 from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.worker_thread import WorkerThread
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("stepscope.agent.audit")

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from stepscope.agent.captures.capture import RefusedError
 from stepscope.agent.captures.coordinator import CaptureCoordinator
 from stepscope.agent.web.routes import Reply, Request, Route, json_reply
-from stepscope.core.protocol.captures import CAPTURES_PATH, order_of, report_document
+from stepscope.core.protocol.captures import CAPTURES_PATH, read_order, report_document
 from stepscope.core.protocol.fields import FieldError
 
 _MAX_BYTES = 64 << 10
@@ -30,7 +30,7 @@ def capture_routes(coordinator: CaptureCoordinator) -> tuple[Route, ...]:
             document = json.loads(request.body)
             if isinstance(document, dict):
                 document.setdefault("id", f"c-{secrets.token_hex(6)}")
-            order = order_of(document)
+            order = read_order(document)
         except FieldError as error:
             raise RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
         except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from typing import Any
 from stepscope.agent.config.keys import Key, sections_of, typed_value, value_from_text
 from stepscope.agent.config.settings import KEYS, WARNS_BEFORE, Settings
 from stepscope.core.errors import UsageError, from_os_error
-from stepscope.core.text.names import nearest
+from stepscope.core.text.numbers import nearest
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""

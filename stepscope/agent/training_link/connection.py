@@ -23,8 +23,8 @@ from stepscope.core.protocol.messages import (
     Message,
     ProtocolError,
     Welcome,
-    decode,
-    encode,
+    decode_message,
+    encode_message,
 )
 
 _BURST_BYTES = 32 << 10
@@ -82,7 +82,7 @@ class TrainingConnection:
         answers = []
         for line in lines:
             try:
-                message = decode(line)
+                message = decode_message(line)
             except ProtocolError as error:
                 self._fault(str(error))
                 continue
@@ -142,7 +142,7 @@ class TrainingConnection:
 
     def _greet(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
-            self.unsent += encode(Welcome())
+            self.unsent += encode_message(Welcome())
             raise ConnectionEndedError(
                 "other_version", f"it speaks version {hello.version}, this agent version {PROTOCOL_VERSION}"
             )
@@ -150,7 +150,7 @@ class TrainingConnection:
         if self.hello is not None and key != self.key:
             raise ConnectionEndedError("garbage", "its hello is that of another process now")
         if self.hello is None:
-            self.unsent += encode(Welcome())
+            self.unsent += encode_message(Welcome())
         self.hello, self.key = hello, key
 
     def _fault(self, what: str) -> None:

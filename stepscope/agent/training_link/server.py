@@ -24,7 +24,7 @@ from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.protocol.captures import CaptureRequest, CaptureUpdate
-from stepscope.core.protocol.messages import Cancel, encode
+from stepscope.core.protocol.messages import Cancel, encode_message
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class TrainingServer:
         """Send a message to these processes; those that are away do not get it."""
         if self.why_closed is not None:
             return
-        line = encode(message)
+        line = encode_message(message)
         self._outbox.extend((key, line) for key in keys)
         os.eventfd_write(self._event, 1)
 

@@ -29,7 +29,7 @@ class MeshSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnalysedJob:
     """The analysed job. `step_ms` is the median over ranks of whole device steps."""
 
     world_size: int
@@ -369,7 +369,7 @@ class WhatIf(PredictedStep):
 class Analysis:
     """The document `stepscope.analysis/1`."""
 
-    job: Job
+    job: AnalysedJob
     trace_quality: TraceQuality
     ledger: Ledger
     ranks: list[RankLedger]

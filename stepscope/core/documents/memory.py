@@ -40,7 +40,7 @@ class OomCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class MemoryHolder:
     """Blocks of one category and stack at the peak.
 
     Attributes:
@@ -135,7 +135,7 @@ class MemoryReport:
     reserved_bytes: int
     peak_bytes: int
     by_category: dict[MemoryCategory, int]
-    at_peak: list[Holder]
+    at_peak: list[MemoryHolder]
     fragmentation: Fragmentation
     growth: Growth | None
     oom: OutOfMemory | None

@@ -197,15 +197,15 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `Benchmarked`."""
+class NcclTestBandwidth:
+    """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `NcclTestEnd`."""
 
     place: LogPlace
     bus_bandwidth_gbs: float
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmarked:
+class NcclTestEnd:
     """End of an nccl-tests run: "all_gather_perf"."""
 
     place: LogPlace
@@ -263,8 +263,8 @@ LogEvent = (
     | CardEvent
     | Warned
     | TimedOut
-    | Measured
-    | Benchmarked
+    | NcclTestBandwidth
+    | NcclTestEnd
     | TrainerTimes
     | TopologyNode
     | PlannedWay

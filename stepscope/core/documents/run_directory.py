@@ -1,4 +1,4 @@
-"""Layout of a run directory, its manifest run.json, and the timelines in timeline.json.
+"""Layout of a run directory, its manifest run.json, its steps and the report `stepscope.steps/1`, and its timelines.
 
 run.json                       the manifest: host, mesh, versions, environment, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
@@ -18,8 +18,10 @@ analysis.json, timeline.json   after `stepscope analyze`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
+
+from stepscope.core.vocabulary import Notice
 
 RUN_SCHEMA = "stepscope.run/1"
 RUN_FILE = "run.json"
@@ -155,3 +157,109 @@ class RankTimeline:
     categories: list[int]
     step_starts_ns: list[int]
     step_indices: list[int]
+
+
+STEPS_SCHEMA = "stepscope.steps/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One finished step of one rank, by the clock of its host: one line of steps/rank{r}.jsonl.
+
+    In a line, `figures` are fields of their own beside these, and what is empty or has its default may be left out.
+
+    Attributes:
+        start_ns, end_ns: ns since the epoch.
+        data_wait_ns: time that the loop waited for its batches.
+        phases: ns by name; one phase may lie inside another.
+        figures: what the training code passed to `prof.step`, and what is measured beside (loss, tokens, memory, ...).
+        captured: a profiler recorded the step, which makes it longer.
+        anomalies: kinds of anomaly found in the step.
+        non_finite: names of figures that were NaN or infinite; they are not among the others.
+        attempt: which start of the job, from 1 on.
+        state: of the profiler's schedule: wait, warmup, active.
+        export_ns: time spent after the step to write a trace; not part of a step.
+        prepare_ns: time spent after the step to set up and start the profiler; not part of a step.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int
+    data_wait_ns: int = 0
+    phases: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    captured: bool = False
+    anomalies: list[str] = field(default_factory=list)
+    non_finite: list[str] = field(default_factory=list)
+    attempt: int = 1
+    state: str = "wait"
+    export_ns: int = 0
+    prepare_ns: int = 0
+
+
+RESERVED_FIELDS = frozenset(each.name for each in fields(Step)) - {"figures"}
+"""Names of a line's own fields, which no figure can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """A rank's steps in order. Steps that a restart repeats replace the earlier ones."""
+
+    rank: int
+    steps: list[Step] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        """Append a step, which replaces an earlier one of its index and all that followed it."""
+        while self.steps and self.steps[-1].index >= step.index:
+            self.steps.pop()
+        self.steps.append(step)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
+
+    Attributes:
+        slowest_rank: the rank with the longest step.
+        figures: mean over the ranks that recorded it.
+    """
+
+    index: int
+    ms: float
+    slowest_rank: int
+    data_wait_ms: float
+    phases_ms: dict[str, float]
+    figures: dict[str, float]
+    captured: bool
+    anomalies: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeSummary:
+    """Duration of the settled steps in ms; all None without one."""
+
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """All steps of a job.
+
+    Attributes:
+        num_settled: steps behind the figures below: neither captured nor the first.
+        data_wait: share of the settled steps' time, over all ranks.
+        phases: the same for each phase.
+        steps: in order.
+    """
+
+    ranks: list[int]
+    num_steps: int
+    num_settled: int
+    step_ms: StepTimeSummary
+    data_wait: float | None
+    phases: dict[str, float]
+    steps: list[StepRow]
+    warnings: list[Notice] = field(default_factory=list)
+    schema: str = STEPS_SCHEMA

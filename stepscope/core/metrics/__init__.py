@@ -28,7 +28,7 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Dcgm:
+class DcgmField:
     """The field of DCGM with the same meaning as a metric.
 
     Attributes:
@@ -57,7 +57,7 @@ class Metric:
     kind: MetricKind
     unit: Unit
     help: str
-    dcgm: Dcgm | None = None
+    dcgm: DcgmField | None = None
     labels: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ class MetricGroup:
     prefix: str
     labels: tuple[str, ...] = ()
 
-    def metric(self, name: str, text: str, *labels: str, dcgm: Dcgm | None = None) -> Metric:
+    def metric(self, name: str, text: str, *labels: str, dcgm: DcgmField | None = None) -> Metric:
         """One metric of the group. Its kind and unit follow from its name: "energy_joules_total", "power_watts".
 
         Args:

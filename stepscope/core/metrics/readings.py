@@ -159,7 +159,7 @@ class Collector(Protocol):
         ...
 
 
-class WireError(Exception):
+class CollectionWireError(Exception):
     """A message is not a collection."""
 
 
@@ -196,17 +196,17 @@ class StreamReader:
         """The collection that was written.
 
         Raises:
-            WireError: the message is not a collection, or no shape came before.
+            CollectionWireError: the message is not a collection, or no shape came before.
         """
         try:
             if "shape" in message:
                 self._names, self._missing = _names_and_missing(message["shape"])
             if self._names is None:
-                raise WireError("values without a shape")
+                raise CollectionWireError("values without a shape")
             times = message["times"]
             each = times if isinstance(times, list) else [times]
             if any(not isinstance(time, int) for time in each):
-                raise WireError("a time is not a whole number")
+                raise CollectionWireError("a time is not a whole number")
             if each is not times:
                 times = each * len(self._names)
             values = zip(self._names, message["values"], times, strict=True)
@@ -221,7 +221,7 @@ class StreamReader:
                 ),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise WireError(f"{type(error).__name__}: {error}") from error
+            raise CollectionWireError(f"{type(error).__name__}: {error}") from error
 
 
 def written_alone(collection: Collection) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def read_alone(message: Mapping[str, Any]) -> Collection:
     """The collection in a message of `written_alone`.
 
     Raises:
-        WireError: it is not one.
+        CollectionWireError: it is not one.
     """
     return StreamReader().read(message)
 

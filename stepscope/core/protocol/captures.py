@@ -22,7 +22,7 @@ from stepscope.core.protocol.fields import (
     Word,
     flat_fields,
     read_object,
-    whole,
+    whole_number_between,
 )
 
 NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
@@ -100,7 +100,7 @@ class CaptureRequest:
 
     type: ClassVar[str] = "capture"
     id: Word
-    steps: Annotated[int, whole(1, MAX_CAPTURED_STEPS)]
+    steps: Annotated[int, whole_number_between(1, MAX_CAPTURED_STEPS)]
     start_step: int | None = None
     start_unix_ns: int | None = None
     ranks: RankList | None = None
@@ -183,7 +183,7 @@ class CaptureProgress:
     state: CaptureState
     reason: str | None = None
     start_step: int | None = None
-    steps: Annotated[int, whole(0, MAX_CAPTURED_STEPS)] | None = None
+    steps: Annotated[int, whole_number_between(0, MAX_CAPTURED_STEPS)] | None = None
     aligned_by: Alignment | None = None
     joined: bool = False
     path: str | None = None
@@ -222,7 +222,7 @@ class CaptureReport:
 
     host: Word
     created_ns: int
-    order: Annotated[CaptureOrder, order_of]
+    order: Annotated[CaptureOrder, read_order]
     ranks: tuple[RankCapture, ...]
     is_cancelled: bool = False
 
@@ -234,10 +234,10 @@ class CaptureReport:
     @property
     def state(self) -> CaptureState:
         """As a whole."""
-        return whole_state(self.ranks)
+        return state_of_ranks(self.ranks)
 
 
-def whole_state(ranks: Sequence[RankCapture]) -> CaptureState:
+def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
     """State of all ranks together: open while any is, afterwards the best that all have reached."""
     states = {one.progress.state for one in ranks}
     for state in (CaptureState.STARTED, CaptureState.ASKED, CaptureState.ACCEPTED):
@@ -267,7 +267,7 @@ def report_document(report: CaptureReport) -> dict[str, Any]:
     }
 
 
-def order_of(document: object) -> CaptureOrder:
+def read_order(document: object) -> CaptureOrder:
     """The order in a JSON object.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState
-from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, word
+from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, read_word
 
 PROTOCOL_VERSION = 1
 
@@ -117,7 +117,7 @@ class ProtocolError(ValueError):
         super().__init__(what)
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """The message as one line; fields that are None or empty are left out.
 
     Raises:
@@ -131,7 +131,7 @@ def encode(message: Message) -> bytes:
     return line
 
 
-def decode(line: bytes) -> Message | None:
+def decode_message(line: bytes) -> Message | None:
     """The message in a line; None when it is of a type that this version does not know.
 
     Raises:
@@ -179,7 +179,7 @@ def _read(kind: type[Message], document: Mapping[str, Any]) -> Message:
 
 def _id_of(document: Mapping[str, Any]) -> str | None:
     try:
-        return word(document.get("id"))
+        return read_word(document.get("id"))
     except ValueError:
         return None
 

@@ -1,7 +1,12 @@
-"""Numbers as text: units, significant digits, plurals and short lists. Unknown numbers are an en dash."""
+"""Numbers and names as text: units, significant digits, plurals, short lists, label values, the nearest known name.
+
+Unknown numbers are an en dash.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
@@ -152,3 +157,33 @@ def _digits(value: float) -> str:
 
 def _no_minus_zero(text: str) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most similar to this one; None where none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
+_NAMESPACES = re.compile(r"\b(at|native|c10|cutlass|cutlass_cudnn|cub|thrust|internal|std)::|\(anonymous namespace\)::")
+
+
+def short_kernel_name(name: str, *, max_length: int = 56) -> str:
+    """The name without return type and common namespaces, cut to `max_length` characters."""
+    bare = _NAMESPACES.sub("", name.removeprefix("void "))
+    return bare if len(bare) <= max_length else bare[: max_length - 3] + "..."
+
+
+MAX_LABEL_LENGTH = 100
+MAX_ID_LENGTH = 320
+"""A pod's namespace has up to 63 characters, its name 253."""
+
+
+def label_text(text: str, max_length: int = MAX_LABEL_LENGTH) -> str:
+    """A user's text (the name of a job, a pod, a process) as a label value.
+
+    Characters that are not printable (control characters, direction overrides) become spaces; long texts are cut.
+    """
+    if len(text) <= max_length and text.isprintable():
+        return text
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[: max_length + 1])
+    return plain if len(plain) <= max_length else plain[: max_length - 1] + "…"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.core.documents.analysis import Job, TraceQuality, Verdict
+from stepscope.core.documents.analysis import AnalysedJob, TraceQuality, Verdict
 from stepscope.core.text.numbers import (
     MAX_NUMBER,
     UNKNOWN,
@@ -23,7 +23,7 @@ _SMALLEST = 0.001
 """Smaller values than this are shown as '<0.001'."""
 
 
-def headline(job: Job) -> str:
+def headline(job: AnalysedJob) -> str:
     """The analysed job in one line: ranks, layout, GPU, steps, step time, MFU."""
     parts = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"]
     layout = mesh_words(job.mesh)
@@ -158,7 +158,7 @@ NOTABLE_DISTORTION = 0.10
 """Slowdown by the profiler from which host-side shares are only upper bounds."""
 
 
-def find_problems(job: Job, quality: TraceQuality) -> list[str]:
+def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     """The problems of the input data that a reader should know, one sentence each."""
     return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
 
@@ -173,7 +173,7 @@ def clean_words(quality: TraceQuality) -> str:
     return ", ".join(parts) + "."
 
 
-def _missing_data(job: Job, quality: TraceQuality) -> list[str]:
+def _missing_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     problems = []
     if job.missing_ranks:
         problems.append(
@@ -195,7 +195,7 @@ def _missing_data(job: Job, quality: TraceQuality) -> list[str]:
     return problems
 
 
-def _doubtful_data(job: Job, quality: TraceQuality) -> list[str]:
+def _doubtful_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     problems = []
     if quality.unlinked > NOTABLE_SHARE:
         problems.append(f"{percent(quality.unlinked)} of the device's activities cannot be linked to their launch.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepscope.core.documents.analysis import Job, MeshSizes, Pipeline
+from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Pipeline
 from stepscope.core.text.numbers import is_readable, milliseconds
 from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
@@ -159,7 +159,7 @@ def mesh_words(mesh: MeshSizes) -> str:
     return f"{product}, {experts} inside" if product and experts else product or experts
 
 
-def device_words(job: Job) -> str:
+def device_words(job: AnalysedJob) -> str:
     """The device of the job: the driver's name, else the kind of device."""
     kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
     return (job.gpu or kind) + (", simulated compute" if job.simulated_compute else "")

@@ -73,7 +73,7 @@ class Detector(Protocol):
         """The event that the next value makes known."""
 
 
-class Episodes:
+class AnomalyEpisodes:
     """Of several steps out of order, the first counts."""
 
     def __init__(self) -> None:
@@ -93,13 +93,13 @@ class Episodes:
         return began
 
 
-class NotFinite:
+class NotFiniteDetector:
     """NaN or infinity."""
 
     def __init__(self, kind: str, figure: str) -> None:
         self._kind = kind
         self._figure = figure
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
 
     def see(self, value: float) -> Anomaly | None:
         if self._episodes.begins(not math.isfinite(value)):
@@ -107,7 +107,7 @@ class NotFinite:
         return None
 
 
-class Spike:
+class SpikeDetector:
     """Far above what is usual: very far at once, or far for several steps. Values that are not finite are passed over.
 
     Args:
@@ -131,7 +131,7 @@ class Spike:
         self._least_rise = least_rise
         self._least_ratio = least_ratio
         self._baseline = RollingBaseline(NUM_REMEMBERED, NUM_NEEDED)
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
         self._num_far = 0
         self._at_once = self._lasting = math.inf
 
@@ -173,7 +173,7 @@ class Spike:
         return [math.exp(level) for level in levels] if self._in_logarithms else list(levels)
 
 
-class ScaleCollapse:
+class ScaleCollapseDetector:
     """A loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
 
     def __init__(self, figure: str = "loss_scale") -> None:
@@ -183,7 +183,7 @@ class ScaleCollapse:
         self._num_without_fall = 0
         self._last = 0.0
         self._is_found = False
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
 
     def see(self, value: float) -> Anomaly | None:
         if not math.isfinite(value):
@@ -209,12 +209,12 @@ class ScaleCollapse:
         self._num_seen += 1
 
 
-def loss_spike(figure: str = "loss") -> Spike:
-    return Spike("loss_spike", figure, least_ratio=LOSS_RATIO)
+def loss_spike_detector(figure: str = "loss") -> SpikeDetector:
+    return SpikeDetector("loss_spike", figure, least_ratio=LOSS_RATIO)
 
 
-def gradient_explosion(figure: str) -> Spike:
-    return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
+def gradient_explosion_detector(figure: str) -> SpikeDetector:
+    return SpikeDetector("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
 
 
 MAD_TO_SIGMA = 1.4826
@@ -278,7 +278,7 @@ FIRST_BLOCK = 16
 LEAST_TAU = 0.9
 
 
-class MemoryGrowth:
+class MemoryGrowthDetector:
     """Growth of one memory figure.
 
     The minimum of each block of samples is kept; when there are many blocks, neighbours are merged, so that slow leaks
@@ -351,7 +351,7 @@ _MEDIAN_SCATTER = 1.2533 / BLOCK_STEPS**0.5
 """Standard deviation of the median of a block / that of its steps, for normal noise."""
 
 
-class StepTimeChange:
+class StepTimeChangeDetector:
     """Changes of the step time, in any unit.
 
     Medians of 16 steps are compared with those of the 8 blocks before. Two in a row must be on the same side, by 5%, by

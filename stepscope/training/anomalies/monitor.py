@@ -9,12 +9,12 @@ from stepscope.core.text.numbers import significant
 from stepscope.training.anomalies.detectors import (
     Anomaly,
     Detector,
-    MemoryGrowth,
-    NotFinite,
-    ScaleCollapse,
-    StepTimeChange,
-    gradient_explosion,
-    loss_spike,
+    MemoryGrowthDetector,
+    NotFiniteDetector,
+    ScaleCollapseDetector,
+    StepTimeChangeDetector,
+    gradient_explosion_detector,
+    loss_spike_detector,
 )
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -35,18 +35,25 @@ class AnomalyMonitor:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        spikes: dict[str, list[Detector]] = {_LOSS: [NotFinite("loss_not_finite", _LOSS), loss_spike()]}
-        spikes |= {figure: [gradient_explosion(figure)] for figure in _GRADIENTS}
-        self._scaled = spikes | {_SCALE: [ScaleCollapse()]}  # infinite gradients are how the scale's limit is found
-        infinite = {figure: NotFinite("gradient_not_finite", figure) for figure in _GRADIENTS}
+        spikes: dict[str, list[Detector]] = {
+            _LOSS: [NotFiniteDetector("loss_not_finite", _LOSS), loss_spike_detector()]
+        }
+        spikes |= {figure: [gradient_explosion_detector(figure)] for figure in _GRADIENTS}
+        self._scaled = spikes | {
+            _SCALE: [ScaleCollapseDetector()]
+        }  # infinite gradients are how the scale's limit is found
+        infinite = {figure: NotFiniteDetector("gradient_not_finite", figure) for figure in _GRADIENTS}
         self._unscaled = spikes | {figure: [infinite[figure], *spikes[figure]] for figure in _GRADIENTS}
         self._memory = [
             # A job's own memory is the same at the end of every step but for its batch's shape.
-            ("memory_allocated_bytes", MemoryGrowth("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01)),
+            (
+                "memory_allocated_bytes",
+                MemoryGrowthDetector("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01),
+            ),
             # A process grows by its loaders' queues, logs and caches.
-            ("host_memory_bytes", MemoryGrowth("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
+            ("host_memory_bytes", MemoryGrowthDetector("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
         ]
-        self._step_times = StepTimeChange(least=LEAST_STEP_CHANGE_MS)
+        self._step_times = StepTimeChangeDetector(least=LEAST_STEP_CHANGE_MS)
         self._seldom = LogLimiter()
         self._was_quiet = False
 

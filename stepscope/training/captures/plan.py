@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import Cancel
-from stepscope.training.captures.schedule import Schedule, State
+from stepscope.training.captures.schedule import ProfilerState, Schedule
 
 REQUEST_WARMUP = 1
 """Steps before a requested capture in which the profiler is prepared."""
@@ -127,12 +127,12 @@ class CapturePlan:
             return None
         return scheduled if index < scheduled.stop else None
 
-    def state(self, index: int) -> State:
+    def state(self, index: int) -> ProfilerState:
         """What happens during `index`, the running step; by the schedule also where other ranks take its captures."""
         window = self.window_for(index) or self._scheduled
         if window is None or not window.start - window.warmup <= index < window.stop:
-            return State.WAIT
-        return State.ACTIVE if index >= window.start else State.WARMUP
+            return ProfilerState.WAIT
+        return ProfilerState.ACTIVE if index >= window.start else ProfilerState.WARMUP
 
     def cut(self, window: CaptureWindow, index: int) -> None:
         """End a requested capture before step `index`, sooner than requested."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
+from stepscope.core.process import Patch
 from stepscope.training.captures.trace_export import save_recording, write_trace
-from stepscope.training.patching import Patch
 from stepscope.training.run.run_files import partial_path
 
 

@@ -64,7 +64,7 @@ class CaptureRunner:
         self._logged_reasons: set[str] = set()
         self._recording: Recording | None = None
         self._costs: CaptureCosts | None = None
-        self._forecast = SizeForecast()
+        self._forecast = TraceSizeForecast()
         self._writer = TraceWriter()
         self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
         self._watch = OtherProfilerWatch(self._make_room)
@@ -284,7 +284,7 @@ _BYTES_PER_OPERATOR = 1000.0
 in recorded DDP, FSDP and launch-bound runs on H100s and in pipelines on CPUs."""
 
 
-class SizeForecast:
+class TraceSizeForecast:
     """Forecast of a trace's size, corrected by every trace that this process has written."""
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class CaptureCosts:
         num_operators: operators that autograd has numbered in them.
     """
 
-    def __init__(self, request: CaptureRequest | None, forecast: SizeForecast, usual_ns: float | None) -> None:
+    def __init__(self, request: CaptureRequest | None, forecast: TraceSizeForecast, usual_ns: float | None) -> None:
         self.num_steps = self.num_operators = 0
         self._request = request
         self._forecast = forecast

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, get_type_hints
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
+from stepscope.training.run.identity import Identity
 from stepscope.training.steps.telemetry import StepRecord
 
 
-class State(Enum):
+class ProfilerState(Enum):
     """State of the profiler while a step runs."""
 
     WAIT = "wait"
@@ -67,11 +69,11 @@ class Schedule:
         """The same captures, counted from the first step of an attempt."""
         return replace(self, first=self.first + first_step)
 
-    def state(self, step: int) -> State:
+    def state(self, step: int) -> ProfilerState:
         start = self.capture_from(step)
         if start is None or step < start - self.warmup:
-            return State.WAIT
-        return State.ACTIVE if step >= start else State.WARMUP
+            return ProfilerState.WAIT
+        return ProfilerState.ACTIVE if step >= start else ProfilerState.WARMUP
 
     def capture_from(self, step: int) -> int | None:
         """First step of the capture that `step` belongs to, else of the next one; None without one."""
@@ -130,6 +132,20 @@ def once(wait: int = 3, warmup: int = 1, active: int = 3) -> Schedule:
     return Schedule(first=wait + warmup, warmup=warmup, active=active)
 
 
+_MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
+
+
+def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
+    """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
+    if not isinstance(ranks, str):
+        return identity.rank in set(ranks)
+    if ranks == "all":
+        return True
+    if ranks != "auto":
+        raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
+    return identity.rank < _MAX_RANKS_CAPTURED
+
+
 RULE_VARIABLE = "STEPSCOPE_CAPTURE_WHEN"
 """Environment: slow_step, or slow_step:factor=2,times=5 with any of the rule's numbers."""
 
@@ -180,7 +196,7 @@ def slow_step(
     return SlowStep(factor, times, steps, cooldown_seconds, most)
 
 
-def rule_from_environment() -> SlowStep | None:
+def capture_rule_from_environment() -> SlowStep | None:
     """The rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
 
     Raises:
@@ -202,7 +218,7 @@ def rule_from_environment() -> SlowStep | None:
         raise UsageError(f"{text!r} is not a rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 
-class SlowSteps:
+class SlowStepWatch:
     """Finds slow steps of a run by the rule, in a microsecond a step.
 
     Attributes:

@@ -22,14 +22,14 @@ from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, Live
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, live_record_path, live_state_path
 from stepscope.training.hangs.stall import (
     ThreadProgress,
-    frames_of,
     helper_processes,
     is_thread_compiling,
     is_thread_saving,
+    thread_frames,
 )
 from stepscope.training.hangs.stuck_report import OpenStep, code_location, collective_frames, flight_record
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import atomic_write
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class LiveStateWriter:
             self._has_written, self._since_ns = True, time.time_ns()
         self._written_at = now
         context, spans = self._context, self._context.open_spans()
-        frames = list(frames_of(self._thread_id))
+        frames = list(thread_frames(self._thread_id))
         state = RankState(
             rank=context.identity.rank,
             host=context.identity.host,

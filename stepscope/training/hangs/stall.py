@@ -213,10 +213,10 @@ class ThreadProgress:
         return _ProgressSample(time.monotonic(), self._stack(), _bytes_moved(), _child_cpu_seconds())
 
     def _stack(self) -> tuple[tuple[int, int], ...]:
-        return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(self._thread_id))
+        return tuple((id(frame.f_code), frame.f_lasti) for frame in thread_frames(self._thread_id))
 
 
-def frames_of(thread_id: int) -> Iterator[FrameType]:
+def thread_frames(thread_id: int) -> Iterator[FrameType]:
     """A thread's Python frames, the innermost first; none where it has ended."""
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
@@ -234,14 +234,14 @@ def frame_entries(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
 
 def is_thread_compiling(thread_id: int) -> bool:
     """Whether the thread is inside torch.compile or a kernel's compiler."""
-    return any(part in frame.f_code.co_filename for frame in frames_of(thread_id) for part in _COMPILERS)
+    return any(part in frame.f_code.co_filename for frame in thread_frames(thread_id) for part in _COMPILERS)
 
 
 def is_thread_saving(thread_id: int) -> bool:
     """Whether the thread is inside a function that writes or reads a checkpoint, by its file or its name."""
     return any(
         frame.f_code.co_name.startswith(_SAVES) or any(part in frame.f_code.co_filename for part in _WRITERS)
-        for frame in frames_of(thread_id)
+        for frame in thread_frames(thread_id)
     )
 
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
 from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
-from stepscope.training.hangs.stall import frame_entries, frames_of
+from stepscope.training.hangs.stall import frame_entries, thread_frames
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import initialized_distributed
 from stepscope.training.run.run_files import atomic_write
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import DATA_SPAN
 
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
@@ -50,11 +50,11 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
     faulthandler.dump_traceback(stacks, all_threads=True)
     stacks.write(b"\n")
     report = _completed(report, context, thread_id, None)
-    write_report(context, report)
+    save_stuck_report(context, report)
     collective = unfinished_collective()
     if collective is not None:
         report = _completed(report, context, thread_id, collective)
-        write_report(context, report)
+        save_stuck_report(context, report)
     record = flight_record()
     if record is not None:
         with atomic_write(context.run_directory / flight_path(context.identity.rank)) as temporary:
@@ -62,7 +62,7 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
     return report
 
 
-def write_report(context: RunContext, report: StuckReport) -> None:
+def save_stuck_report(context: RunContext, report: StuckReport) -> None:
     """Write flight/rank{r}.stuck.json.
 
     Raises:
@@ -73,7 +73,7 @@ def write_report(context: RunContext, report: StuckReport) -> None:
         temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def stacks_file(context: RunContext) -> Path:
+def stacks_file_path(context: RunContext) -> Path:
     return context.run_directory / stacks_path(context.identity.rank)
 
 
@@ -85,7 +85,7 @@ def _completed(
         report,
         seen_ns=time.time_ns(),
         open_spans=spans,
-        where=code_location(spans, list(frames_of(thread_id)), collective),
+        where=code_location(spans, list(thread_frames(thread_id)), collective),
         collective=collective,
         threads=_threads(),
     )
@@ -130,13 +130,13 @@ def _threads() -> list[dict[str, Any]]:
     return [
         {
             "name": names.get(thread_id, str(thread_id)),
-            "frames": frame_entries(frames_of(thread_id)),
+            "frames": frame_entries(thread_frames(thread_id)),
         }
         for thread_id in sys._current_frames()
     ]
 
 
-def least_timeout_seconds() -> float | None:
+def shortest_collective_timeout() -> float | None:
     """Shortest timeout of this process's groups, after which torch's watchdog ends the job; None without groups."""
     found: list[float] = []
     for group in _groups():

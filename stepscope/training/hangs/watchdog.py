@@ -34,13 +34,13 @@ from stepscope.training.hangs.stall import (
 )
 from stepscope.training.hangs.stuck_report import (
     OpenStep,
-    least_timeout_seconds,
-    stacks_file,
-    write_report,
+    save_stuck_report,
+    shortest_collective_timeout,
+    stacks_file_path,
     write_stuck_report,
 )
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import run_within
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -94,7 +94,7 @@ class StepWatchdog:
         """Look at the open step; about once a second, on the thread of the background loop."""
         if self._is_closed:  # a signal that should have ended the process did not
             return
-        now, timeout = time.monotonic(), least_timeout_seconds()
+        now, timeout = time.monotonic(), shortest_collective_timeout()
         suspect_limit = self._thresholds.limit_seconds(StepSituation(timeout_seconds=timeout))
         self._check_gil_timer(now, suspect_limit)
         step = self._open
@@ -127,7 +127,7 @@ class StepWatchdog:
     def close(self) -> None:
         """Stop watching; a step that is still open never ended."""
         self._is_closed = True
-        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file(self._context)))
+        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file_path(self._context)))
 
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
@@ -138,7 +138,7 @@ class StepWatchdog:
             self._gil_timer.close()
         if self._stacks is not None:
             self._stacks.close()
-            path = stacks_file(self._context)
+            path = stacks_file_path(self._context)
             with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
@@ -184,7 +184,7 @@ class StepWatchdog:
                 logger.debug("writing the pending steps failed", exc_info=True)
         try:
             self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
-            written = f"{self._report.where}; stacks and flight recorder: {stacks_file(self._context).parent}"
+            written = f"{self._report.where}; stacks and flight recorder: {stacks_file_path(self._context).parent}"
         except OSError as error:
             written = f"a place that cannot be reported: {error}"
         usual = "" if median is None else f" (usually {median:.2g} s)"
@@ -210,11 +210,11 @@ class StepWatchdog:
             seconds = (time.time_ns() - report.began_ns) / 1e9
             logger.warning("step %d is over after %.0f s", report.step, seconds)
             with suppress(OSError):
-                write_report(self._context, replace(report, ended_ns=time.time_ns()))
+                save_stuck_report(self._context, replace(report, ended_ns=time.time_ns()))
 
     def _check_gil_timer(self, now: float, seconds: float) -> None:
         if self._stacks is None:
-            path = stacks_file(self._context)
+            path = stacks_file_path(self._context)
             self._made_folder = not path.parent.is_dir()
             self._stacks = _opened(path)
             self._others.withdraw_busy()  # left by an earlier attempt
@@ -225,7 +225,7 @@ class StepWatchdog:
                 "no other thread could run for %.0f s: a call held the GIL, the process was stopped or its"
                 " disk did not respond; stacks: %s",
                 now - self._last_run,
-                stacks_file(self._context),
+                stacks_file_path(self._context),
             )
         self._last_run, self._gil_timer_seconds = now, seconds
         if self._gil_timer is not None:

@@ -66,7 +66,7 @@ class MemoryOwners:
                 self._optimizers.add(each)
 
 
-def by_category(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, dict[str, Any]]:
+def blocks_by_owner(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, dict[str, Any]]:
     """The blocks in use, by category.
 
     Args:

@@ -30,10 +30,10 @@ from stepscope.core.documents.run_directory import (
     oom_snapshot_path,
     periodic_snapshot_path,
 )
-from stepscope.training.hangs.stall import frame_entries, frames_of
-from stepscope.training.memory.owners import MemoryOwners, by_category
+from stepscope.training.hangs.stall import frame_entries, thread_frames
+from stepscope.training.memory.owners import MemoryOwners, blocks_by_owner
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import atomic_write, run_within
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class OutOfMemoryReporter:
 
     def _attach(self) -> None:
         _watch(self)
-        self._has_history = self._wants_history and begin_history()
+        self._has_history = self._wants_history and begin_memory_history()
         self._is_attached = True
 
     def step_ended(self, record: StepRecord) -> None:
@@ -102,7 +102,7 @@ class OutOfMemoryReporter:
         if _watching is not None and _watching() is self:  # else a later run's watches
             _watch(None)
         if self._has_history:
-            end_history()
+            end_memory_history()
 
     def ran_out(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """torch is about to raise; on the thread that asked for memory. Never raises itself."""
@@ -116,7 +116,7 @@ class OutOfMemoryReporter:
                 "requested_bytes": requested_bytes,
                 "device_total_bytes": total_bytes,
                 "device_free_bytes": free_bytes,
-                "stack": _stack(frames_of(threading.get_ident())),
+                "stack": _stack(thread_frames(threading.get_ident())),
             }
         )
 
@@ -135,8 +135,8 @@ class OutOfMemoryReporter:
             report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
             report = self._report(moment)
             try:
-                snapshot = take_snapshot()
-                report["categories"] = by_category(snapshot, self._owners.storages())
+                snapshot = take_memory_snapshot()
+                report["categories"] = blocks_by_owner(snapshot, self._owners.storages())
                 _write_pickle(snapshot_path, snapshot)
                 report["snapshot"] = snapshot_path.name
             except Exception:  # the figures alone are worth having
@@ -151,7 +151,7 @@ class OutOfMemoryReporter:
     def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
         step, began_ns = self._step or (None, None)
         unwound = moment["taken"] == "after unwinding"
-        main = moment["stack"] if unwound else _stack(frames_of(self._thread_id))
+        main = moment["stack"] if unwound else _stack(thread_frames(self._thread_id))
         report = {
             "schema": OOM_SCHEMA,
             "rank": self._context.identity.rank,
@@ -228,7 +228,7 @@ _LAST_WITHIN_SECONDS = 30.0
 OWNERS_SCHEMA = "stepscope.memory_owners/1"
 
 
-class PeriodicSnapshots:
+class PeriodicMemorySnapshots:
     """Takes a snapshot when a step of the plan ends, some 10 us a block; it is written beside training."""
 
     def __init__(self, context: RunContext, every: int, owners: MemoryOwners) -> None:
@@ -241,13 +241,13 @@ class PeriodicSnapshots:
         if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()
-        snapshot = take_snapshot()
+        snapshot = take_memory_snapshot()
         owners = {
             "schema": OWNERS_SCHEMA,
             "rank": self._context.identity.rank,
             "step": record.index,
             "time_ns": record.end_ns,
-            "categories": by_category(snapshot, self._owners.storages()),
+            "categories": blocks_by_owner(snapshot, self._owners.storages()),
         }
         self._waiting.append((record.index, snapshot, owners))
         record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
@@ -328,7 +328,7 @@ def when_cuda_is_used(begin: Callable[[], None]) -> bool:
     return True
 
 
-def take_snapshot() -> dict[str, Any]:
+def take_memory_snapshot() -> dict[str, Any]:
     """torch's memory snapshot: segments and blocks, and the history where it is recorded."""
     import torch
 
@@ -336,7 +336,7 @@ def take_snapshot() -> dict[str, Any]:
     return found
 
 
-def begin_history() -> bool:
+def begin_memory_history() -> bool:
     """Have torch remember allocations with Python's stacks, 2 us each; False where it does already."""
     import torch
 
@@ -347,7 +347,7 @@ def begin_history() -> bool:
     return True
 
 
-def end_history() -> None:
+def end_memory_history() -> None:
     import torch
 
     torch.cuda.memory._record_memory_history(None)

@@ -12,7 +12,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -36,7 +35,6 @@ batch script has it without being a task of so many."""
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
-_MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Identity:
     host: str
 
 
-def identify() -> Identity:
+def identify_process() -> Identity:
     """From torch.distributed when it is initialised, else from what a launcher set, else a job of one."""
     rank_variable, size_variable, local_variable = launcher()
     rank, world_size = _number(rank_variable, 0), _number(size_variable, 1)
@@ -69,18 +67,7 @@ def launcher() -> tuple[str, str, str]:
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
-def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
-    """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
-    if not isinstance(ranks, str):
-        return identity.rank in set(ranks)
-    if ranks == "all":
-        return True
-    if ranks != "auto":
-        raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
-    return identity.rank < _MAX_RANKS_CAPTURED
-
-
-def versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Versions of what decides how a step runs."""
     found = {"stepscope": __version__, "python": platform.python_version(), "kernel": platform.release()}
     torch = sys.modules.get("torch")
@@ -161,7 +148,7 @@ def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> 
     return str(store.get(key).decode())
 
 
-def own_connection(store: Any, timeout: timedelta) -> Any:
+def own_store_connection(store: Any, timeout: timedelta) -> Any:
     """The same store over a connection of its own, so that a wait on one thread never holds another up.
 
     A torch that cannot make one (before 2.7) gives the store itself.
@@ -208,7 +195,7 @@ def check_run_name(name: str) -> str:
     return name
 
 
-def run_name(run: str | None, identity: Identity) -> str:
+def choose_run_name(run: str | None, identity: Identity) -> str:
     """The run's name, the same on all ranks: given, from STEPSCOPE_RUN, the scheduler or torchrun, else rank 0's own.
 
     Raises:

@@ -85,7 +85,7 @@ def _sizes_of(mesh: Any) -> dict[str, int]:
     raise TypeError(f"mesh is a DeviceMesh, sizes by name, Megatron's state or DeepSpeed's grid, not {mesh!r:.80}")
 
 
-def is_dimension(name: str) -> bool:
+def is_mesh_dimension(name: str) -> bool:
     """Whether a name that some framework gives means a dimension."""
     return name.lower() in _DIMENSION_OF_NAME
 

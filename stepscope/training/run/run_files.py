@@ -1,7 +1,11 @@
-"""Files in a run directory: written atomically, appended in whole lines, closed within a deadline.
+"""Files in a run directory: written atomically, appended in whole lines, resumed, closed within a deadline.
 
 Readers never see half a file or half a line, also after a kill or on a full disk. A disk that does not respond delays
 the end of a run by seconds at most.
+
+A run that is resumed goes on from rank 0's step file, as a kill leaves the ranks' files some steps apart. Ranks that
+share a store get the answer from rank 0. Others read rank 0's file and ignore what is newer than their own process:
+rank 0 may have begun already.
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import threading
-import zlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -28,11 +33,12 @@ from stepscope.core.documents.run_directory import (
     TRACES_FOLDER,
     Attempt,
     RunManifest,
+    steps_path,
 )
+from stepscope.training.run.identity import Identity, agree_with_rank_zero, job_store, process_start
 
-_COPY_BYTES = 1 << 20
-_GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
-_GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
+logger = logging.getLogger(__name__)
+
 _FOLDERS_OF_RANKS = (
     f"{TRACES_FOLDER}/step*",
     FLIGHT_FOLDER,
@@ -106,34 +112,14 @@ def read_attempts(run_directory: Path) -> list[Attempt]:
         return []
 
 
-def compress_trace(plain: Path, target: Path) -> int:
-    """Gzip a finished JSON trace to `target`, which appears only when whole; returns the plain size in bytes.
-
-    Raises:
-        OSError: the plain file does not end as JSON does (the disk was full), or `target` cannot be written.
-    """
-    num_bytes, tail = 0, b""
-    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
-    with atomic_write(target) as temporary:
-        with plain.open("rb") as source, temporary.open("wb") as out:
-            while block := source.read(_COPY_BYTES):
-                num_bytes += len(block)
-                tail = (tail + block)[-16:]
-                out.write(packer.compress(block))
-            out.write(packer.flush())
-        if not tail.rstrip().endswith(b"}"):
-            raise OSError(f"the trace is cut short after {num_bytes} bytes: {plain}")
-    return num_bytes
-
-
 _LONGEST_LINE_BYTES = 1 << 16
 
 
-class InUseError(OSError):
+class RunFileInUseError(OSError):
     """Another process, which is alive, appends to the file."""
 
 
-class WholeLines:
+class WholeLinesFile:
     """A file that lines are appended to. What cannot be written whole is taken back to the last whole line.
 
     A half line that an earlier process left at the end is removed, so that the next line does not continue it.
@@ -143,7 +129,7 @@ class WholeLines:
         last_before: the last whole lines that the file had, without newlines: 64 KiB of them at most.
 
     Raises:
-        InUseError: when it is made, while another process has the file.
+        RunFileInUseError: when it is made, while another process has the file.
         OSError: from every method, when the file cannot be written.
     """
 
@@ -184,7 +170,7 @@ class WholeLines:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise InUseError(error.errno, "another process writes it", str(path)) from error
+                raise RunFileInUseError(error.errno, "another process writes it", str(path)) from error
 
     def _remove_half_line(self) -> list[bytes]:
         size = os.fstat(self._file.fileno()).st_size
@@ -231,3 +217,80 @@ def run_within(seconds: float, work: Callable[[], None], what: str) -> None:
         raise TimeoutError(f"the disk does not answer; not written: {what}")
     if failed:
         raise failed[0]
+
+
+_TAIL_BYTES = 1 << 16
+_END_OF_TIME_NS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Attempts are counted from 1, steps from 0."""
+
+    attempt: int = 1
+    first_step: int = 0
+
+
+def resume_point(
+    run_directory: Path, identity: Identity, first_step: int | None, *, own_lines: Iterable[bytes], turn: int
+) -> ResumePoint:
+    """What this attempt of the run goes on with.
+
+    Args:
+        own_lines: the last of this rank's file; opened once more, the file would be locked no longer.
+        first_step: given by the caller, as by one that has loaded a checkpoint; None numbers on.
+        turn: how often this process has asked before; ranks ask equally often.
+    """
+    if identity.rank == 0:
+        found = _resume_point_after(run_directory, own_lines, _END_OF_TIME_NS)
+    else:
+        found = _resume_point_after(run_directory, _last_lines(run_directory / steps_path(0)), _process_start_ns())
+        if found == ResumePoint():  # nothing, or what this very process has written in a profile before
+            found = _resume_point_after(run_directory, own_lines, _END_OF_TIME_NS)
+    found = found if first_step is None else ResumePoint(found.attempt, first_step)
+    store = job_store() if identity.world_size > 1 else None
+    if store is None or (found == ResumePoint() and identity.rank != 0):
+        return found
+    return _agreed(store, f"stepscope/continuation/{run_directory.name}/{turn}", identity, found)
+
+
+def _agreed(store: Any, key: str, identity: Identity, own: ResumePoint) -> ResumePoint:
+    try:
+        agreed = agree_with_rank_zero(store, key, f"{own.attempt} {own.first_step}", identity)
+        attempt, first_step = agreed.split()
+        return ResumePoint(int(attempt), int(first_step))
+    except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
+        logger.warning("rank 0 has not sent the number of the first step; call profile() on all ranks: %s", error)
+        return own
+
+
+def _resume_point_after(run_directory: Path, lines: Iterable[bytes], before_ns: int) -> ResumePoint:
+    """After what was there before a time, ns since the epoch."""
+    attempt = 1 + sum(attempt.start_ns < before_ns for attempt in read_attempts(run_directory))
+    for line in reversed(list(lines)):
+        try:
+            step = json.loads(line)
+            if step["end_ns"] < before_ns:
+                return ResumePoint(max(attempt, int(step.get("attempt", 1)) + 1), max(int(step["index"]) + 1, 0))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue  # no step
+    return ResumePoint(attempt, 0)
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - _TAIL_BYTES, 0))
+            return file.read().split(b"\n")
+    except OSError:
+        return []
+
+
+def _process_start_ns() -> int:
+    """When this process began, ns since the epoch."""
+    ticks = process_start(os.getpid())
+    if ticks is None:
+        return 0
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - int(age_seconds * 1e9)

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from stepscope.training.background_loop import BackgroundLoop
-from stepscope.training.run.manifest import attempt_ending
+from stepscope.training.run.context import attempt_ending
 
 logger = logging.getLogger(__name__)
 

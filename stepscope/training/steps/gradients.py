@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stepscope.training.patching import Patch
+from stepscope.core.process import Patch
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader, Numbers, split_scalars
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -56,7 +56,7 @@ class LocalGradientNorm:
         try:
             if every < 1:
                 raise ValueError(f"every is a number of steps, not {every}")
-            self._sources += sources_of(model)
+            self._sources += gradient_sources(model)
             self._interval = max(int(every), self._interval)
         except Exception as error:  # training must never be hurt, and everything else goes on
             logger.warning("prof.watch leaves this model alone: %s", error)
@@ -153,7 +153,7 @@ class GradientSource(Protocol):
         """Show no more."""
 
 
-def sources_of(model: Any) -> list[GradientSource]:
+def gradient_sources(model: Any) -> list[GradientSource]:
     """What sees all gradients of a model.
 
     Raises:
@@ -309,7 +309,7 @@ _CALLED_BY_UPDATE = "_check_scale_growth_tracker"
 until then the scale is that of this step's loss, and what the optimizers found has not been cleared."""
 
 
-class LossScale:
+class LossScaleFigures:
     """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
 
     Neither is read from the GPU before its work is done, or at all where that needs waiting (XPU, MPS).

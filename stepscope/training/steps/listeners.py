@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
-from stepscope.training.exporters import StepExport, chosen_exporters
 from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
-from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicSnapshots, parse_memory_option
-from stepscope.training.settings import RunContext
-from stepscope.training.steps.gradients import ClippedGradientNorm, LossScale
+from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
+from stepscope.training.run.context import RunContext
+from stepscope.training.steps.exporters import StepExport, chosen_exporters
+from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
 from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -148,7 +148,7 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
     makers: dict[str, Callable[[], StepListener]] = {
         "garbage collector's pauses": GcPauses,
         "memory figures": MemoryFigures,
-        "loss scale": lambda: LossScale(scalar_reader),
+        "loss scale": lambda: LossScaleFigures(scalar_reader),
         "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader),
     }
     stuck_seconds = parse_stuck_after(_argument_or_environment(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
@@ -156,7 +156,7 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
         makers["watch for stuck steps"] = lambda: StepWatchdog(context, stuck_seconds)
     plan = parse_memory_option(_argument_or_environment(settings.memory, "STEPSCOPE_MEMORY", "oom"))
     if (every := plan.every) is not None:
-        makers["memory snapshots"] = lambda: PeriodicSnapshots(context, every, context.owners)
+        makers["memory snapshots"] = lambda: PeriodicMemorySnapshots(context, every, context.owners)
     if plan.when_out:
         makers["watch for memory that runs out"] = lambda: OutOfMemoryReporter(context, plan, context.owners)
     return _make_all(makers)

@@ -20,12 +20,10 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.run_directory import steps_path
-from stepscope.core.documents.steps import RESERVED_FIELDS
+from stepscope.core.documents.run_directory import RESERVED_FIELDS, steps_path
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
-from stepscope.training.run.resume import ResumePoint, resume_point
-from stepscope.training.run.run_files import InUseError, WholeLines, run_within
+from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
 from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
@@ -113,7 +111,7 @@ class StepWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = WholeLines(path)
+        self._file = WholeLinesFile(path)
         self.lines_before = self._file.last_before
         self._pending: deque[StepRecord] = deque(maxlen=MOST_PENDING_STEPS)
         self._num_dropped = 0
@@ -165,7 +163,7 @@ class StepWriter:
             self._file.close()
 
 
-class StepTimes:
+class UnprofiledStepTime:
     """Durations of recent steps, for the step time without the profiler.
 
     Times are the GPU's where there is one, else the host's.
@@ -224,7 +222,7 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
         first_step: the number of the first step, where the caller knows it; else None.
 
     Raises:
-        InUseError: another process has this rank's file, and ranks cannot agree on another directory.
+        RunFileInUseError: another process has this rank's file, and ranks cannot agree on another directory.
         OSError: the file cannot be written.
         TypeError: first_step is not a step number.
     """
@@ -235,7 +233,7 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
         run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
             writer = StepWriter(run_directory / steps_path(identity.rank))
-        except InUseError:
+        except RunFileInUseError:
             if identity.world_size > 1:
                 raise
             continue

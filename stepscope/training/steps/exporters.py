@@ -157,7 +157,7 @@ class Exporter(Protocol):
         """On a thread of its own, with at least one step, after `look` has found something once."""
 
 
-def numbers_of(record: StepRecord) -> dict[str, float]:
+def step_numbers(record: StepRecord) -> dict[str, float]:
     """Finite numbers of a step by name: times in ms, then its figures."""
     numbers = {"step_ms": record.duration_ns / 1e6, "data_wait_ms": record.data_wait_ns / 1e6}
     numbers |= {f"phase_{name}_ms": duration_ns / 1e6 for name, duration_ns in record.phases.items()}
@@ -201,7 +201,7 @@ class OpenTelemetryExporter:
                 self._anomalies.add(1, self._attributes | {"kind": anomaly.kind})
         newest: dict[str, float] = {}
         for record in records:
-            newest |= numbers_of(record)
+            newest |= step_numbers(record)
         for name, value in newest.items():
             if name not in {"step_ms", "num_anomalies"}:
                 self._gauge(name).set(value, self._attributes)
@@ -238,7 +238,7 @@ class WandbExporter:
             self._defined = self._run
         newest: dict[str, float] = {}
         for record in records:
-            newest |= numbers_of(record)
+            newest |= step_numbers(record)
         row = {f"stepscope/{name}": value for name, value in newest.items()}
         self._run.log({"stepscope/step": records[-1].index, **row}, commit=False)
 
@@ -268,10 +268,10 @@ class MlflowExporter:
         if self._client is None:
             self._client = mlflow.MlflowClient()
         metrics: list[Any] = []
-        each = -(-sum(len(numbers_of(record)) for record in records) // _MAX_METRICS)
+        each = -(-sum(len(step_numbers(record)) for record in records) // _MAX_METRICS)
         for record in records[::each]:
             metrics += [
                 mlflow.entities.Metric(f"stepscope/{name}", value, record.end_ns // 1_000_000, record.index)
-                for name, value in numbers_of(record).items()
+                for name, value in step_numbers(record).items()
             ]
         self._client.log_batch(self._run_id, metrics=metrics[:_MAX_METRICS])
