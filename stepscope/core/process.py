@@ -111,7 +111,7 @@ class WorkerThread:
 
 
 class Patch:
-    """An attribute of a class or module replaced by a wrapper of it, until `leave`.
+    """A function of torch, or a method, replaced in this process by a wrapper of it, until `leave`.
 
     Args:
         wrapper: makes the function to call instead of the original, which it is given.
@@ -124,10 +124,15 @@ class Patch:
         self._owner = owner
         self._name = name
         self._original = original = getattr(owner, name)
+        self._is_own = name in vars(owner)  # else a class has it, or a base class
         self._ours = functools.wraps(original)(wrapper(original))
         setattr(owner, name, self._ours)
 
     def leave(self) -> None:
         """Put the original back, unless someone has wrapped ours in turn: it must do nothing of its own from now on."""
-        if getattr(self._owner, self._name) is self._ours:
+        if getattr(self._owner, self._name) is not self._ours:
+            return
+        if self._is_own:
             setattr(self._owner, self._name, self._original)
+        else:
+            delattr(self._owner, self._name)

@@ -325,14 +325,11 @@ def stuck_steps(run_directory: Path, manifest: RunManifest | None) -> list[Notic
                 state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckHead)
             if state.ended_ns is None and state.began_ns >= since_ns:
                 ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
+    how = {True: "stuck", False: "at work while others were stuck"}
     return [
-        Notice("stuck_step", f"{ranks_words(of)} {_how(is_still)} in step {step}, in {where}; see {FLIGHT_FOLDER}/")
+        Notice("stuck_step", f"{ranks_words(of)} {how[is_still]} in step {step}, in {where}; see {FLIGHT_FOLDER}/")
         for (is_still, step, where), of in ranks.items()
     ]
-
-
-def _how(is_still: bool) -> str:
-    return "stuck" if is_still else "at work while others were stuck"
 
 
 def _printable(place: str) -> str:

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -40,19 +40,10 @@ from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
+from stepscope.training.steps import spans
 from stepscope.training.steps.gradients import LocalGradientNorm
 from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
-from stepscope.training.steps.spans import (
-    STEP_PREFIX,
-    NoSpan,
-    OpenSpans,
-    PhaseSpan,
-    SpanRecorder,
-    StepMark,
-    is_compiling,
-    wrap_data,
-)
 from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime, open_step_file
 
 logger = logging.getLogger(__name__)
@@ -117,13 +108,13 @@ class Profile:
         self._annotation: Any = None
         self._step: StepRecord | None = None
         self._step_began_ns = 0  # by the monotonic clock
-        self._mark = StepMark(is_quiet=not enabled)
+        self._mark = spans.StepMark(is_quiet=not enabled)
         self._scalar_reader = DeviceScalarReader()
         self._figures = StepScalarReader(self._scalar_reader)
         self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
-        self._open_spans = OpenSpans(lambda: self._on, self._give_up)
-        self._spans = SpanRecorder(
+        self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
+        self._spans = spans.SpanRecorder(
             self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
         )
 
@@ -150,7 +141,7 @@ class Profile:
             self._pass_exception(error)
         self._end(kind)
 
-    def step(self, /, **figures: object) -> StepMark:
+    def step(self, /, **figures: object) -> spans.StepMark:
         """End the current step and begin the next; call it once after each optimizer step, not around its work.
 
         Args:
@@ -181,17 +172,17 @@ class Profile:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
-        return wrap_data(loader, self._spans) if self._on else loader
+        return spans.wrap_data(loader, self._spans) if self._on else loader
 
-    def phase(self, name: str) -> PhaseSpan:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
-        if is_compiling() or not self._on:
-            return NoSpan()
+        if spans.is_compiling() or not self._on:
+            return nullcontext()
         try:
-            return PhaseSpan(str(name), self._spans)
+            return spans.PhaseSpan(str(name), self._spans)
         except Exception as error:  # training must never be hurt
             self._give_up(error)
-            return PhaseSpan("?", self._spans)
+            return spans.PhaseSpan("?", self._spans)
 
     @property
     def is_measuring(self) -> bool:
@@ -365,7 +356,7 @@ class Profile:
         assert self._agent_link is not None
         state, captured = self._agent_link.plan.state(index), self._captures.is_capturing
         # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
-        self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
+        self._annotation = self._open_spans.open(f"{spans.STEP_PREFIX}{index}")
         self._step_began_ns = time.monotonic_ns()
         self._step = StepRecord(
             index, time.time_ns(), captured=captured, state=state.value, attempt=self._context.attempt

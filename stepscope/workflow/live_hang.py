@@ -22,7 +22,7 @@ from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
 from stepscope.collectors.flight_recorder import read_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, RankFile
 from stepscope.core.errors import DataError
 from stepscope.core.protocol.fields import _read_rank, read_object
 
@@ -107,7 +107,7 @@ def _report(run_directory: Path, states: Sequence[RankState], world_size: int, f
     """Hang report from the flight recorders of these ranks; None without recorded operations."""
     dumps: list[FlightDump] = []
     for state in states:
-        path = run_directory / live_record_path(state.rank)
+        path = run_directory / RankFile.LIVE_RECORD.path(state.rank)
         with suppress(OSError, DataError):
             dumps.append(read_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):

@@ -39,13 +39,7 @@ from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCH
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import (
-    RankTimeline,
-    RunManifest,
-    StepReport,
-    memory_owners_path,
-    oom_report_path,
-)
+from stepscope.core.documents.run_directory import RankFile, RankTimeline, RunManifest, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
@@ -262,13 +256,13 @@ def _of_training() -> Iterator[list[Any]]:
     yield _through_json([*stuck, stuck[0] | {"ended_ns": 1}])
     record = StepRecord(1, 0, _SETTLED_NS)
     with tempfile.TemporaryDirectory() as folder:
-        report_path = Path(folder, oom_report_path(0))
+        report_path = Path(folder, RankFile.OOM_REPORT.path(0))
         evidence = OutOfMemoryReporter(_context(Path(folder)), MemoryOptions(), _owners())
         with _fake_torch():
             snapshots = _memory_snapshots(Path(folder))
             snapshots.step_ended(record)
             snapshots.run_task()
-            yield [json.loads(Path(folder, memory_owners_path(1, 0)).read_bytes())]
+            yield [json.loads(Path(folder, RankFile.MEMORY_OWNERS.path(0, 1)).read_bytes())]
             evidence.step_began(1)
             MemoryFigures().step_ended(record)
             evidence.step_ended(record)

@@ -33,68 +33,66 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """Version of NCCL."""
+class LogEvent:
+    """A fact of an NCCL log, a trainer's log or the output of nccl-tests, and its place there."""
 
     place: LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Version(LogEvent):
+    """Version of NCCL."""
+
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(LogEvent):
     """An environment variable that NCCL uses."""
 
-    place: LogPlace
     name: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
-class NoInfiniBand:
+class NoInfiniBand(LogEvent):
     """NCCL found no InfiniBand or RoCE card."""
-
-    place: LogPlace
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlugin:
+class NoPlugin(LogEvent):
     """A network plugin that could not be loaded."""
 
-    place: LogPlace
     library: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
+class Cards(LogEvent):
     """The network cards of one kind ("IB" or "Socket"), as NCCL writes them: "mlx5_0:1/RoCE"."""
 
-    place: LogPlace
     kind: str
     cards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Network(LogEvent):
     """The network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
 
-    place: LogPlace
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class DirectMemory:
+class DirectMemory(LogEvent):
     """Whether a card may access GPU memory directly (GPUDirect RDMA)."""
 
-    place: LogPlace
     card: str
     is_enabled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(LogEvent):
     """A rank begins to join a communicator, or has joined it (`is_complete`)."""
 
-    place: LogPlace
     communicator: str
     rank: int
     num_ranks: int
@@ -103,20 +101,18 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinSeconds:
+class JoinSeconds(LogEvent):
     """Time that a rank took to join its communicator."""
 
-    place: LogPlace
     rank: int
     num_ranks: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(LogEvent):
     """Distribution of a communicator over nodes."""
 
-    place: LogPlace
     rank: int
     num_ranks: int
     num_nodes: int
@@ -124,37 +120,33 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class RingPath:
+class RingPath(LogEvent):
     """Transport of one channel between two ranks: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA"."""
 
-    place: LogPlace
     source: int
     target: int
     via: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rings:
+class Rings(LogEvent):
     """The rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
 
-    place: LogPlace
     uses_direct_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
+class Channels(LogEvent):
     """Number of channels for collectives, and for NVLS (through the switch)."""
 
-    place: LogPlace
     collective: int
     nvls: int
 
 
 @dataclass(frozen=True, slots=True)
-class FailedTransfer:
+class FailedTransfer(LogEvent):
     """A transfer that a card completed with an error: InfiniBand's status and the vendor's."""
 
-    place: LogPlace
     peer: str
     status: int
     vendor_error: int
@@ -162,23 +154,21 @@ class FailedTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class CardEvent:
+class CardEvent(LogEvent):
     """An event of a card: "port error", "speed change detected"."""
 
-    place: LogPlace
     event: str
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(LogEvent):
     """Any other line of level WARN."""
 
-    place: LogPlace
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(LogEvent):
     """A collective that torch's watchdog aborted.
 
     Attributes:
@@ -188,7 +178,6 @@ class TimedOut:
         group: torch's name of the process group: "0(default_pg)"; None where unknown.
     """
 
-    place: LogPlace
     rank: int
     sequence: int
     operation: str
@@ -197,34 +186,30 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class NcclTestBandwidth:
+class NcclTestBandwidth(LogEvent):
     """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `NcclTestEnd`."""
 
-    place: LogPlace
     bus_bandwidth_gbs: float
 
 
 @dataclass(frozen=True, slots=True)
-class NcclTestEnd:
+class NcclTestEnd(LogEvent):
     """End of an nccl-tests run: "all_gather_perf"."""
 
-    place: LogPlace
     test: str
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerTimes:
+class TrainerTimes(LogEvent):
     """A trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
 
-    place: LogPlace
     parts: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyNode:
+class TopologyNode(LogEvent):
     """One line of NCCL's topology dump: depth, kind and name of a node, and its link with GB/s."""
 
-    place: LogPlace
     depth: int
     link: str
     gbs: float
@@ -233,42 +218,15 @@ class TopologyNode:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWay:
+class PlannedWay(LogEvent):
     """NCCL's plan over the devices: GB/s of a channel within and between nodes, and the slowest kind of path."""
 
-    place: LogPlace
     pattern: str
     num_channels: int
     inside_gbs: float
     between_gbs: float
     inside: str
     between: str
-
-
-LogEvent = (
-    Version
-    | Setting
-    | NoInfiniBand
-    | NoPlugin
-    | Cards
-    | Network
-    | DirectMemory
-    | Join
-    | JoinSeconds
-    | Shape
-    | RingPath
-    | Rings
-    | Channels
-    | FailedTransfer
-    | CardEvent
-    | Warned
-    | TimedOut
-    | NcclTestBandwidth
-    | NcclTestEnd
-    | TrainerTimes
-    | TopologyNode
-    | PlannedWay
-)
 
 
 @dataclass(frozen=True, slots=True)

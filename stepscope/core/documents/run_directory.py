@@ -19,6 +19,7 @@ analysis.json, timeline.json   after `stepscope analyze`
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import PurePath
 
 from stepscope.core.vocabulary import Notice
@@ -51,59 +52,24 @@ def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
     return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 
 
-def steps_path(rank: int) -> PurePath:
-    """Path of one rank's step telemetry inside the run directory."""
-    return PurePath(STEPS_FOLDER, f"rank{rank}.jsonl")
+class RankFile(StrEnum):
+    """A file of each rank inside the run directory, as a pattern of its path."""
 
+    STEPS = f"{STEPS_FOLDER}/rank{{rank}}.jsonl"
+    FLIGHT_RECORDER = f"{FLIGHT_FOLDER}/rank{{rank}}"  # NCCL appends the rank to a prefix, hence no suffix
+    STUCK_REPORT = f"{FLIGHT_FOLDER}/rank{{rank}}.stuck.json"
+    STACKS = f"{FLIGHT_FOLDER}/rank{{rank}}.stacks.txt"
+    LIVE_RECORD = f"{FLIGHT_FOLDER}/{LIVE_FOLDER}/rank{{rank}}"
+    LIVE_STATE = f"{FLIGHT_FOLDER}/{LIVE_FOLDER}/rank{{rank}}.state"
+    MEMORY_SNAPSHOT = f"{MEMORY_FOLDER}/rank{{rank}}.pickle"
+    OOM_SNAPSHOT = f"{MEMORY_FOLDER}/rank{{rank}}-oom.pickle"
+    OOM_REPORT = f"{MEMORY_FOLDER}/rank{{rank}}-oom.json"
+    PERIODIC_SNAPSHOT = f"{MEMORY_FOLDER}/step{{step}}/rank{{rank}}.pickle"
+    MEMORY_OWNERS = f"{MEMORY_FOLDER}/step{{step}}/rank{{rank}}.json"
 
-def flight_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder in the run directory; NCCL appends the rank to a prefix, hence no suffix."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}")
-
-
-def stuck_path(rank: int) -> PurePath:
-    """Path of the report on one rank's stuck step inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stuck.json")
-
-
-def stacks_path(rank: int) -> PurePath:
-    """Path of the stacks of one rank's threads, as text, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stacks.txt")
-
-
-def live_record_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder during a long step, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}")
-
-
-def live_state_path(rank: int) -> PurePath:
-    """Path of one rank's state during a long step, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}.state")
-
-
-def memory_snapshot_path(rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}.pickle")
-
-
-def oom_snapshot_path(rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot at an out-of-memory error, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.pickle")
-
-
-def oom_report_path(rank: int) -> PurePath:
-    """Path of the rank's state at an out-of-memory error, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.json")
-
-
-def periodic_snapshot_path(step: int, rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot at the end of a step, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.pickle")
-
-
-def memory_owners_path(step: int, rank: int) -> PurePath:
-    """Path of the categories of that snapshot's blocks, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.json")
+    def path(self, rank: int, step: int = 0) -> PurePath:
+        """Path inside the run directory; `step` is that of a periodic snapshot."""
+        return PurePath(self.format(rank=rank, step=step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,20 +224,6 @@ class StreamReader:
             raise CollectionWireError(f"{type(error).__name__}: {error}") from error
 
 
-def written_alone(collection: Collection) -> dict[str, Any]:
-    """The message of a single collection, for `read_alone`."""
-    return StreamWriter().write(collection)
-
-
-def read_alone(message: Mapping[str, Any]) -> Collection:
-    """The collection in a message of `written_alone`.
-
-    Raises:
-        CollectionWireError: it is not one.
-    """
-    return StreamReader().read(message)
-
-
 def labels_from(pairs: list[list[str]]) -> Labels:
     """Labels from their JSON."""
     return tuple((intern(name), intern(value)) for name, value in pairs)

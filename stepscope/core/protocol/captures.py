@@ -6,24 +6,14 @@ counted from 0, `*_ns` are ns since the epoch, None is unknown or not requested.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from stepscope.core.protocol.fields import (
-    EMBEDDED,
-    ByteLimit,
-    FieldError,
-    Figure,
-    Rank,
-    RankList,
-    Word,
-    flat_fields,
-    read_object,
-    whole_number_between,
-)
+from stepscope.core.protocol import fields
 
 NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
 CAPTURE_SCHEMA = "stepscope.capture/1"
@@ -99,12 +89,12 @@ class CaptureRequest:
     """
 
     type: ClassVar[str] = "capture"
-    id: Word
-    steps: Annotated[int, whole_number_between(1, MAX_CAPTURED_STEPS)]
+    id: fields.Word
+    steps: Annotated[int, fields.whole_number_between(1, MAX_CAPTURED_STEPS)]
     start_step: int | None = None
     start_unix_ns: int | None = None
-    ranks: RankList | None = None
-    max_bytes: ByteLimit | None = None
+    ranks: fields.RankList | None = None
+    max_bytes: fields.ByteLimit | None = None
     max_overhead: float | None = None
     deadline_unix_ns: int | None = None
 
@@ -119,7 +109,7 @@ class CaptureSelector:
     """
 
     run: str | None = None
-    job: Word | None = None
+    job: fields.Word | None = None
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.run is None else f"run {self.run}"
@@ -129,8 +119,8 @@ class CaptureSelector:
 class CaptureOrder:
     """A capture request with the training it is for: what a POST of the HTTP API holds."""
 
-    request: Annotated[CaptureRequest, EMBEDDED]
-    selector: Annotated[CaptureSelector, EMBEDDED]
+    request: Annotated[CaptureRequest, fields.EMBEDDED]
+    selector: Annotated[CaptureSelector, fields.EMBEDDED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +139,17 @@ class CaptureTarget:
         job: id of the scheduler's job, as the process itself knows it. Not part of the document.
     """
 
-    key: Word
-    backend: Word
-    rank: Rank | None = None
-    world_size: Rank | None = None
-    run: Word | None = None
+    key: fields.Word
+    backend: fields.Word
+    rank: fields.Rank | None = None
+    world_size: fields.Rank | None = None
+    run: fields.Word | None = None
     run_directory: str | None = None
     pid: int | None = None
     uid: int | None = None
     newest_step: int | None = None
     step_ms: float | None = None
-    job: Word | None = None
+    job: fields.Word | None = None
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -183,12 +173,12 @@ class CaptureProgress:
     state: CaptureState
     reason: str | None = None
     start_step: int | None = None
-    steps: Annotated[int, whole_number_between(0, MAX_CAPTURED_STEPS)] | None = None
+    steps: Annotated[int, fields.whole_number_between(0, MAX_CAPTURED_STEPS)] | None = None
     aligned_by: Alignment | None = None
     joined: bool = False
     path: str | None = None
     bytes: int | None = None
-    overhead: Figure | None = None
+    overhead: fields.Figure | None = None
     stopped_by: EarlyStop | None = None
 
 
@@ -205,8 +195,8 @@ class CaptureUpdate:
 class RankCapture:
     """A capture in one process."""
 
-    target: Annotated[CaptureTarget, EMBEDDED]
-    progress: Annotated[CaptureProgress, EMBEDDED]
+    target: Annotated[CaptureTarget, fields.EMBEDDED]
+    progress: Annotated[CaptureProgress, fields.EMBEDDED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +210,7 @@ class CaptureReport:
         is_cancelled: a cancellation was requested; ranks that know of it report their own state.
     """
 
-    host: Word
+    host: fields.Word
     created_ns: int
     order: Annotated[CaptureOrder, read_order]
     ranks: tuple[RankCapture, ...]
@@ -251,7 +241,7 @@ def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
 
 def order_document(order: CaptureOrder) -> dict[str, Any]:
     """JSON object of an order."""
-    return dict(flat_fields(order))
+    return dict(fields.flat_fields(order))
 
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
@@ -262,7 +252,7 @@ def report_document(report: CaptureReport) -> dict[str, Any]:
         "host": report.host,
         "created_ns": report.created_ns,
         "order": order_document(report.order),
-        "ranks": [{name: value for name, value in flat_fields(one) if name != "job"} for one in report.ranks],
+        "ranks": [{name: value for name, value in fields.flat_fields(one) if name != "job"} for one in report.ranks],
         "is_cancelled": report.is_cancelled,
     }
 
@@ -274,14 +264,14 @@ def read_order(document: object) -> CaptureOrder:
         FieldError: not an object; a field is wrong, or unknown: a misspelled one must not be ignored.
     """
     if not isinstance(document, Mapping):
-        raise FieldError("an order is a JSON object")
-    known = {each.name for kind in (CaptureRequest, CaptureSelector) for each in fields(kind)}
+        raise fields.FieldError("an order is a JSON object")
+    known = {each.name for kind in (CaptureRequest, CaptureSelector) for each in dataclasses.fields(kind)}
     unknown = sorted(set(document) - known)
     if unknown:
-        raise FieldError(f'unknown field "{unknown[0][:80]}"')
-    order = read_object(CaptureOrder, document)
+        raise fields.FieldError(f'unknown field "{unknown[0][:80]}"')
+    order = fields.read_object(CaptureOrder, document)
     if _ID.fullmatch(order.request.id) is None:
-        raise FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
+        raise fields.FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
     if order.selector == CaptureSelector():
-        raise FieldError('"run" or "job" must say what to capture')
+        raise fields.FieldError('"run" or "job" must say what to capture')
     return order

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.documents.analysis import AnalysedJob, TraceQuality, Verdict
-from stepscope.core.text.numbers import (
-    MAX_NUMBER,
-    UNKNOWN,
-    count,
-    counted,
-    form,
-    milliseconds,
-    percent,
-    ranks_words,
-    significant,
-)
+from stepscope.core.text import numbers
 from stepscope.core.text.wording import cause_phrase, device_words, mesh_words, metric_words
 from stepscope.core.vocabulary import Evidence
 
@@ -25,11 +15,11 @@ _SMALLEST = 0.001
 
 def headline(job: AnalysedJob) -> str:
     """The analysed job in one line: ranks, layout, GPU, steps, step time, MFU."""
-    parts = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"]
+    parts = [f"{len(job.ranks)} of {numbers.counted(job.world_size, 'rank')}"]
     layout = mesh_words(job.mesh)
     parts += [layout] if layout else []
     parts += [device_words(job)]
-    parts += [counted(job.num_steps, "step")]
+    parts += [numbers.counted(job.num_steps, "step")]
     if job.step_ms is not None:
         step = f"{job.step_ms:,.1f} ms a step"
         if job.unprofiled_step_ms is not None:
@@ -44,7 +34,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """The lines of a verdict: cause and confidence, summary, evidence, actions, and secondary causes."""
     lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
-        where = f"{form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
+        where = f"{numbers.form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
         ranks = f" on {where}" if evidence.ranks else ""
         lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
     lines += [f"  > {action}" for action in verdict.actions]
@@ -69,11 +59,11 @@ _TENTHS_FROM = 1.0
 
 def _number(value: float, unit: str) -> str:
     """Milliseconds with one decimal, as in all other lines; else three significant digits without an exponent."""
-    if not abs(value) <= MAX_NUMBER:
-        return UNKNOWN
+    if not abs(value) <= numbers.MAX_NUMBER:
+        return numbers.UNKNOWN
     if unit == "ms" and abs(value) >= _TENTHS_FROM:
         return f"{value:,.1f}"
-    return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else significant(value)
+    return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else numbers.significant(value)
 
 
 SHOWN_FROM = 0.0005
@@ -99,7 +89,7 @@ def _reading(quality: TraceQuality) -> list[str]:
         (quality.clipped, "activity", f"clipped (by {quality.clipped_us:,.0f} us)"),
         (quality.truncated_files, "file", "truncated"),
     )
-    parts = [f"{counted(number, what)} {how}" for number, what, how in counts if number]
+    parts = [f"{numbers.counted(number, what)} {how}" for number, what, how in counts if number]
     return parts or ["nothing repaired, nothing dropped"]
 
 
@@ -113,7 +103,7 @@ def _linking(quality: TraceQuality) -> list[str]:
     )
     parts = [f"{share:.1%} {name}" for share, name in shares if share >= SHOWN_FROM]
     if quality.lost_at_start:
-        parts.append(f"{counted(quality.lost_at_start, 'launch')} before the profiler recorded the device")
+        parts.append(f"{numbers.counted(quality.lost_at_start, 'launch')} before the profiler recorded the device")
     if quality.collective_args is not None:
         parts.append(f"{quality.collective_args:.0%} of communication described")
     return parts
@@ -126,7 +116,7 @@ def _steps(quality: TraceQuality) -> list[str]:
     if quality.steps_without_device:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
-        parts.append(f"{counted(quality.merged_boundaries, 'boundary')} merged")
+        parts.append(f"{numbers.counted(quality.merged_boundaries, 'boundary')} merged")
     if quality.largest_activity >= NOTABLE_ACTIVITY:
         parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
     return parts
@@ -165,11 +155,11 @@ def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
 
 def clean_words(quality: TraceQuality) -> str:
     """One sentence on the quality of a trace without problems."""
-    parts = [f"{count(quality.steps_complete)} whole steps on every rank"]
+    parts = [f"{numbers.count(quality.steps_complete)} whole steps on every rank"]
     if quality.clock_residual_us is not None:
-        parts.append(f"clocks agree within {milliseconds(quality.clock_residual_us / 1000)}")
+        parts.append(f"clocks agree within {numbers.milliseconds(quality.clock_residual_us / 1000)}")
     if quality.profiler_distortion is not None:
-        parts.append(f"capturing slowed the step by {percent(max(quality.profiler_distortion, 0.0))}")
+        parts.append(f"capturing slowed the step by {numbers.percent(max(quality.profiler_distortion, 0.0))}")
     return ", ".join(parts) + "."
 
 
@@ -177,9 +167,9 @@ def _missing_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     problems = []
     if job.missing_ranks:
         problems.append(
-            f"{len(job.missing_ranks)} of {counted(job.world_size, 'rank')} "
-            f"{form(len(job.missing_ranks), 'has', 'have')} no trace: {ranks_words(job.missing_ranks)}. "
-            "Waiting for them cannot be told from communication."
+            f"{len(job.missing_ranks)} of {numbers.counted(job.world_size, 'rank')} "
+            f"{numbers.form(len(job.missing_ranks), 'has', 'have')} no trace: "
+            f"{numbers.ranks_words(job.missing_ranks)}. Waiting for them cannot be told from communication."
         )
     if quality.steps_complete == 0:
         problems.append("No step is seen whole on every rank: the figures are of the whole trace.")
@@ -191,31 +181,33 @@ def _missing_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
         (quality.merged_boundaries, "step boundaries that did not increase and are merged"),
     ):
         if number:
-            problems.append(f"{what[0].upper()}{what[1:]}: {count(number)}.")
+            problems.append(f"{what[0].upper()}{what[1:]}: {numbers.count(number)}.")
     return problems
 
 
 def _doubtful_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     problems = []
     if quality.unlinked > NOTABLE_SHARE:
-        problems.append(f"{percent(quality.unlinked)} of the device's activities cannot be linked to their launch.")
+        problems.append(
+            f"{numbers.percent(quality.unlinked)} of the device's activities cannot be linked to their launch."
+        )
     if quality.early > NOTABLE_SHARE:
-        problems.append(f"{percent(quality.early)} of the device's activities start before their launch.")
+        problems.append(f"{numbers.percent(quality.early)} of the device's activities start before their launch.")
     if quality.steps_without_device:
-        share = percent(quality.steps_without_device)
+        share = numbers.percent(quality.steps_without_device)
         problems.append(f"{share} of one rank's steps have no device activity: the profiler lost them.")
     if quality.largest_activity > NOTABLE_ACTIVITY:
-        share = percent(quality.largest_activity)
+        share = numbers.percent(quality.largest_activity)
         problems.append(f"One device activity takes {share} of a rank's window.")
     if quality.unmatched_collectives is not None and quality.unmatched_collectives > NOTABLE_SHARE:
-        share = percent(quality.unmatched_collectives)
+        share = numbers.percent(quality.unmatched_collectives)
         problems.append(f"{share} of the communication calls have no counterpart on the other ranks.")
     if quality.collective_args is not None and quality.collective_args < 1 - NOTABLE_SHARE:
-        share = percent(1 - quality.collective_args)
+        share = numbers.percent(1 - quality.collective_args)
         problems.append(f"{share} of the communication kernels do not record what they do (torch older than 2.4?).")
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         problems.append(
-            f"Capturing slowed the step by {percent(quality.profiler_distortion)}: "
+            f"Capturing slowed the step by {numbers.percent(quality.profiler_distortion)}: "
             "take host-side shares as upper bounds."
         )
     if job.simulated_compute:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
-from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
+from stepscope.core.documents.run_directory import PHASE_PREFIX, RankFile
 from stepscope.training.hangs.stall import frame_entries, thread_frames
 from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import initialized_distributed
@@ -57,7 +57,7 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
         save_stuck_report(context, report)
     record = flight_record()
     if record is not None:
-        with atomic_write(context.run_directory / flight_path(context.identity.rank)) as temporary:
+        with atomic_write(context.run_directory / RankFile.FLIGHT_RECORDER.path(context.identity.rank)) as temporary:
             temporary.write_bytes(record)
     return report
 
@@ -68,13 +68,13 @@ def save_stuck_report(context: RunContext, report: StuckReport) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with atomic_write(context.run_directory / stuck_path(context.identity.rank)) as temporary:
+    with atomic_write(context.run_directory / RankFile.STUCK_REPORT.path(context.identity.rank)) as temporary:
         document = {"schema": STUCK_SCHEMA} | asdict(report)
         temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def stacks_file_path(context: RunContext) -> Path:
-    return context.run_directory / stacks_path(context.identity.rank)
+    return context.run_directory / RankFile.STACKS.path(context.identity.rank)
 
 
 def _completed(
@@ -99,9 +99,9 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
         frames: of the training thread, innermost first.
         collective: the oldest unfinished one.
     """
-    in_collective = collective_frames(frames)
-    if in_collective:
-        return _named(in_collective)
+    if in_collective := [frame.f_code.co_name for frame in collective_frames(frames)]:
+        public = (name for name in in_collective if not name.startswith("_") and name != "wrapper")
+        return next(public, in_collective[0])
     for span in reversed(spans):
         if span == DATA_SPAN:
             return "the wait for data"
@@ -118,11 +118,6 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
 def collective_frames(frames: list[FrameType]) -> list[FrameType]:
     """Frames inside calls of torch.distributed; empty where there are none."""
     return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
-
-
-def _named(frames: list[FrameType]) -> str:
-    names = [frame.f_code.co_name for frame in frames]
-    return next((name for name in names if not name.startswith("_") and name != "wrapper"), names[0])
 
 
 def _threads() -> list[dict[str, Any]]:
@@ -180,19 +175,17 @@ def flight_record(*, has_stacks: bool = True) -> bytes | None:
 
 def _call(ending: str, **options: bool) -> bytes | None:
     recorder = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
-    if recorder is None or not list(_groups()):
+    groups = _groups()
+    if recorder is None or not groups:
         return None
-    names = ("_dump_nccl_trace", "_dump_fr_trace") if _has_nccl() else ("_dump_fr_trace", "_dump_nccl_trace")
+    has_nccl = any("nccl" in str(getattr(group, "name", lambda: "")()).lower() for group in groups)
+    names = ("_dump_nccl_trace", "_dump_fr_trace") if has_nccl else ("_dump_fr_trace", "_dump_nccl_trace")
     for name in names:
         dump = getattr(recorder, name + ending, None)
         if dump is not None:
             with suppress(RuntimeError, TypeError):
                 return bytes(dump(**options))
     return None
-
-
-def _has_nccl() -> bool:
-    return any("nccl" in str(getattr(group, "name", lambda: "")()).lower() for group in _groups())
 
 
 def _groups() -> list[Any]:

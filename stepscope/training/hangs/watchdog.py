@@ -24,21 +24,9 @@ from typing import Any
 
 from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
+from stepscope.training.hangs import stall, stuck_report
 from stepscope.training.hangs.live_hang import LiveStateWriter
-from stepscope.training.hangs.stall import (
-    SHARE_OF_TIMEOUT,
-    StallThresholds,
-    StepSituation,
-    ThreadProgress,
-    is_thread_compiling,
-)
-from stepscope.training.hangs.stuck_report import (
-    OpenStep,
-    save_stuck_report,
-    shortest_collective_timeout,
-    stacks_file_path,
-    write_stuck_report,
-)
+from stepscope.training.hangs.stuck_report import OpenStep
 from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import run_within
 from stepscope.training.steps.spans import open_phases
@@ -65,10 +53,10 @@ class StepWatchdog:
 
     def __init__(self, context: RunContext, seconds: float | None) -> None:
         self._context = context
-        self._thresholds = StallThresholds(seconds)
+        self._thresholds = stall.StallThresholds(seconds)
         self._min_checked_seconds = min(_MIN_CHECKED_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
-        self._progress = ThreadProgress(self._thread_id)
+        self._progress = stall.ThreadProgress(self._thread_id)
         self._open: OpenStep | None = None
         self._episode_step: OpenStep | None = None
         self._has_reported = False
@@ -94,8 +82,8 @@ class StepWatchdog:
         """Look at the open step; about once a second, on the thread of the background loop."""
         if self._is_closed:  # a signal that should have ended the process did not
             return
-        now, timeout = time.monotonic(), shortest_collective_timeout()
-        suspect_limit = self._thresholds.limit_seconds(StepSituation(timeout_seconds=timeout))
+        now, timeout = time.monotonic(), stuck_report.shortest_collective_timeout()
+        suspect_limit = self._thresholds.limit_seconds(stall.StepSituation(timeout_seconds=timeout))
         self._check_gil_timer(now, suspect_limit)
         step = self._open
         look_after = self._thresholds.look_seconds(timeout)
@@ -108,7 +96,7 @@ class StepWatchdog:
         age = now - step.began_seconds
         if age < suspect_limit / 2:
             return
-        situation = StepSituation(self._is_long_by_nature(), timeout)
+        situation = stall.StepSituation(self._is_long_by_nature(), timeout)
         limit = self._thresholds.limit_seconds(situation)
         if self._suspect_since is None:
             self._suspect_since = now
@@ -127,7 +115,7 @@ class StepWatchdog:
     def close(self) -> None:
         """Stop watching; a step that is still open never ended."""
         self._is_closed = True
-        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file_path(self._context)))
+        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stuck_report.stacks_file_path(self._context)))
 
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
@@ -138,7 +126,7 @@ class StepWatchdog:
             self._gil_timer.close()
         if self._stacks is not None:
             self._stacks.close()
-            path = stacks_file_path(self._context)
+            path = stuck_report.stacks_file_path(self._context)
             with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
@@ -146,7 +134,7 @@ class StepWatchdog:
                         path.parent.rmdir()  # only when empty
 
     def _is_long_by_nature(self) -> bool:
-        return bool(open_phases(self._context.open_spans())) or is_thread_compiling(self._thread_id)
+        return bool(open_phases(self._context.open_spans())) or stall.is_thread_compiling(self._thread_id)
 
     def _report_to_other_ranks(self, now: float, limit: float, *, is_busy: bool) -> None:
         """Tell other ranks whether this one is busy; not at every check."""
@@ -160,7 +148,7 @@ class StepWatchdog:
     def _is_stuck(self, is_still: bool, age: float, limit: float, timeout: float | None) -> bool:
         if not is_still:
             return self._others.one_is_stuck()
-        at_last = SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
+        at_last = stall.SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
     def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
@@ -183,8 +171,9 @@ class StepWatchdog:
             except Exception:  # the report below matters more
                 logger.debug("writing the pending steps failed", exc_info=True)
         try:
-            self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
-            written = f"{self._report.where}; stacks and flight recorder: {stacks_file_path(self._context).parent}"
+            self._report = stuck_report.write_stuck_report(self._context, report, self._thread_id, self._stacks)
+            folder = stuck_report.stacks_file_path(self._context).parent
+            written = f"{self._report.where}; stacks and flight recorder: {folder}"
         except OSError as error:
             written = f"a place that cannot be reported: {error}"
         usual = "" if median is None else f" (usually {median:.2g} s)"
@@ -210,11 +199,11 @@ class StepWatchdog:
             seconds = (time.time_ns() - report.began_ns) / 1e9
             logger.warning("step %d is over after %.0f s", report.step, seconds)
             with suppress(OSError):
-                save_stuck_report(self._context, replace(report, ended_ns=time.time_ns()))
+                stuck_report.save_stuck_report(self._context, replace(report, ended_ns=time.time_ns()))
 
     def _check_gil_timer(self, now: float, seconds: float) -> None:
         if self._stacks is None:
-            path = stacks_file_path(self._context)
+            path = stuck_report.stacks_file_path(self._context)
             self._made_folder = not path.parent.is_dir()
             self._stacks = _opened(path)
             self._others.withdraw_busy()  # left by an earlier attempt
@@ -225,7 +214,7 @@ class StepWatchdog:
                 "no other thread could run for %.0f s: a call held the GIL, the process was stopped or its"
                 " disk did not respond; stacks: %s",
                 now - self._last_run,
-                stacks_file_path(self._context),
+                stuck_report.stacks_file_path(self._context),
             )
         self._last_run, self._gil_timer_seconds = now, seconds
         if self._gil_timer is not None:

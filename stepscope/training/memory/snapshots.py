@@ -24,12 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.core.documents.run_directory import (
-    memory_owners_path,
-    oom_report_path,
-    oom_snapshot_path,
-    periodic_snapshot_path,
-)
+from stepscope.core.documents.run_directory import RankFile
 from stepscope.training.hangs.stall import frame_entries, thread_frames
 from stepscope.training.memory.owners import MemoryOwners, blocks_by_owner
 from stepscope.training.run.context import RunContext
@@ -131,8 +126,8 @@ class OutOfMemoryReporter:
         begun = time.monotonic()
         self._is_unwritten = False
         try:
-            snapshot_path = self._context.run_directory / oom_snapshot_path(self._context.identity.rank)
-            report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
+            snapshot_path = self._context.run_directory / RankFile.OOM_SNAPSHOT.path(self._context.identity.rank)
+            report_path = self._context.run_directory / RankFile.OOM_REPORT.path(self._context.identity.rank)
             report = self._report(moment)
             try:
                 snapshot = take_memory_snapshot()
@@ -262,8 +257,8 @@ class PeriodicMemorySnapshots:
 
     def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
         rank = self._context.identity.rank
-        _write_pickle(self._context.run_directory / periodic_snapshot_path(step, rank), snapshot)
-        with atomic_write(self._context.run_directory / memory_owners_path(step, rank)) as temporary:
+        _write_pickle(self._context.run_directory / RankFile.PERIODIC_SNAPSHOT.path(rank, step), snapshot)
+        with atomic_write(self._context.run_directory / RankFile.MEMORY_OWNERS.path(rank, step)) as temporary:
             temporary.write_text(json.dumps(owners) + "\n", encoding="utf-8")
 
 

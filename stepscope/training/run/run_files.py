@@ -25,26 +25,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.run_directory import (
-    FLIGHT_FOLDER,
-    LIVE_FOLDER,
-    MEMORY_FOLDER,
-    RUN_FILE,
-    TRACES_FOLDER,
-    Attempt,
-    RunManifest,
-    steps_path,
-)
+from stepscope.core.documents import run_directory as layout
 from stepscope.training.run.identity import Identity, agree_with_rank_zero, job_store, process_start
 
 logger = logging.getLogger(__name__)
 
 _FOLDERS_OF_RANKS = (
-    f"{TRACES_FOLDER}/step*",
-    FLIGHT_FOLDER,
-    f"{FLIGHT_FOLDER}/{LIVE_FOLDER}",
-    MEMORY_FOLDER,
-    f"{MEMORY_FOLDER}/step*",
+    f"{layout.TRACES_FOLDER}/step*",
+    layout.FLIGHT_FOLDER,
+    f"{layout.FLIGHT_FOLDER}/{layout.LIVE_FOLDER}",
+    layout.MEMORY_FOLDER,
+    f"{layout.MEMORY_FOLDER}/step*",
 )
 _LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 
@@ -74,7 +65,7 @@ def remove_leftovers(run_directory: Path, rank: int) -> None:
     says nothing here.
     """
     own = [f"{folder}/.rank{rank}[.-]*.part" for folder in _FOLDERS_OF_RANKS]
-    own += [f".{RUN_FILE}.*.part"] if rank == 0 else []
+    own += [f".{layout.RUN_FILE}.*.part"] if rank == 0 else []
     for path in (path for pattern in own for path in run_directory.glob(pattern)):
         match = _LEFTOVER.fullmatch(path.name)
         if match and not _is_alive(int(match.group(1))):
@@ -92,22 +83,22 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
-def write_manifest(run_directory: Path, manifest: RunManifest) -> None:
+def write_manifest(run_directory: Path, manifest: layout.RunManifest) -> None:
     """Write run.json.
 
     Raises:
         OSError: the directory cannot be written.
     """
-    with atomic_write(run_directory / RUN_FILE) as temporary:
+    with atomic_write(run_directory / layout.RUN_FILE) as temporary:
         temporary.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
 
 
-def read_attempts(run_directory: Path) -> list[Attempt]:
+def read_attempts(run_directory: Path) -> list[layout.Attempt]:
     """The attempts that an earlier start of the same run left in run.json; empty when unreadable."""
     try:
-        document: Any = json.loads((run_directory / RUN_FILE).read_text(encoding="utf-8"))
-        names = {field.name for field in fields(Attempt)}
-        return [Attempt(**{name: entry[name] for name in names}) for entry in document["attempts"]]
+        document: Any = json.loads((run_directory / layout.RUN_FILE).read_text(encoding="utf-8"))
+        names = {field.name for field in fields(layout.Attempt)}
+        return [layout.Attempt(**{name: entry[name] for name in names}) for entry in document["attempts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -244,24 +235,22 @@ def resume_point(
     if identity.rank == 0:
         found = _resume_point_after(run_directory, own_lines, _END_OF_TIME_NS)
     else:
-        found = _resume_point_after(run_directory, _last_lines(run_directory / steps_path(0)), _process_start_ns())
+        found = _resume_point_after(
+            run_directory, _last_lines(run_directory / layout.RankFile.STEPS.path(0)), _process_start_ns()
+        )
         if found == ResumePoint():  # nothing, or what this very process has written in a profile before
             found = _resume_point_after(run_directory, own_lines, _END_OF_TIME_NS)
     found = found if first_step is None else ResumePoint(found.attempt, first_step)
     store = job_store() if identity.world_size > 1 else None
     if store is None or (found == ResumePoint() and identity.rank != 0):
         return found
-    return _agreed(store, f"stepscope/continuation/{run_directory.name}/{turn}", identity, found)
-
-
-def _agreed(store: Any, key: str, identity: Identity, own: ResumePoint) -> ResumePoint:
     try:
-        agreed = agree_with_rank_zero(store, key, f"{own.attempt} {own.first_step}", identity)
-        attempt, first_step = agreed.split()
-        return ResumePoint(int(attempt), int(first_step))
+        key, own = f"stepscope/continuation/{run_directory.name}/{turn}", f"{found.attempt} {found.first_step}"
+        attempt, number = agree_with_rank_zero(store, key, own, identity).split()
+        return ResumePoint(int(attempt), int(number))
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
         logger.warning("rank 0 has not sent the number of the first step; call profile() on all ranks: %s", error)
-        return own
+        return found
 
 
 def _resume_point_after(run_directory: Path, lines: Iterable[bytes], before_ns: int) -> ResumePoint:

@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.core.process import Patch
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader, Numbers, split_scalars
@@ -143,16 +143,6 @@ GradientCallback = Callable[[object, Any], None]
 """Callback with the parameter's name and its gradient, which changes later. Called inside training: never raises."""
 
 
-class GradientSource(Protocol):
-    """What sees gradients."""
-
-    def watch(self, note: GradientCallback) -> None:
-        """Show all gradients from now on."""
-
-    def leave(self) -> None:
-        """Show no more."""
-
-
 def gradient_sources(model: Any) -> list[GradientSource]:
     """What sees all gradients of a model.
 
@@ -227,6 +217,10 @@ class ShardedParameters:
         if self._wrapping is not None:
             self._wrapping.leave()
             self._wrapping = None
+
+
+GradientSource = PlainParameters | ShardedParameters
+"""What sees gradients."""
 
 
 def _groups(module: Any) -> list[Any]:

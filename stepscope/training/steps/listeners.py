@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
 from stepscope.training.hangs.stall import parse_stuck_after
@@ -38,19 +38,12 @@ class _Closable(Protocol):
 class StepListener(_Closable, Protocol):
     """Something that watches the steps from the training thread: each call must be over in microseconds.
 
-    One that has `step_began(index)` as well is called when a step begins.
+    One that has `step_began(index)` as well is called when a step begins; one that has `left_by(error)` once, before
+    `close`, with the error by which the with block is left.
     """
 
     def step_ended(self, record: StepRecord) -> None:
         """The step is over and not written yet; figures added to the record are written with it."""
-
-
-@runtime_checkable
-class LeaveListener(Protocol):
-    """A StepListener that also wants to know by what error the with block is left."""
-
-    def left_by(self, error: BaseException) -> None:
-        """Called once, before `close`."""
 
 
 class SettledListener(_Closable, Protocol):
@@ -60,20 +53,26 @@ class SettledListener(_Closable, Protocol):
         """The step is about to be written; what is added to the record is written with it."""
 
 
-ListenerT = TypeVar("ListenerT", bound=_Closable)
+class StepListeners:
+    """Step listeners of a run, called on the training thread; one that fails is logged and left out from then on."""
 
+    _METHODS = ("step_began", "step_ended", "step_settled", "left_by")
 
-class _ListenerGroup(Generic[ListenerT]):
-    """Group of listeners; an error of one is logged, and the listener left out from then on.
-
-    Args:
-        methods: names of the methods that are called at each step, where a listener has them; looked up once.
-    """
-
-    def __init__(self, listeners: Iterable[ListenerT], methods: Iterable[str]) -> None:
+    def __init__(self, listeners: Iterable[StepListener | SettledListener] = ()) -> None:
         self._listeners = list(listeners)
-        self._names = tuple(methods)
         self._look_up()
+
+    def step_began(self, index: int) -> None:
+        self._call("step_began", index)
+
+    def step_ended(self, record: StepRecord) -> None:
+        self._call("step_ended", record)
+
+    def step_settled(self, record: StepRecord) -> None:
+        self._call("step_settled", record)
+
+    def left_by(self, error: BaseException) -> None:
+        self._call("left_by", error)
 
     def close(self) -> None:
         listeners, self._listeners = self._listeners, []
@@ -85,9 +84,10 @@ class _ListenerGroup(Generic[ListenerT]):
                 self._leave_out(listener, error)
 
     def _look_up(self) -> None:
+        """The methods that the listeners have, looked up once and not at each step."""
         self._methods = {
             name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)]
-            for name in self._names
+            for name in self._METHODS
         }
 
     def _call(self, name: str, what: object) -> None:
@@ -97,42 +97,11 @@ class _ListenerGroup(Generic[ListenerT]):
             except Exception as error:  # training must never be hurt
                 self._leave_out(listener, error)
 
-    def _leave_out(self, listener: ListenerT, error: Exception) -> None:
+    def _leave_out(self, listener: StepListener | SettledListener, error: Exception) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
         self._look_up()  # makes new lists: one may be iterated over now
         name = type(listener).__name__
         logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
-
-
-class StepListeners(_ListenerGroup[StepListener]):
-    """Listeners called on the training thread when a step begins and ends."""
-
-    def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
-        super().__init__(listeners, ("step_began", "step_ended"))
-
-    def step_began(self, index: int) -> None:
-        self._call("step_began", index)
-
-    def step_ended(self, record: StepRecord) -> None:
-        self._call("step_ended", record)
-
-    def left_by(self, error: BaseException) -> None:
-        for listener in tuple(self._listeners):
-            if isinstance(listener, LeaveListener):
-                try:
-                    listener.left_by(error)
-                except Exception as failure:  # training must never be hurt
-                    self._leave_out(listener, failure)
-
-
-class SettledListeners(_ListenerGroup[SettledListener]):
-    """Listeners that wait for a step's deferred scalars."""
-
-    def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
-        super().__init__(listeners, ("step_settled",))
-
-    def step_settled(self, record: StepRecord) -> None:
-        self._call("step_settled", record)
 
 
 T = TypeVar("T")
@@ -205,7 +174,7 @@ class PendingSteps:
     """
 
     def __init__(self, listeners: Iterable[SettledListener], write: Callable[[StepRecord], None]) -> None:
-        self._listeners = SettledListeners(listeners)
+        self._listeners = StepListeners(listeners)
         self._write = write
         self._waiting: deque[StepRecord] = deque()
         self._lock = threading.Lock()

@@ -141,21 +141,6 @@ class PhaseSpan:
         self._recorder.close_span(self._span)
 
 
-class NoSpan(PhaseSpan):
-    """Phase that is not recorded."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
-
-
 def is_compiling() -> bool:
     """Whether torch traces this call into a graph, in which nothing can be timed; constant to its compiler."""
     torch = sys.modules.get("torch")

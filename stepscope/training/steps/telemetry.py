@@ -20,7 +20,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.run_directory import RESERVED_FIELDS, steps_path
+from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
@@ -39,7 +39,7 @@ _quoted = functools.lru_cache(maxsize=1000)(_encode)
 
 @dataclass(slots=True)
 class StepRecord:
-    """The open step of this rank, which becomes a line that is read back as a `core.documents.steps.Step`.
+    """The open step of this rank, which becomes a line that is read back as a `core.documents.run_directory.Step`.
 
     Attributes:
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
@@ -232,7 +232,7 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
     for number in count(1):
         run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
-            writer = StepWriter(run_directory / steps_path(identity.rank))
+            writer = StepWriter(run_directory / RankFile.STEPS.path(identity.rank))
         except RunFileInUseError:
             if identity.world_size > 1:
                 raise

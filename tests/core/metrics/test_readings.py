@@ -22,9 +22,7 @@ from stepscope.core.metrics.readings import (
     StreamReader,
     StreamWriter,
     labels_of,
-    read_alone,
     with_labels,
-    written_alone,
 )
 
 GPU = labels_of(uuid="GPU-1", gpu=0)
@@ -134,4 +132,6 @@ def test_nonsense_is_an_error_of_its_own(message: dict[str, Any]) -> None:
 
 def test_a_collection_alone_is_read_alone() -> None:
     readings = (Reading("stepscope_gpu_up", 1.0, (("gpu", "0"),), 5),)
-    assert read_alone(json.loads(json.dumps(written_alone(Collection(readings))))) == Collection(readings)
+    assert StreamReader().read(json.loads(json.dumps(StreamWriter().write(Collection(readings))))) == Collection(
+        readings
+    )
