@@ -52,7 +52,7 @@ PURE_VARIABLE = "STEPSCOPE_PURE"
 
 
 def may_accelerate() -> bool:
-    """Whether the C accelerators may be used, by the environment."""
+    """Whether the C accelerators may be used in this process, by the environment."""
     return os.environ.get(PURE_VARIABLE, "0") in ("", "0")
 
 
@@ -60,7 +60,7 @@ _AFTER_ERROR_SECONDS = 0.25
 
 
 class WorkerThread:
-    """A daemon thread. A context manager: it runs while it is open.
+    """A worker thread of this process for posted calls. A context manager: it runs while it is open.
 
     Errors of calls and looks are logged, and the thread goes on.
 

@@ -63,7 +63,7 @@ class _TimelineDocument(msgspec.Struct):
 
 
 def encode_nccl_report(report: NcclReport) -> bytes:
-    """The `stepscope.nccl/1` document, which names the two ends of a transport `from` and `to`."""
+    """Encode an NCCL report as JSON, which names the two ends of a transport `from` and `to`."""
     document = msgspec.to_builtins(report)
     document["transports"] = [
         {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
@@ -73,7 +73,7 @@ def encode_nccl_report(report: NcclReport) -> bytes:
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
-    """The analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
+    """Decode the analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
 
     Raises:
         DataError: not JSON, another schema, a field is missing or wrong, a figure is absurdly large, or no rank has a
@@ -89,7 +89,7 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
 
 
 def check_job(job: AnalysedJob, *, where: str) -> None:
-    """Refuse a job with impossible sizes.
+    """Check an analysis that is decoded: refuse a job with impossible sizes.
 
     Raises:
         DataError: a size is negative or beyond MAX_WHOLE_NUMBER.
@@ -99,7 +99,7 @@ def check_job(job: AnalysedJob, *, where: str) -> None:
 
 
 def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
-    """The manifest in run.json.
+    """Decode the manifest in run.json.
 
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
@@ -114,7 +114,7 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
 
 
 def encode_timelines(timelines: list[RankTimeline]) -> bytes:
-    """The `stepscope.timeline/1` document of these timelines."""
+    """Encode timelines as a `stepscope.timeline/1` document."""
     document = _TimelineDocument(
         schema=TIMELINE_SCHEMA,
         headings=[category.value for category in CATEGORY_ORDER],
@@ -124,7 +124,7 @@ def encode_timelines(timelines: list[RankTimeline]) -> bytes:
 
 
 def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[RankTimeline]:
-    """The timelines in a `stepscope.timeline/1` document.
+    """Decode the timelines in a `stepscope.timeline/1` document.
 
     Raises:
         DataError: not JSON, another schema, unknown categories, lists of different lengths, or times beyond 64 bits.
@@ -154,12 +154,12 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value of a document is a number to calculate with: finite, of plausible size, and not a boolean."""
+    """Whether a decoded value is a number to calculate with: finite, of plausible size, and not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
 
 
 def encode_document(document: Any) -> bytes:
-    """A document (dataclass, dict or list) as JSON, with its `schema` first.
+    """Encode a document (dataclass, dict or list) as JSON, with its `schema` first.
 
     Text that JSON cannot represent, such as undecodable bytes of a file name, becomes U+FFFD.
     """

@@ -19,15 +19,15 @@ from stepscope.store.files import read_whole, write_whole
 
 
 class UnknownRunError(UsageError):
-    """The directory has no run of that name."""
+    """The directory of runs has no run of that name."""
 
 
 class NotAnalysedError(DataError):
-    """The run has no analysis yet."""
+    """The stored run has no analysis yet."""
 
 
 class RunStatus(StrEnum):
-    """Whether a run has an analysis."""
+    """Whether a stored run has an analysis."""
 
     ANALYSED = "analysed"
     NOT_ANALYSED = "not_analysed"
@@ -36,7 +36,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One row of the list of runs.
+    """One row of the list of stored runs.
 
     Attributes:
         id: name of the run directory; safe in a URL once quoted.
@@ -146,18 +146,18 @@ class RunStore:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the directory has a run.json, an analysis.json or a traces folder."""
+    """Whether a directory is a stored run: it has a run.json, an analysis.json or a traces folder."""
     return is_recorded_run(path) or os.path.isfile(path / layout.ANALYSIS_FILE)
 
 
 def is_recorded_run(path: Path) -> bool:
-    """Whether the directory has a run.json or a traces folder, as every run has that `profile()` recorded."""
+    """Whether a directory is a run that `profile()` recorded: it has a run.json or a traces folder."""
     # os.path returns False for a name too long or a folder without permission; pathlib raises.
     return os.path.isfile(path / layout.RUN_FILE) or os.path.isdir(path / layout.TRACES_FOLDER)
 
 
 def load_analysis(run_directory: Path) -> Analysis:
-    """The analysis kept in a run directory.
+    """Load the analysis kept in a run directory.
 
     Raises:
         NotAnalysedError: the run is not analysed.
@@ -168,7 +168,7 @@ def load_analysis(run_directory: Path) -> Analysis:
 
 
 def load_timeline(run_directory: Path) -> list[layout.RankTimeline]:
-    """The timelines kept in a run directory, one for each rank.
+    """Load the timelines kept in a run directory, one for each rank.
 
     Raises:
         NotAnalysedError: the run is not analysed.
@@ -179,7 +179,7 @@ def load_timeline(run_directory: Path) -> list[layout.RankTimeline]:
 
 
 def load_manifest(run_directory: Path) -> layout.RunManifest:
-    """The manifest (run.json) of a run directory.
+    """Load the manifest (run.json) of a run directory.
 
     Raises:
         DataError: it does not exist or is damaged.
@@ -189,7 +189,7 @@ def load_manifest(run_directory: Path) -> layout.RunManifest:
 
 
 def find_manifest(run_directory: Path) -> layout.RunManifest | None:
-    """The manifest of a run directory; None if it does not exist or is damaged."""
+    """Load the manifest of a run directory; None if it does not exist or is damaged."""
     try:
         return load_manifest(run_directory)
     except DataError:
@@ -291,18 +291,18 @@ _HEAD_BYTES = 65_536
 
 
 def is_saved_analysis(path: Path) -> bool:
-    """Whether the beginning of a file looks like the output of `analyze --json`."""
+    """Whether a stored file looks like the output of `analyze --json`, by its beginning."""
     with path.open("rb") as file:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 
 def capture_folders(run: Path) -> list[Path]:
-    """The folders of captured traces in a run directory."""
+    """The folders of captured traces in a stored run's directory."""
     return list((run / layout.TRACES_FOLDER).glob("step*"))
 
 
 def has_current_analysis(run: Path) -> bool:
-    """Whether the run has an analysis that is at least as new as its captures."""
+    """Whether a stored run has an analysis that is at least as new as its captures."""
     saved = run / layout.ANALYSIS_FILE
     if not saved.is_file():
         return False

@@ -55,7 +55,7 @@ class _StepLine(msgspec.Struct, gc=False):
 
 
 def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
-    """All ranks' steps, and notices of lines that could not be read. Empty where the run has no steps.
+    """Read all ranks' steps of a run, and notices of lines that could not be read. Empty where it has no steps.
 
     Steps that a later attempt of the job repeats replace those of all ranks, also of ranks that the job no longer has.
 
@@ -168,7 +168,7 @@ class _TimedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTelemetry:
-    """Settled, unprofiled steps of a run.
+    """Settled, unprofiled steps read from a run directory.
 
     Attributes:
         step_ms: duration of each in order, the median over ranks.
@@ -183,7 +183,7 @@ class StepTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class UnprofiledPace:
-    """A run's steps outside of a capture, to compare the captured ones with.
+    """A stored run's steps outside of a capture, to compare the captured ones with.
 
     Attributes:
         data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; ranks that never
@@ -199,7 +199,7 @@ class UnprofiledPace:
 
 
 def read_step_telemetry(run_directory: Path) -> StepTelemetry:
-    """The steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
+    """Read a run's steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
     by_step: dict[tuple[int, int], list[float]] = defaultdict(list)
     tokens: list[float] = []
     memory: dict[str, float] = {}
@@ -219,7 +219,7 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
 
 
 def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> UnprofiledPace:
-    """The pace of a run next to a capture. Lines that cannot be read are ignored.
+    """Read a run's step times next to a capture. Lines that cannot be read are ignored.
 
     Args:
         capture: attempt and first step of the captured steps.
@@ -260,7 +260,7 @@ def _beside(steps: Sequence[_TimedStep], attempt: int, first_step: int) -> list[
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:
-    """Ranks with an empty file where others have steps: they were killed before their first."""
+    """Ranks of a stored run with an empty file of steps where others have steps: killed before their first."""
     sizes = {}
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
@@ -313,7 +313,7 @@ class _StuckHead(msgspec.Struct):
 
 
 def stuck_steps(run_directory: Path, manifest: RunManifest | None) -> list[Notice]:
-    """A notice for each place where ranks are stuck in the last attempt: 'rank 3 stuck in step 412, in all_reduce'."""
+    """Notices of a stored run, one for each place where ranks are stuck: 'rank 3 stuck in step 412, in all_reduce'."""
     attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
     if attempt is not None and attempt.ended == _FINISHED:
         return []

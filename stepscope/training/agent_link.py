@@ -38,7 +38,7 @@ _MAX_FIGURE = 1e300  # a whole number may be larger than any float
 
 
 class HeartbeatSource:
-    """Hello and heartbeat lines of this process. The training thread sets the newest steps, any thread takes lines.
+    """Hello and heartbeat lines of a training process. The training thread sets the newest steps, any takes lines.
 
     Attributes:
         newest_settled: the newest finished step that has all its figures.
@@ -110,7 +110,7 @@ _STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without on
 
 
 class AgentLink(HeartbeatSource):
-    """Link to the agent. Starts a thread only once there is an agent's socket, or a rule that ranks must agree on.
+    """Link of a training process to the agent. Starts a thread only once there is a socket, or ranks must agree.
 
     Args:
         schedule: the run's own captures.
@@ -227,7 +227,7 @@ _BYE_SECONDS = 0.5
 
 
 class ConnectionUser(Protocol):
-    """User of the connection. All methods are called on the connection's thread.
+    """User of a training process's connection to the agent. All methods are called on the connection's thread.
 
     Attributes:
         tick_seconds: time from one `tick` to the next.
@@ -252,7 +252,7 @@ class ConnectionUser(Protocol):
 
 
 class AgentConnection:
-    """One connection, reconnected whenever it ends.
+    """A training process's connection to the agent, reconnected whenever it ends.
 
     Args:
         path: of the agent's socket; None for no agent.
@@ -475,7 +475,7 @@ class AgentConnection:
 
 
 def socket_path() -> str | None:
-    """Path of the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default path; None when it is empty."""
+    """Where training looks for the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default; None when it is empty."""
     return os.environ.get(messages.SOCKET_VARIABLE, messages.DEFAULT_SOCKET) or None
 
 

@@ -84,7 +84,7 @@ def profile(
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:
-    """Whether STEPSCOPE_DISABLE turns measuring off."""
+    """Whether STEPSCOPE_DISABLE turns `profile()` off."""
     return environment.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
 
 
@@ -94,7 +94,7 @@ _PARAMETER = "prof"
 
 
 def profiled(**options: Any) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """A decorator; options as of `stepscope.profile`.
+    """Decorator that measures a training loop or the steps of one; options as of `stepscope.profile`.
 
     A function with a parameter `prof` is a training loop: it is given the profile, which begins and ends with the call.
     Any other function is a step of one: each call that returns ends a step, and measuring goes on until the process

@@ -411,6 +411,7 @@ class Profile:
 
 
 def is_measured() -> bool:
+    """Whether a profile measures this process."""
     return _profile_at_work() is not None
 
 
@@ -447,7 +448,7 @@ _POLL_SECONDS = 0.1
 
 
 def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
-    """The analysis of the latest capture, kept beside the run; one line with the reason where there is none.
+    """The analysis of a profile's latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:
         first_step: of the latest capture.
@@ -469,6 +470,6 @@ def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt:
 
 
 def summary_text(analysis: Analysis, run_directory: Path) -> str:
-    """The verdict as `stepscope analyze` prints it, and where to find more."""
+    """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
     lines = [headline(analysis.job), *verdict_lines(analysis.verdict)]
     return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

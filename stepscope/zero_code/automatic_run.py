@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _FOREIGN_THREAD: Any = getattr(threading, "_DummyThread", ())
 
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ def _harmless(otherwise: T) -> Callable[[Method[P, T]], Method[P, T]]:
 
 
 class AutomaticRun:
-    """Measures this process through `stepscope.profile`, of which there is one a process.
+    """Measures a process of `stepscope run` through `stepscope.profile`, of which there is one a process.
 
     Attributes:
         hides_updates: updates made now train nothing.
@@ -185,22 +184,18 @@ class AutomaticRun:
     def loader_failed(self) -> None:
         self._is_asking = False
 
-    @_harmless(_NOTHING)
-    def saving(self) -> AbstractContextManager[None]:
-        """Around what writes a checkpoint."""
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what writes a checkpoint: the phase `checkpoint`, in which no other begins."""
         if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
-            return _NOTHING
-        return _Saving(self, self._profile)
-
-    @_harmless(None)
-    def _saving_begins(self, phase: AbstractContextManager[None]) -> None:
+            yield
+            return
         self._is_saving = True
-        phase.__enter__()
-
-    @_harmless(None)
-    def _saving_ends(self, phase: AbstractContextManager[None]) -> None:
-        self._is_saving = False
-        phase.__exit__(None, None, None)
+        try:
+            with self._profile.phase(CHECKPOINT):  # which never raises itself
+                yield
+        finally:
+            self._is_saving = False
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
@@ -253,20 +248,6 @@ class AutomaticRun:
         elif not was_off and prints_on_this_rank() and not _was_profiled():
             no_update = NO_UPDATE if self._has_optimizer else NO_OPTIMIZER
             print_line(IN_COMPILED_CODE if self.has_unseen_update else no_update)
-
-
-class _Saving:
-    """The phase `checkpoint`, in which no other begins."""
-
-    def __init__(self, run: AutomaticRun, profile: Profile) -> None:
-        self._run = run
-        self._phase = profile.phase(CHECKPOINT)
-
-    def __enter__(self) -> None:
-        self._run._saving_begins(self._phase)
-
-    def __exit__(self, *error: Any) -> None:
-        self._run._saving_ends(self._phase)
 
 
 def _begun_profile() -> Profile | None:
@@ -324,20 +305,21 @@ IN_COMPILED_CODE = (
 
 
 def prints_on_this_rank() -> bool:
-    """Whether this rank prints: only rank 0 does; asked while torch.distributed is initialised."""
+    """Whether this rank prints for `stepscope run`: only rank 0 does; asked while torch.distributed is initialised."""
     from stepscope.training.run.identity import identify_process
 
     return identify_process().rank == 0
 
 
 def print_run_directory(run_directory: Path | None, num_steps: int) -> None:
-    """Path of the run directory; empty where measuring stopped, which has logged why."""
+    """Print the last line of `stepscope run`: what to do next; nothing where measuring stopped, which logged why."""
     if run_directory is not None:
-        print_line(f"{counted(num_steps, 'step')} measured; next: stepscope analyze {run_directory}")
+        next_steps = f"stepscope analyze {run_directory}, stepscope steps {run_directory}"
+        print_line(f"{counted(num_steps, 'step')} measured; next: {next_steps}")
 
 
 def print_line(what: str) -> None:
-    """One line on stderr, if there is one."""
+    """Print one line of `stepscope run` on stderr, if there is one."""
     try:
         sys.stderr.write(f"stepscope: {what}\n")
         sys.stderr.flush()

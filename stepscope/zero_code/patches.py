@@ -21,7 +21,7 @@ _torch: Any = None
 
 
 def module_imported(module: ModuleType) -> None:
-    """Watch what there is to be watched in a module."""
+    """Patch a module of torch, DeepSpeed or safetensors for `stepscope run`, as it has just been imported."""
     global _torch
     _torch = sys.modules.get("torch")
     _PATCHES[module.__name__](module)
@@ -43,17 +43,18 @@ def _watch_optimizers(module: Any) -> None:
 
 
 def _watch_gradients(module: Any) -> None:
-    """The first backward pass alone: from then on torch's own function is back in its place."""
-    backward = module.backward
+    """The first backward pass alone, also of `torch.autograd.grad`: then torch's own function is back in its place."""
+    name = "_engine_run_backward" if hasattr(module, "_engine_run_backward") else "backward"  # before torch 2.3
+    backward = getattr(module, name)
 
     @functools.wraps(backward)
     def first_backward(*args: Any, **kwargs: Any) -> Any:
         if not _torch.compiler.is_compiling():
-            module.backward = backward
+            setattr(module, name, backward)
             _run.gradients_made()
         return backward(*args, **kwargs)
 
-    module.backward = first_backward
+    setattr(module, name, first_backward)
 
 
 def _watch_grad_scaler(module: Any) -> None:

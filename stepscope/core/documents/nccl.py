@@ -15,7 +15,7 @@ from stepscope.core.vocabulary import Notice
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Place of a line in a log, and the process that wrote it.
+    """Typed place of a line in an NCCL log, and the process that wrote it.
 
     Attributes:
         line: counted from 1.
@@ -34,21 +34,21 @@ class LogPlace:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """A fact of an NCCL log, a trainer's log or the output of nccl-tests, and its place there."""
+    """Typed fact of an NCCL log, a trainer's log or the output of nccl-tests, and its place there."""
 
     place: LogPlace
 
 
 @dataclass(frozen=True, slots=True)
 class Version(LogEvent):
-    """Version of NCCL."""
+    """Typed fact of an NCCL log: version of NCCL."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Setting(LogEvent):
-    """An environment variable that NCCL uses."""
+    """Typed fact of an NCCL log: an environment variable that NCCL uses."""
 
     name: str
     value: str
@@ -56,19 +56,19 @@ class Setting(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class NoInfiniBand(LogEvent):
-    """NCCL found no InfiniBand or RoCE card."""
+    """Typed fact of an NCCL log: NCCL found no InfiniBand or RoCE card."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoPlugin(LogEvent):
-    """A network plugin that could not be loaded."""
+    """Typed fact of an NCCL log: a network plugin that could not be loaded."""
 
     library: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cards(LogEvent):
-    """The network cards of one kind ("IB" or "Socket"), as NCCL writes them: "mlx5_0:1/RoCE"."""
+    """Typed fact of an NCCL log: the network cards of one kind ("IB", "Socket"), as "mlx5_0:1/RoCE"."""
 
     kind: str
     cards: tuple[str, ...]
@@ -76,14 +76,14 @@ class Cards(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class Network(LogEvent):
-    """The network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
+    """Typed fact of an NCCL log: the network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DirectMemory(LogEvent):
-    """Whether a card may access GPU memory directly (GPUDirect RDMA)."""
+    """Typed fact of an NCCL log: whether a card may access GPU memory directly (GPUDirect RDMA)."""
 
     card: str
     is_enabled: bool
@@ -91,7 +91,7 @@ class DirectMemory(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class Join(LogEvent):
-    """A rank begins to join a communicator, or has joined it (`is_complete`)."""
+    """Typed fact of an NCCL log: a rank begins to join a communicator, or has joined it (`is_complete`)."""
 
     communicator: str
     rank: int
@@ -102,7 +102,7 @@ class Join(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class JoinSeconds(LogEvent):
-    """Time that a rank took to join its communicator."""
+    """Typed fact of an NCCL log: time that a rank took to join its communicator."""
 
     rank: int
     num_ranks: int
@@ -111,7 +111,7 @@ class JoinSeconds(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class Shape(LogEvent):
-    """Distribution of a communicator over nodes."""
+    """Typed fact of an NCCL log: distribution of a communicator over nodes."""
 
     rank: int
     num_ranks: int
@@ -121,7 +121,7 @@ class Shape(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class RingPath(LogEvent):
-    """Transport of one channel between two ranks: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA"."""
+    """Typed fact of an NCCL log: a channel's transport between two ranks, "P2P/CUMEM", "NET/IB/0/GDRDMA"."""
 
     source: int
     target: int
@@ -130,14 +130,14 @@ class RingPath(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class Rings(LogEvent):
-    """The rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
+    """Typed fact of an NCCL log: the rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
 
     uses_direct_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Channels(LogEvent):
-    """Number of channels for collectives, and for NVLS (through the switch)."""
+    """Typed fact of an NCCL log: number of channels for collectives, and for NVLS (through the switch)."""
 
     collective: int
     nvls: int
@@ -145,7 +145,7 @@ class Channels(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class FailedTransfer(LogEvent):
-    """A transfer that a card completed with an error: InfiniBand's status and the vendor's."""
+    """Typed fact of an NCCL log: a transfer that a card ended with an error: InfiniBand's status, the vendor's."""
 
     peer: str
     status: int
@@ -155,21 +155,21 @@ class FailedTransfer(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class CardEvent(LogEvent):
-    """An event of a card: "port error", "speed change detected"."""
+    """Typed fact of an NCCL log: an event of a card: "port error", "speed change detected"."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warned(LogEvent):
-    """Any other line of level WARN."""
+    """Typed fact of an NCCL log: any other line of level WARN."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(LogEvent):
-    """A collective that torch's watchdog aborted.
+    """Typed fact of an NCCL log: a collective that torch's watchdog aborted.
 
     Attributes:
         sequence: its number in the group.
@@ -187,28 +187,28 @@ class TimedOut(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class NcclTestBandwidth(LogEvent):
-    """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `NcclTestEnd`."""
+    """Typed fact of an NCCL log: mean bus bandwidth of an nccl-tests run, GB/s; its name follows in `NcclTestEnd`."""
 
     bus_bandwidth_gbs: float
 
 
 @dataclass(frozen=True, slots=True)
 class NcclTestEnd(LogEvent):
-    """End of an nccl-tests run: "all_gather_perf"."""
+    """Typed fact of an NCCL log: end of an nccl-tests run: "all_gather_perf"."""
 
     test: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerTimes(LogEvent):
-    """A trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
+    """Typed fact of an NCCL log: a trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
 
     parts: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyNode(LogEvent):
-    """One line of NCCL's topology dump: depth, kind and name of a node, and its link with GB/s."""
+    """Typed fact of an NCCL log: one line of the topology dump, with depth, kind and name, and its link in GB/s."""
 
     depth: int
     link: str
@@ -219,7 +219,7 @@ class TopologyNode(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class PlannedWay(LogEvent):
-    """NCCL's plan over the devices: GB/s of a channel within and between nodes, and the slowest kind of path."""
+    """Typed fact of an NCCL log: planned GB/s of a channel within and between nodes, and the slowest path."""
 
     pattern: str
     num_channels: int
@@ -231,7 +231,7 @@ class PlannedWay(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class InspectorCall:
-    """One collective or message, measured on one rank by NCCL's inspector plugin.
+    """Typed NCCL input: one collective or message, measured on one rank by NCCL's inspector plugin.
 
     Attributes:
         communicator: its id, or the user's name for it.
@@ -253,7 +253,7 @@ class InspectorCall:
 
 @dataclass(frozen=True, slots=True)
 class RasRank:
-    """State of a rank in RAS; counts of collectives by kind, empty where the rank does not answer."""
+    """Typed NCCL input: state of a rank in RAS; counts of collectives by kind, empty where the rank does not answer."""
 
     rank: int
     host: str
@@ -265,7 +265,7 @@ class RasRank:
 
 @dataclass(frozen=True, slots=True)
 class RasCommunicator:
-    """State of a communicator in RAS.
+    """Typed NCCL input: state of a communicator in RAS.
 
     Attributes:
         ranks: those that RAS lists individually; in its JSON all.
@@ -281,7 +281,7 @@ class RasCommunicator:
 
 @dataclass(frozen=True, slots=True)
 class RasStatus:
-    """One answer of the RAS service.
+    """Typed NCCL input: one answer of the RAS service.
 
     Attributes:
         dead: lines on processes that are considered dead or missing.
@@ -294,7 +294,7 @@ class RasStatus:
 
 @dataclass(frozen=True, slots=True)
 class HangFlags:
-    """Hang flags of xpu_timer by rank."""
+    """Typed NCCL input: hang flags of xpu_timer by rank."""
 
     file: str
     flagged: tuple[int, ...]
@@ -302,7 +302,7 @@ class HangFlags:
 
 
 def ranks_with_fewer_calls(communicator: RasCommunicator) -> list[int]:
-    """Ranks that launched fewer collectives than most, by their counts, which only RAS's JSON has."""
+    """NCCL document: ranks that launched fewer collectives than most, by their counts, which only RAS's JSON has."""
     totals = {rank.rank: sum(rank.counts.values()) for rank in communicator.ranks if rank.counts}
     if len(set(totals.values())) < 2:
         return []
@@ -311,7 +311,7 @@ def ranks_with_fewer_calls(communicator: RasCommunicator) -> list[int]:
 
 
 def ranks_behind(communicator: RasCommunicator) -> list[int]:
-    """Ranks with fewer calls, dead or unresponsive ranks, and those that a problem names."""
+    """NCCL document: ranks with fewer calls, dead or unresponsive ranks, and those that a problem names."""
     missing = {rank.rank for rank in communicator.missing}
     with_problem = {rank for ranks, _ in communicator.problems for rank in ranks}
     return sorted(missing | with_problem | set(ranks_with_fewer_calls(communicator)))
@@ -322,7 +322,7 @@ NCCL_SCHEMA = "stepscope.nccl/1"
 
 @dataclass(frozen=True, slots=True)
 class NcclFinding:
-    """A problem or a note.
+    """NCCL document: a problem or a note.
 
     Attributes:
         code: kind, for programs.
@@ -341,7 +341,7 @@ class NcclFinding:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator of NCCL.
+    """NCCL document: a communicator of NCCL.
 
     Attributes:
         id: NCCL's id, the same on all ranks.
@@ -365,7 +365,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """The transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
+    """NCCL document: the transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
 
     Attributes:
         via: P2P, SHM, NET/IB, NET/Socket or NVLS, as in the log; `detail` is the rest of the log's text.
@@ -387,7 +387,7 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bus bandwidth of one collective at one size, by nccl-tests' definition, in GB/s; median over calls.
+    """NCCL document: bus bandwidth of one collective at one size, as nccl-tests defines it, GB/s; median over calls.
 
     Where several ranks have times of a call, the shortest counts: the other ranks waited for the last one to arrive.
 
@@ -409,7 +409,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices of one machine in a topology file.
+    """NCCL document: the devices of one machine in a topology file.
 
     Attributes:
         gpu_link_gbs: GB/s of the slowest GPU's slot in one direction; None in a virtual machine that hides it.
@@ -424,7 +424,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWays:
-    """NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
+    """NCCL document: NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
 
     file: str
     pattern: str

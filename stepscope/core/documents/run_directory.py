@@ -47,13 +47,13 @@ WHOLE_STEPS_KEY = "stepscope_whole_steps"
 
 
 def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
-    """Path of one rank's trace inside the run directory; `first_step` is the first captured step."""
+    """Path of one rank's trace inside the run directory's layout; `first_step` is the first captured step."""
     folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
     return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 
 
 class RankFile(StrEnum):
-    """A file of each rank inside the run directory, as a pattern of its path."""
+    """Layout of a run directory: a file of each rank, as a pattern of its path."""
 
     STEPS = f"{STEPS_FOLDER}/rank{{rank}}.jsonl"
     FLIGHT_RECORDER = f"{FLIGHT_FOLDER}/rank{{rank}}"  # NCCL appends the rank to a prefix, hence no suffix
@@ -74,7 +74,7 @@ class RankFile(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the job. Times are ns since the epoch; `end_ns` is None while it runs or after a kill."""
+    """Run manifest: one start of the job. Times are ns since the epoch; `end_ns` is None while it runs or if killed."""
 
     start_ns: int
     end_ns: int | None
@@ -85,7 +85,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The content of run.json."""
+    """The document run.json."""
 
     run: str
     host: str
@@ -107,7 +107,7 @@ class RunManifest:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """One rank's window, cut into segments of one category each.
+    """Timeline document: one rank's window, cut into segments of one category each.
 
     Attributes:
         start_ns: start of each segment, ascending, ns since the epoch on the job's clock.
@@ -130,7 +130,7 @@ STEPS_SCHEMA = "stepscope.steps/1"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One finished step of one rank, by the clock of its host: one line of steps/rank{r}.jsonl.
+    """Steps document: one finished step of one rank, by the clock of its host: one line of steps/rank{r}.jsonl.
 
     In a line, `figures` are fields of their own beside these, and what is empty or has its default may be left out.
 
@@ -169,7 +169,7 @@ RESERVED_FIELDS = frozenset(each.name for each in fields(Step)) - {"figures"}
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """A rank's steps in order. Steps that a restart repeats replace the earlier ones."""
+    """Steps document: a rank's steps in order. Steps that a restart repeats replace the earlier ones."""
 
     rank: int
     steps: list[Step] = field(default_factory=list)
@@ -183,7 +183,7 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
+    """Steps document: one step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
 
     Attributes:
         slowest_rank: the rank with the longest step.
@@ -202,7 +202,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSummary:
-    """Duration of the settled steps in ms; all None without one."""
+    """Steps document: duration of the settled steps in ms; all None without one."""
 
     p50: float | None
     p95: float | None
@@ -211,7 +211,7 @@ class StepTimeSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """All steps of a job.
+    """The document `stepscope.steps/1`: all steps of a job.
 
     Attributes:
         num_settled: steps behind the figures below: neither captured nor the first.

@@ -19,7 +19,7 @@ _AS_FLOAT32 = ("tfloat32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """Peak rates and sizes of one GPU model.
+    """Data sheet of one GPU model: peak rates and sizes.
 
     Attributes:
         name: the part of the driver's device name that identifies it.
@@ -119,7 +119,7 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 
 @lru_cache(maxsize=256)
 def find_gpu(device_name: str | None) -> GpuModel | None:
-    """The model of a driver's device name, or None when it is not in the catalogue."""
+    """Data sheet of a GPU by the driver's device name, or None when it is not in the catalogue."""
     return next((model for model in GPU_MODELS if _is_card(model.name, device_name or "")), None)
 
 
@@ -139,7 +139,7 @@ driver enforces may be lower; dcgm-exporter's default page does not have it."""
 
 
 def board_power_watts(device_name: str) -> float | None:
-    """The data sheet's power limit of a device, or None when it is not in the table."""
+    """Power limit in the data sheet of a GPU, or None when it is not in the table."""
     return next((watts for words, watts in BOARD_WATTS if _is_card(words, device_name)), None)
 
 

@@ -15,7 +15,7 @@ from stepscope.core.hardware.gpu_catalogue import GpuModel
 
 
 class LinkKind(StrEnum):
-    """Kind of a link between GPUs."""
+    """Kind of a hardware link between GPUs."""
 
     NVLINK = "nvlink"
     XGMI = "xgmi"
@@ -25,7 +25,7 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link from one GPU to the others of its group.
+    """The hardware link from one GPU to the others of its group.
 
     Attributes:
         bytes_per_second: the best rate of a collective in one direction.
@@ -81,19 +81,19 @@ _BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
-    """busbw / algbw of a kind of collective, by nccl-tests' definitions; 1 for other kinds."""
+    """Bytes on a GPU's link per byte of a collective: busbw / algbw, by nccl-tests' definitions; 1 for other kinds."""
     return _BUS_FACTOR[kind] * (num_ranks - 1) / num_ranks if kind in _BUS_FACTOR else 1.0
 
 
 def pcie_link(device_name: str) -> Link:
-    """The link over the GPU's PCI Express slot, also an upper bound of transfers over host memory."""
+    """The hardware link over the GPU's PCI Express slot, also an upper bound of transfers over host memory."""
     generation = next((number for name, number in _PCIE_GENERATION if name in device_name), _NEWEST_PCIE)
     rate = PCIE_BYTES_PER_SECOND[generation] * PCIE_SHARE
     return Link(LinkKind.PCIE, rate, f"PCIe {generation}.0 x16, {PCIE_SHARE:.0%} of it")
 
 
 def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
-    """The fastest link between the GPUs of one host.
+    """The fastest hardware link between the GPUs of one host.
 
     Args:
         gpu: the model.
@@ -110,7 +110,7 @@ def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
 
 
 def network_link(bytes_per_second: float) -> Link:
-    """The link of a GPU to other hosts, with its share of the network cards."""
+    """The hardware link of a GPU to other hosts, with its share of the network cards."""
     return Link(LinkKind.NETWORK, bytes_per_second, "as given")
 
 
@@ -136,13 +136,13 @@ def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence
 
 
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
-    """Shortest duration of a transfer, by NCCL's model of its ring protocols."""
+    """Shortest duration of a transfer over a hardware link, by NCCL's model of its ring protocols."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return min(_latency_seconds(protocol, link, kind, num_ranks) + moved / protocol.share for protocol in _PROTOCOLS)
 
 
 def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> bool:
-    """Whether latency is more than half of a transfer's shortest duration."""
+    """Whether latency is more than half of a transfer's shortest duration over a hardware link."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return moved < expected_seconds(link, kind, num_ranks, num_bytes) / 2
 

@@ -31,17 +31,17 @@ of /dev (PrincetonUniversity/jobstats#34)."""
 
 
 def labels_of(**values: str | int) -> Labels:
-    """Labels from keywords, sorted by name."""
+    """Labels of a metric's reading from keywords, sorted by name."""
     return tuple(sorted((name, str(value)) for name, value in values.items()))
 
 
 def with_labels(labels: Labels, **values: str | int) -> Labels:
-    """The labels with more added or replaced, sorted."""
+    """Labels of a metric's reading with more added or replaced, sorted."""
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
 class MissingReason(StrEnum):
-    """Why a value is missing."""
+    """Why the value of a metric is missing."""
 
     NOT_SUPPORTED = "not_supported"
     """This device, driver or library does not have it. Nothing to do; a newer driver may have it."""
@@ -69,7 +69,7 @@ class MissingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reading:
-    """One value. An agent makes thousands per second, so `__init__` is one that takes half a frozen dataclass's time.
+    """One value of a metric. An agent makes thousands per second, so `__init__` takes half a frozen dataclass's time.
 
     Attributes:
         metric: a name of the catalogues in `core.metrics`, which have its unit.
@@ -115,7 +115,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An observation of a collector beyond a single value: a contradiction, an XID, a clamped value.
+    """An observation of a collector beyond a metric's value: a contradiction, an XID, a clamped value.
 
     Attributes:
         code: kind: "xid", "clamped".
@@ -132,7 +132,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Everything from one call of a collector."""
+    """Readings, missing values and findings of one call of a collector."""
 
     readings: tuple[Reading, ...] = ()
     missing: tuple[Missing, ...] = ()
@@ -152,7 +152,7 @@ class Collection:
 
 
 class Collector(Protocol):
-    """One source of readings."""
+    """One source of metric readings."""
 
     def collect(self) -> Collection:
         """Read everything once. What cannot be read is in `missing`; expected errors are not raised."""
@@ -160,11 +160,11 @@ class Collector(Protocol):
 
 
 class CollectionWireError(Exception):
-    """A message is not a collection."""
+    """A message is not a collection of readings."""
 
 
 class StreamWriter:
-    """Writes the collections of one stream."""
+    """Writes collections of readings as the messages of one stream."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
@@ -186,7 +186,7 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads the collections of one stream, from its beginning."""
+    """Reads collections of readings from one stream, from its beginning."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
@@ -225,7 +225,7 @@ class StreamReader:
 
 
 def labels_from(pairs: list[list[str]]) -> Labels:
-    """Labels from their JSON."""
+    """Labels of a metric's reading from their JSON."""
     return tuple((intern(name), intern(value)) for name, value in pairs)
 
 

@@ -25,7 +25,7 @@ _ID = re.compile(rf"(?!{RULE_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 
 
 class CaptureState(StrEnum):
-    """State of a capture, of one process or as a whole."""
+    """Capture protocol: state of a capture, of one process or as a whole."""
 
     ASKED = "asked"
     """requested, not answered yet"""
@@ -50,7 +50,7 @@ class CaptureState(StrEnum):
 
 
 class Alignment(StrEnum):
-    """How the ranks agreed on the first step of a capture."""
+    """Capture protocol: how the ranks agreed on the first step of a capture."""
 
     STEP = "step"
     """it was given, or the job has one rank"""
@@ -63,7 +63,7 @@ class Alignment(StrEnum):
 
 
 class EarlyStop(StrEnum):
-    """Why a capture holds fewer steps than requested."""
+    """Capture protocol: why a capture holds fewer steps than requested."""
 
     MAX_BYTES = "max_bytes"
     MAX_OVERHEAD = "max_overhead"
@@ -101,7 +101,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSelector:
-    """The training that a capture is of; at least one of both is given.
+    """Capture protocol: the training that a capture is of; at least one of both is given.
 
     Attributes:
         run: name of the run, or its directory to distinguish it from others of that name.
@@ -117,7 +117,7 @@ class CaptureSelector:
 
 @dataclass(frozen=True, slots=True)
 class CaptureOrder:
-    """A capture request with the training it is for: what a POST of the HTTP API holds."""
+    """Capture protocol: a capture request with the training it is for: what a POST of the HTTP API holds."""
 
     request: Annotated[CaptureRequest, fields.EMBEDDED]
     selector: Annotated[CaptureSelector, fields.EMBEDDED]
@@ -125,7 +125,7 @@ class CaptureOrder:
 
 @dataclass(frozen=True, slots=True)
 class CaptureTarget:
-    """A process on this node that can be captured.
+    """Capture protocol: a process on this node that can be captured.
 
     Attributes:
         key: id of the process, unique across backends, the same after a restart of the agent.
@@ -159,7 +159,7 @@ class CaptureTarget:
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """Progress of a capture in one process.
+    """Capture protocol: progress of a capture in one process.
 
     Attributes:
         reason: why it is in this state, for people.
@@ -184,7 +184,7 @@ class CaptureProgress:
 
 @dataclass(frozen=True, slots=True)
 class CaptureUpdate:
-    """New progress of one capture in one process."""
+    """Capture protocol: new progress of one capture in one process."""
 
     capture_id: str
     key: str
@@ -193,7 +193,7 @@ class CaptureUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RankCapture:
-    """A capture in one process."""
+    """Capture protocol: a capture in one process."""
 
     target: Annotated[CaptureTarget, fields.EMBEDDED]
     progress: Annotated[CaptureProgress, fields.EMBEDDED]
@@ -201,7 +201,7 @@ class RankCapture:
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """A capture at one agent.
+    """Capture protocol: a capture at one agent.
 
     Attributes:
         host: the agent's machine.
@@ -228,7 +228,7 @@ class CaptureReport:
 
 
 def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
-    """State of all ranks together: open while any is, afterwards the best that all have reached."""
+    """Capture protocol: state of all ranks together: open while any is, afterwards the best that all have reached."""
     states = {one.progress.state for one in ranks}
     for state in (CaptureState.STARTED, CaptureState.ASKED, CaptureState.ACCEPTED):
         if state in states:
@@ -240,12 +240,12 @@ def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
 
 
 def order_document(order: CaptureOrder) -> dict[str, Any]:
-    """JSON object of an order."""
+    """Capture protocol: JSON object of an order."""
     return dict(fields.flat_fields(order))
 
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
-    """JSON object of a report, `stepscope.node-capture/1`; `read_object` reads it."""
+    """Capture protocol: JSON object of a report, `stepscope.node-capture/1`; `read_object` reads it."""
     return {
         "schema": NODE_CAPTURE_SCHEMA,
         "state": report.state,
@@ -258,7 +258,7 @@ def report_document(report: CaptureReport) -> dict[str, Any]:
 
 
 def read_order(document: object) -> CaptureOrder:
-    """The order in a JSON object.
+    """Read the capture order in a JSON object of the protocol.
 
     Raises:
         FieldError: not an object; a field is wrong, or unknown: a misspelled one must not be ignored.

@@ -34,11 +34,11 @@ Reader = Callable[[Any], Any]
 
 
 class FieldError(ValueError):
-    """A field that is missing or has a wrong value; the text says which and why."""
+    """A field of a protocol message that is missing or has a wrong value; the text says which and why."""
 
 
 def read_object(kind: type[T], document: Any) -> T:
-    """The dataclass `kind` from a JSON object. Unknown fields are ignored; null and absent ones get the default.
+    """Read a message's dataclass from JSON, field by field. Unknown ones are ignored; null and absent ones get defaults.
 
     Raises:
         FieldError: not an object, a field is wrong, or one without a default is absent.
@@ -60,7 +60,7 @@ def read_object(kind: type[T], document: Any) -> T:
 
 
 def flat_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a dataclass's fields, those of embedded ones in their place: the reverse of `read_object`."""
+    """Names and values of a message's fields, those of embedded ones in their place: the reverse of `read_object`."""
     embedded, _ = _readers(type(value))
     for each in fields(value):
         inner = getattr(value, each.name)
@@ -105,7 +105,7 @@ def _reader(annotation: Any) -> Reader:
 
 
 def whole_number_between(least: int, most: int) -> Reader:
-    """Reader of a whole number in these limits, both allowed."""
+    """Reader of a message field: a whole number in these limits, both allowed."""
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -136,7 +136,7 @@ def _read_figure(value: Any) -> int | float:
 
 
 def read_word(value: Any) -> str:
-    """Read one line that is not empty."""
+    """Read a message field: one line that is not empty."""
     if not isinstance(value, str) or not value or len(value) > _MAX_WORD or not value.isprintable():
         raise ValueError(f"must be 1 to {_MAX_WORD} printable characters")
     return value

@@ -106,7 +106,7 @@ MAX_LINE_BYTES = 1 << 16
 
 
 class ProtocolError(ValueError):
-    """A line that cannot be read as a message.
+    """A line that cannot be read as a protocol message.
 
     Attributes:
         capture_id: of the capture that it is about; None when even that cannot be read.
@@ -118,7 +118,7 @@ class ProtocolError(ValueError):
 
 
 def encode_message(message: Message) -> bytes:
-    """The message as one line; fields that are None or empty are left out.
+    """Encode a protocol message as one line; fields that are None or empty are left out.
 
     Raises:
         ValueError: it has a number that JSON does not know, or is longer than a line may be.
@@ -132,7 +132,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(line: bytes) -> Message | None:
-    """The message in a line; None when it is of a type that this version does not know.
+    """Decode the protocol message in a line; None when it is of a type that this version does not know.
 
     Raises:
         ProtocolError: not a message, or a field is wrong.
@@ -150,7 +150,7 @@ def decode_message(line: bytes) -> Message | None:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines; keeps at most one line."""
+    """Splits a stream of protocol messages into lines; keeps at most one line."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -149,12 +149,12 @@ NOTABLE_DISTORTION = 0.10
 
 
 def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
-    """The problems of the input data that a reader should know, one sentence each."""
+    """The problems of the input data as text for a reader, one sentence each."""
     return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
 
 
 def clean_words(quality: TraceQuality) -> str:
-    """One sentence on the quality of a trace without problems."""
+    """Trace quality as text where there are no problems: one sentence."""
     parts = [f"{numbers.count(quality.steps_complete)} whole steps on every rank"]
     if quality.clock_residual_us is not None:
         parts.append(f"clocks agree within {numbers.milliseconds(quality.clock_residual_us / 1000)}")

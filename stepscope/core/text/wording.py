@@ -111,7 +111,7 @@ def category_words(category: TimeCategory) -> str:
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
-    """A pipeline's bubble and its parts, each as (name, share, category whose colour it has, meaning)."""
+    """Wording of a pipeline's bubble and its parts: (name, share, category whose colour it has, meaning) each."""
     return [
         (
             "Measured",
@@ -144,12 +144,12 @@ def metric_words(metric: str) -> str:
 
 
 def action_words(action: str) -> str:
-    """An action with true minus signs in its formulas: lines break after a hyphen, which would split 'P-1'."""
+    """An action as text with true minus signs: lines break after a hyphen, which would split 'P-1'."""
     return _FORMULA_MINUS.sub("−", action)
 
 
 def mesh_words(mesh: MeshSizes) -> str:
-    """The parallel layout: 'TP 2 × PP 2 × DP 2, EP 4 inside'; unknown dimensions are left out.
+    """The parallel layout as text: 'TP 2 × PP 2 × DP 2, EP 4 inside'; unknown dimensions are left out.
 
     Experts are spread over ranks that the other dimensions count already.
     """
@@ -160,13 +160,13 @@ def mesh_words(mesh: MeshSizes) -> str:
 
 
 def device_words(job: AnalysedJob) -> str:
-    """The device of the job: the driver's name, else the kind of device."""
+    """The device of the job as text: the driver's name, else the kind of device."""
     kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
     return (job.gpu or kind) + (", simulated compute" if job.simulated_compute else "")
 
 
 def evidence_span(evidence: Evidence) -> str:
-    """Duration of the evidence's span; empty without one."""
+    """Duration of the evidence's span as text; empty without one."""
     return milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
 
 

@@ -47,7 +47,7 @@ class _StepsThatSync:
 
 
 def kwargs_handler(**options: Any) -> ProfileKwargs:
-    """For `Accelerator(kwargs_handlers=[...])` or `accelerator.profile(...)`; options as of `stepscope.profile`."""
+    """Accelerate handler with which `accelerator.profile()` measures a training; options as of `stepscope.profile`."""
     handler = ProfileKwargs()
     # Not a subclass, as Accelerate looks handlers up by their very class.
     handler.build = lambda: _StepsThatSync(profile(**options))

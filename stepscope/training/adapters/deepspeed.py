@@ -18,7 +18,7 @@ from stepscope.training.profiling_session import Profile
 
 @contextmanager
 def attach(engine: Any, **options: Any) -> Iterator[Profile]:
-    """Measure what an initialised DeepSpeed engine does inside the with block.
+    """DeepSpeed adapter: measure what an initialised engine does inside the with block.
 
     Args:
         engine: as `deepspeed.initialize` returns it.

@@ -16,7 +16,7 @@ from stepscope.training.profiling_session import Profile
 
 
 class StepscopeCallback(TrainerCallback):
-    """Measures every `train()` of the Trainer that it is given to.
+    """Callback of the Hugging Face Trainer that measures every `train()` of it.
 
     Args:
         options: as of `stepscope.profile`.

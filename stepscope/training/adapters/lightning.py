@@ -16,7 +16,7 @@ from stepscope.training.profiling_session import Profile
 
 
 class StepscopeCallback(Callback):
-    """Measures every `fit` of the Trainer that it is given to.
+    """Callback of the Lightning Trainer that measures every `fit` of it.
 
     Args:
         options: as of `stepscope.profile`.

@@ -49,7 +49,7 @@ NUM_TO_FIND_SCALE = 100
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One event.
+    """An anomaly in the figures of a training step, such as a loss spike.
 
     Attributes:
         kind: a kind of the table above.
@@ -67,14 +67,14 @@ class Anomaly:
 
 
 class Detector(Protocol):
-    """Looks at one figure, step after step."""
+    """Anomaly detector of one figure, which sees its value step after step."""
 
     def see(self, value: float) -> Anomaly | None:
         """The event that the next value makes known."""
 
 
 class AnomalyEpisodes:
-    """Of several steps out of order, the first counts."""
+    """Episodes of an anomaly: of several steps out of order, the first counts."""
 
     def __init__(self) -> None:
         self._num_in_order = NUM_IN_ORDER
@@ -94,7 +94,7 @@ class AnomalyEpisodes:
 
 
 class NotFiniteDetector:
-    """NaN or infinity."""
+    """Anomaly detector for NaN or infinity."""
 
     def __init__(self, kind: str, figure: str) -> None:
         self._kind = kind
@@ -108,7 +108,7 @@ class NotFiniteDetector:
 
 
 class SpikeDetector:
-    """Far above what is usual: very far at once, or far for several steps. Values that are not finite are passed over.
+    """Anomaly detector for spikes: a value very far above what is usual, or far for several steps; finite values only.
 
     Args:
         in_logarithms: whether ratios count instead of differences; what is not positive is passed over then.
@@ -174,7 +174,7 @@ class SpikeDetector:
 
 
 class ScaleCollapseDetector:
-    """A loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
+    """Anomaly detector for a loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
 
     def __init__(self, figure: str = "loss_scale") -> None:
         self._figure = figure
@@ -210,10 +210,12 @@ class ScaleCollapseDetector:
 
 
 def loss_spike_detector(figure: str = "loss") -> SpikeDetector:
+    """Anomaly detector for spikes of the loss."""
     return SpikeDetector("loss_spike", figure, least_ratio=LOSS_RATIO)
 
 
 def gradient_explosion_detector(figure: str) -> SpikeDetector:
+    """Anomaly detector for spikes of a gradient norm."""
     return SpikeDetector("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
 
 
@@ -227,7 +229,7 @@ _REFRESHED_EVERY = 32  # sorting the window costs some 30 us, so not at every st
 
 
 class RollingBaseline:
-    """Median and scatter of the last values of a figure, a few steps old."""
+    """Baseline of an anomaly detector: median and scatter of a figure's last values, a few steps old."""
 
     def __init__(self, window: int, at_least: int) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -257,13 +259,13 @@ median = statistics.median_low
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """The median of at least one value, and the standard deviation estimated from the median distance to it."""
+    """The median of at least one value, and a robust standard deviation, by the median distance to it."""
     middle = median(values)
     return middle, MAD_TO_SIGMA * median([abs(value - middle) for value in values])
 
 
 def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Median and standard deviation, the larger of the estimates by the median distance and by the highest tenth.
+    """Median and robust standard deviation, the larger of those by the median distance and by the highest tenth.
 
     Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
     """
@@ -279,7 +281,7 @@ LEAST_TAU = 0.9
 
 
 class MemoryGrowthDetector:
-    """Growth of one memory figure.
+    """Anomaly detector for the growth of one memory figure, as by a leak.
 
     The minimum of each block of samples is kept; when there are many blocks, neighbours are merged, so that slow leaks
     are found too and nothing is forgotten. A test looks at the later two thirds, as every run grows while it warms up:
@@ -352,7 +354,7 @@ _MEDIAN_SCATTER = 1.2533 / BLOCK_STEPS**0.5
 
 
 class StepTimeChangeDetector:
-    """Changes of the step time, in any unit.
+    """Anomaly detector for changes of the step time, in any unit.
 
     Medians of 16 steps are compared with those of the 8 blocks before. Two in a row must be on the same side, by 5%, by
     twice the range of the medians before, and by 6 times the scatter of a median of independent steps. A few slow steps

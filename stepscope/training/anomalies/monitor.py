@@ -90,6 +90,7 @@ def _more(number: int, kind: str, figure: str) -> str:
 
 
 def anomaly_text(anomaly: detectors.Anomaly) -> str:
+    """An anomaly as text of its log line."""
     name, value, usual, limit = anomaly.figure, anomaly.value, anomaly.usual, anomaly.limit
     if value is None:
         return f"{name} is not finite ({anomaly.kind})"
@@ -109,7 +110,7 @@ _Key = tuple[str, str]
 
 
 class LogLimiter:
-    """Rate limit of log lines by kind and figure, which counts what it leaves out."""
+    """Rate limit of anomalies' log lines by kind and figure, which counts what it leaves out."""
 
     def __init__(self) -> None:
         self.unsaid: Counter[_Key] = Counter()

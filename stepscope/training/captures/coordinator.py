@@ -44,7 +44,7 @@ _num_coordinators: Counter[str] = Counter()
 
 
 class RankCaptureCoordinator:
-    """Takes requests, agrees on their steps with the other ranks, and answers the progress of each.
+    """A rank's captures: takes requests, agrees on their steps with the other ranks, and answers the progress of each.
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures.
@@ -276,7 +276,7 @@ _MAX_ENTRIES = 1000
 
 
 class CaptureLog:
-    """This rank's view of the shared list of captures.
+    """This rank's view of the list of captures that all ranks share in the job's store.
 
     Args:
         store: has compare_set, check and get of torch.distributed's stores.

@@ -82,7 +82,7 @@ class AgreedCapture:
 
 
 class CapturePlan:
-    """The schedule merged with requests.
+    """Capture plan of a rank: the schedule merged with requests.
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.

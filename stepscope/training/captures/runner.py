@@ -26,7 +26,7 @@ _WAITS_FOR_TRACE_SECONDS = 2.0
 
 
 class CaptureRunner:
-    """Takes a rank's captures, one after another.
+    """Takes a rank's captures, one after another: prepares, starts and ends their recordings between steps.
 
     Args:
         plan: the capture that each step belongs to.
@@ -348,7 +348,7 @@ class CaptureCosts:
 
 
 def operators_so_far() -> int:
-    """Operators that autograd has numbered on this thread; 0 in a torch without that count."""
+    """Number of operators that autograd has counted on this thread; 0 in a torch without that count."""
     autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
     count = getattr(autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())

@@ -17,7 +17,7 @@ from stepscope.training.steps.telemetry import StepRecord
 
 
 class ProfilerState(Enum):
-    """State of the profiler while a step runs."""
+    """State of the profiler while a training step runs."""
 
     WAIT = "wait"
     """nothing is recorded"""
@@ -29,7 +29,7 @@ class ProfilerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Captures of `active` steps, the first of them at step `first`, then one every `period` steps.
+    """Schedule of captures of `active` steps, the first of them at step `first`, then one every `period` steps.
 
     Attributes:
         first: index of the first profiled step, counted from 0 at the start of training.
@@ -108,7 +108,7 @@ DEFAULT_SCHEDULE = Schedule()
 
 
 def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None, repeat: int | None = None) -> Schedule:
-    """Capture `active` steps every `n` steps.
+    """Schedule a capture of `active` steps every `n` steps.
 
     Args:
         n: steps from the start of one capture to the start of the next.
@@ -124,7 +124,7 @@ def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None,
 
 
 def once(wait: int = 3, warmup: int = 1, active: int = 3) -> Schedule:
-    """Wait, warm up, capture, once; the counts are steps.
+    """Schedule one capture: wait, warm up, capture; the counts are steps.
 
     Raises:
         UsageError: a count is negative, or nothing would be captured.
@@ -136,7 +136,7 @@ _MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger
 
 
 def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
-    """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
+    """Whether this rank takes scheduled captures. "all", "auto" (the first 64: whole neighbourhoods) or numbers."""
     if not isinstance(ranks, str):
         return identity.rank in set(ranks)
     if ranks == "all":
@@ -159,7 +159,7 @@ _PAUSES = frozenset({"checkpoint", "save", "eval", "evaluation", "validation", "
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """Rule to capture when steps become slow; made by `slow_step`."""
+    """Capture rule for steps that become slow; made by `slow_step`."""
 
     factor: float
     times: int
@@ -171,7 +171,7 @@ class SlowStep:
 def slow_step(
     factor: float = 1.5, times: int = 3, *, steps: int = 3, cooldown_seconds: float = 600.0, most: int = 3
 ) -> SlowStep:
-    """Capture when the step time is more than `factor` x its running median `times` times in a row.
+    """Capture rule: when the step time is more than `factor` x its running median `times` times in a row.
 
     Args:
         factor: above 1.
@@ -197,7 +197,7 @@ def slow_step(
 
 
 def capture_rule_from_environment() -> SlowStep | None:
-    """The rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
+    """The capture rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
 
     Raises:
         UsageError: it is not a rule.
@@ -219,7 +219,7 @@ def capture_rule_from_environment() -> SlowStep | None:
 
 
 class SlowStepWatch:
-    """Finds slow steps of a run by the rule, in a microsecond a step.
+    """Watch for slow training steps by a capture rule, in a microsecond a step.
 
     Attributes:
         num_steps: steps of a capture of the rule.

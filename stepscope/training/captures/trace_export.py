@@ -34,7 +34,7 @@ _GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
 
 
 class TraceWriter:
-    """Writes one trace at a time on a thread of its own, at the lowest priority.
+    """Writes one captured trace at a time on a thread of its own, at the lowest priority.
 
     Neither training nor Python's exit waits without end for a thread that is blocked by a disk.
     """
@@ -120,7 +120,7 @@ def _scheduler_counters(thread: threading.Thread) -> bytes:
 
 
 def write_trace(recording: Any, plain: Path, target: Path) -> None:
-    """Write torch's result of a recording to `plain`, and that compressed to `target`, which appears when whole.
+    """Write a capture's recording to `plain`, and that compressed to `target`, which appears when whole.
 
     Args:
         recording: torch's result, which is empty afterwards; None when `plain` is written already.
@@ -186,7 +186,7 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def save_recording(recording: Any, path: Path) -> None:
-    """Do what `recording.save(path)` does, without the GIL where possible."""
+    """Save the trace of a recording as `recording.save(path)` does, without the GIL where possible."""
     found, address = _native(_SAVE), _address_of(recording)
     if found is None or address is None:
         recording.save(str(path))
@@ -197,7 +197,7 @@ def save_recording(recording: Any, path: Path) -> None:
 
 
 def free_recording(recording: Any) -> None:
-    """Free its memory without the GIL where possible; otherwise Python frees it.
+    """Free the memory of a saved recording without the GIL where possible; otherwise Python frees it.
 
     An empty result takes the place of the destructed one, for Python to free.
     """

@@ -34,7 +34,7 @@ _NUM_SAMPLES = 8
 
 
 class LiveStateWriter:
-    """Called about once a second, on the thread of the background loop.
+    """Publishes this rank's state while its step is suspected of a hang; called about once a second in the background.
 
     A rank writes its state when its step is as old as its own limit, or when another rank writes: limits differ between
     ranks, and a rank without a state is suspected.
@@ -157,7 +157,7 @@ _LONGEST_ANSWER = 1 << 20
 
 
 class LiveHangCheck:
-    """Called about once a second while this rank's step lasts long.
+    """Hang check of the running job: called about once a second while this rank's step lasts long.
 
     The process that reads the files of all ranks takes about half a second of CPU time and 40 MB, a few seconds
     after the step was found to last long; training's own process loads nothing.

@@ -27,7 +27,7 @@ _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
 
 
 class OpenStep(NamedTuple):
-    """The step that is open, and its start: monotonic seconds, and ns since the epoch."""
+    """The open step that is watched for a hang, and its start: monotonic seconds, and ns since the epoch."""
 
     number: int
     began_seconds: float
@@ -63,7 +63,7 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
 
 
 def save_stuck_report(context: RunContext, report: StuckReport) -> None:
-    """Write flight/rank{r}.stuck.json.
+    """Write the report of a stuck step to flight/rank{r}.stuck.json.
 
     Raises:
         OSError: it cannot be written.
@@ -74,6 +74,7 @@ def save_stuck_report(context: RunContext, report: StuckReport) -> None:
 
 
 def stacks_file_path(context: RunContext) -> Path:
+    """Path of the file with the stacks of all threads of a rank whose step is stuck."""
     return context.run_directory / RankFile.STACKS.path(context.identity.rank)
 
 
@@ -92,7 +93,7 @@ def _completed(
 
 
 def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
-    """Name of the innermost known activity: a collective, the wait for data, a phase, or a function of the user.
+    """Where a stuck step is: its innermost known activity, a collective, the wait for data, a phase, or a function.
 
     Args:
         spans: open spans of stepscope.
@@ -116,7 +117,7 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
 
 
 def collective_frames(frames: list[FrameType]) -> list[FrameType]:
-    """Frames inside calls of torch.distributed; empty where there are none."""
+    """Frames of a stuck thread inside calls of torch.distributed; empty where there are none."""
     return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
 
 
@@ -164,7 +165,7 @@ def unfinished_collective() -> dict[str, Any] | None:
 
 
 def flight_record(*, has_stacks: bool = True) -> bytes | None:
-    """torch's flight recorder as it dumps it, a pickle without code; None where there is none.
+    """Dump of torch's flight recorder for the report of a stuck step, a pickle without code; None where there is none.
 
     Args:
         has_stacks: include the stack of each call. The first time this takes about a second of CPU time;

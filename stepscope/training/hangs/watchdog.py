@@ -44,7 +44,7 @@ _REPORT_BUSY_EVERY = 0.1  # of the limit
 
 
 class StepWatchdog:
-    """Reports each stuck step once.
+    """Watchdog of training steps that do not end: reports each stuck step once.
 
     A step is stuck when it is older than its limit and its thread makes no progress. A rank that waits for another one
     which is visibly at work, as all do while rank 0 evaluates, is not stuck: ranks with a suspect step leave marker
@@ -312,7 +312,7 @@ class _TimerSpecification(ctypes.Structure):
 
 
 class GilTimer:
-    """Kernel timer that writes all stacks to a file unless the thread that made it resets the timer in time.
+    """Kernel timer against a held GIL: writes all stacks to a file unless the thread that made it resets it in time.
 
     Raises:
         OSError: the kernel has no free timer, or every signal is in use.

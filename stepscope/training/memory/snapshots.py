@@ -168,7 +168,7 @@ class OutOfMemoryReporter:
 
 
 def training_phase(stack: list[dict[str, Any]]) -> str:
-    """forward | backward | optimizer | unknown: from the training thread's frames, the innermost first."""
+    """Phase in which the GPU's memory ran out, by the thread's frames: forward | backward | optimizer | unknown."""
     for frame in stack:
         filename = frame["filename"]
         if "/torch/optim/" in filename:
@@ -224,7 +224,7 @@ OWNERS_SCHEMA = "stepscope.memory_owners/1"
 
 
 class PeriodicMemorySnapshots:
-    """Takes a snapshot when a step of the plan ends, some 10 us a block; it is written beside training."""
+    """Takes a CUDA memory snapshot at every Nth step's end, some 10 us a block; it is written beside training."""
 
     def __init__(self, context: RunContext, every: int, owners: MemoryOwners) -> None:
         self._context = context
@@ -267,7 +267,7 @@ _HISTORY = "+history"
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What is written of the GPU's memory.
+    """Options of CUDA memory snapshots: when they are written.
 
     Attributes:
         when_out: when the memory runs out.
@@ -281,7 +281,7 @@ class MemoryOptions:
 
 
 def parse_memory_option(memory: str | int) -> MemoryOptions:
-    """From "off", "oom" or a number of steps, the latter two also with "+history" behind.
+    """Memory snapshots by "off", "oom" or a number of steps, the latter two also with "+history" behind.
 
     Raises:
         ValueError: it is none of these.
@@ -343,13 +343,14 @@ def begin_memory_history() -> bool:
 
 
 def end_memory_history() -> None:
+    """Have torch forget allocations again."""
     import torch
 
     torch.cuda.memory._record_memory_history(None)
 
 
 def allocator_totals(device: int) -> dict[str, int]:
-    """Of torch's allocator: what it has given out, holds, and held at most."""
+    """Totals of torch's CUDA allocator: what it has given out, holds, and held at most."""
     import torch
 
     stats = torch.cuda.memory_stats_as_nested_dict(device)

@@ -22,7 +22,7 @@ from stepscope.training.run.run_files import read_attempts, run_within, write_ma
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """Arguments of `profile`, documented there; not checked yet, as making a profile never raises."""
+    """Arguments of `stepscope.profile`, documented there; not checked yet, as making a profile never raises."""
 
     run: str | None
     out: str | os.PathLike[str]
@@ -43,7 +43,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every part that watches the steps may know of the run.
+    """The run of this training process: what every part that watches the steps may know of it.
 
     Attributes:
         attempt, first_step: which start of the job this is, and its first step.
@@ -71,7 +71,7 @@ _DISJOINT = ("tp", "pp", "dp", "cp")
 
 
 def warnings_of_arguments(settings: ProfileSettings, mesh: Mapping[str, int], world_size: int) -> list[str]:
-    """One line each, for the log."""
+    """Warnings for the log about arguments of `profile()` that do not fit the job."""
     found = []
     if isinstance(settings.ranks, Collection) and not isinstance(settings.ranks, str):
         absent = sorted(rank for rank in settings.ranks if isinstance(rank, int) and not 0 <= rank < world_size)
@@ -159,7 +159,7 @@ class ManifestWriter:
 
 
 def attempt_ending(kind: type[BaseException] | None) -> str:
-    """The word for an attempt whose training loop was left by this kind of exception, or by none."""
+    """How an attempt of a run ended, by the exception that left its training loop: finished, signal or exception."""
     if kind is None or issubclass(kind, SystemExit):
         return "finished"
     return "signal" if issubclass(kind, KeyboardInterrupt) else "exception"

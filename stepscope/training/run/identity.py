@@ -48,7 +48,7 @@ class Identity:
 
 
 def identify_process() -> Identity:
-    """From torch.distributed when it is initialised, else from what a launcher set, else a job of one."""
+    """Rank and host of this process: by torch.distributed, else by what a launcher set, else a job of one."""
     rank_variable, size_variable, local_variable = launcher()
     rank, world_size = _number(rank_variable, 0), _number(size_variable, 1)
     distributed = initialized_distributed()
@@ -63,12 +63,12 @@ def identify_process() -> Identity:
 
 
 def launcher() -> tuple[str, str, str]:
-    """Launcher, one of `LAUNCHERS`, whose variables give this process its rank; the first where none does."""
+    """Variables of the launcher, one of `LAUNCHERS`, that gives this process its rank; the first where none does."""
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what decides how a step runs."""
+    """Versions of the software that decides how a step runs, for the run's manifest."""
     found = {"stepscope": __version__, "python": platform.python_version(), "kernel": platform.release()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -82,7 +82,7 @@ def software_versions() -> dict[str, str]:
 
 
 def relevant_environment() -> dict[str, str]:
-    """Variables that change how a step runs; none that could hold a secret."""
+    """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -91,6 +91,7 @@ def relevant_environment() -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
+    """Number of CPUs that this training process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -104,7 +105,7 @@ def _number(variable: str, default: int) -> int:
 
 
 def gpu_uuid(identity: Identity) -> str | None:
-    """NVML's name of the current device (GPU-... or MIG-...); None when unknown. On the thread that trains."""
+    """UUID of the GPU that this rank trains on (GPU-... or MIG-...); None when unknown. On the thread that trains."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [name.strip() for name in visible]
     is_named = bool(names) and all(name.startswith(("GPU-", "MIG-")) and len(name) > len("GPU-") + 8 for name in names)
@@ -149,7 +150,7 @@ def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> 
 
 
 def own_store_connection(store: Any, timeout: timedelta) -> Any:
-    """The same store over a connection of its own, so that a wait on one thread never holds another up.
+    """The job's store over a connection of its own, so that a wait on one thread never holds another up.
 
     A torch that cannot make one (before 2.7) gives the store itself.
 
@@ -180,7 +181,7 @@ _shared_names = count()  # every rank calls profile() equally often, so equal nu
 
 
 def check_run_name(name: str) -> str:
-    """The name, when it can be a folder's.
+    """Check a run's name and return it: it has to be a folder's.
 
     Raises:
         ValueError: it cannot, or readers would pass it over.
@@ -251,7 +252,7 @@ def _name_by_launcher() -> str:
 
 
 def process_start(process_id: int) -> str | None:
-    """When a process began, in clock ticks since boot; with its number it names one process of this host's uptime."""
+    """Start of a process in clock ticks since boot; with its number it names one process of this host's uptime."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError, ValueError):

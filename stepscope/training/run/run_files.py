@@ -42,7 +42,7 @@ _LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    """Write a file of a run: a temporary path, renamed when the block ends well and removed when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial_path(path)
     try:
@@ -54,12 +54,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def partial_path(path: Path, kind: str = "") -> Path:
-    """Where this process prepares `path`: hidden, and with an ending that no reader takes for a trace."""
+    """Where this process prepares a file of a run: hidden, and with an ending that no reader takes for a trace."""
     return path.with_name(f".{path.name}.{os.getpid()}{kind}.part")
 
 
 def remove_leftovers(run_directory: Path, rank: int) -> None:
-    """Remove what an earlier process of this rank left half written when it was killed.
+    """Remove files of a run that an earlier process of this rank left half written when it was killed.
 
     Only this rank's own files are looked at: a process of another rank may run on another host, where its number
     says nothing here.
@@ -84,7 +84,7 @@ def _is_alive(process_id: int) -> bool:
 
 
 def write_manifest(run_directory: Path, manifest: layout.RunManifest) -> None:
-    """Write run.json.
+    """Write run.json, the manifest of a run.
 
     Raises:
         OSError: the directory cannot be written.
@@ -107,11 +107,11 @@ _LONGEST_LINE_BYTES = 1 << 16
 
 
 class RunFileInUseError(OSError):
-    """Another process, which is alive, appends to the file."""
+    """Another process, which is alive, appends to the file of the run."""
 
 
 class WholeLinesFile:
-    """A file that lines are appended to. What cannot be written whole is taken back to the last whole line.
+    """A file of a run that lines are appended to. What cannot be written whole is taken back to the last whole line.
 
     A half line that an earlier process left at the end is removed, so that the next line does not continue it.
     The file is this process's alone until it is closed or the process ends, where the file system can say so.
@@ -178,7 +178,7 @@ _late: list[threading.Thread] = []
 
 
 def run_within(seconds: float, work: Callable[[], None], what: str) -> None:
-    """Do `work` on another thread and wait for it so long; it goes on behind, and the process does not wait for it.
+    """Do the last writes of a run on another thread within a deadline; they go on behind, and nothing waits for them.
 
     Args:
         what: is written, for the error.
@@ -216,7 +216,7 @@ _END_OF_TIME_NS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Attempts are counted from 1, steps from 0."""
+    """Where an attempt resumes its run: attempts are counted from 1, steps from 0."""
 
     attempt: int = 1
     first_step: int = 0
@@ -225,7 +225,7 @@ class ResumePoint:
 def resume_point(
     run_directory: Path, identity: Identity, first_step: int | None, *, own_lines: Iterable[bytes], turn: int
 ) -> ResumePoint:
-    """What this attempt of the run goes on with.
+    """Number and first step of this attempt, by which it resumes the run.
 
     Args:
         own_lines: the last of this rank's file; opened once more, the file would be locked no longer.

@@ -48,7 +48,7 @@ OwnerT = TypeVar("OwnerT")
 
 
 class ShutdownHandler(Generic[OwnerT]):
-    """Watches for the end of this process, from `start` to `stop`.
+    """Ends a run in order when this process ends or a signal comes, from `start` to `stop`.
 
     Args:
         owner: what measures; referred to weakly, so that one that is never left can go.

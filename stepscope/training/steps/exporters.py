@@ -29,7 +29,7 @@ _CLOSES_WITHIN_SECONDS = 5.0
 
 
 class StepExport:
-    """Queues settled steps and exports them on a thread of its own; what finds no place in the queue is counted.
+    """Export of settled training steps, queued for a thread of its own; what finds no place in the queue is counted.
 
     Args:
         says_what_is_missing: whether to say once that nothing is open to export to; one rank does.
@@ -106,7 +106,7 @@ VARIABLE = "STEPSCOPE_EXPORT"
 
 
 def chosen_exporters(asked: str | Iterable[str] | None, run: str, rank: int) -> list[Exporter]:
-    """The exporters of these names; one that is not known or not installed costs one warning, of rank 0.
+    """Exporters of step metrics by name; one that is not known or not installed costs one warning, of rank 0.
 
     Args:
         asked: names (otel, wandb, mlflow), in one text with commas between them as well; None: see STEPSCOPE_EXPORT.
@@ -166,7 +166,7 @@ def step_numbers(record: StepRecord) -> dict[str, float]:
 
 
 class OpenTelemetryExporter:
-    """Histogram `stepscope.step.duration` (s) and counter `stepscope.anomalies` of all steps, gauges of the newest.
+    """Exports steps to OpenTelemetry: histogram `stepscope.step.duration` (s), counter `stepscope.anomalies`, gauges.
 
     Args:
         run, rank: attributes of every point.
@@ -213,7 +213,7 @@ class OpenTelemetryExporter:
 
 
 class WandbExporter:
-    """`stepscope/...` over `stepscope/step`, beside what the training code logs.
+    """Exports steps to Weights & Biases: `stepscope/...` over `stepscope/step`, beside what the training code logs.
 
     The newest figures join the run's open row, which the next `run.log` of the training code or the run's end writes. A
     row of our own would count the run's step up, and W&B drops what is logged later for a lower step.
@@ -247,7 +247,7 @@ _MAX_METRICS = 1000  # of one request, by MLflow's REST interface
 
 
 class MlflowExporter:
-    """`stepscope/...` by step; about a request a second, so of very short steps only some, evenly spread."""
+    """Exports steps to MLflow: `stepscope/...`, about a request a second, so of very short steps only some, evenly."""
 
     package = "mlflow"
     remedy = "mlflow.start_run"

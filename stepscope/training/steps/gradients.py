@@ -144,7 +144,7 @@ GradientCallback = Callable[[object, Any], None]
 
 
 def gradient_sources(model: Any) -> list[GradientSource]:
-    """What sees all gradients of a model.
+    """What sees all gradients of a model: its plain parameters, and those that fully_shard has sharded.
 
     Raises:
         ValueError: its way of reducing gradients is unknown; the message names it.
@@ -165,7 +165,7 @@ def gradient_sources(model: Any) -> list[GradientSource]:
 
 
 class PlainParameters:
-    """Parameters whose gradients are whole on this rank once accumulated."""
+    """Gradients of parameters that are whole on this rank once accumulated."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
@@ -188,7 +188,7 @@ class PlainParameters:
 
 
 class ShardedParameters:
-    """Parameters of FSDP2: those of one `fully_shard` hand their gradients over together.
+    """Gradients of FSDP2's parameters: those of one `fully_shard` hand them over together.
 
     torch's own interface for this (`set_custom_reduce_scatter`) would replace the communication that the user chose,
     and sees nothing where there is one shard; the function that starts the reduction has begun the same since 2.4.
@@ -304,7 +304,7 @@ until then the scale is that of this step's loss, and what the optimizers found 
 
 
 class LossScaleFigures:
-    """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
+    """Adds `loss_scale` to a step, by which its loss was multiplied, and `overflow` (1 when gradients were not finite).
 
     Neither is read from the GPU before its work is done, or at all where that needs waiting (XPU, MPS).
     Where several scalers are updated in a step, the last counts.

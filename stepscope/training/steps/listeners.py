@@ -47,7 +47,7 @@ class StepListener(_Closable, Protocol):
 
 
 class SettledListener(_Closable, Protocol):
-    """Listener that gets a step once all its figures are known, also on the training thread."""
+    """Watches settled training steps, once all their figures are known, also on the training thread."""
 
     def step_settled(self, record: StepRecord) -> None:
         """The step is about to be written; what is added to the record is written with it."""
@@ -132,6 +132,7 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:
+    """Listeners of settled steps that a run has: anomalies, and the export of metrics."""
     rank = context.identity.rank
     makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyMonitor(rank)}
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
@@ -166,7 +167,7 @@ _LONGEST_HURRY_SECONDS = 1.0
 
 
 class PendingSteps:
-    """Passes finished steps on in their order, each once its deferred scalars are there.
+    """Finished training steps that wait for scalars from the GPU; passed on in their order, each once those are there.
 
     Args:
         listeners: called with each step before it is written.
@@ -232,7 +233,7 @@ _MEMORY_INTERVAL_NS = 250_000_000
 
 
 class MemoryFigures:
-    """Adds memory figures to the first step that ends in each quarter of a second.
+    """Adds memory figures to the first training step that ends in each quarter of a second.
 
     GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
     does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
@@ -291,7 +292,7 @@ def _stats(cuda: Any) -> Any:
 
 
 class GcPauses:
-    """Adds `gc_pause_ns` to the steps in which the collector ran. It stops all threads of the process."""
+    """Adds `gc_pause_ns` to the training steps in which the garbage collector ran, which stops all threads."""
 
     def __init__(self) -> None:
         self._started_ns = 0

@@ -98,7 +98,7 @@ class StepRecord:
 
 
 class StepWriter:
-    """Appends step records to a file, whole lines only, about once a second and never on the training thread.
+    """Appends step records to the rank's file, whole lines only, about once a second, never on the training thread.
 
     What a disk that does not answer keeps waiting is bounded: the oldest steps are dropped, and counted.
 
@@ -164,7 +164,7 @@ class StepWriter:
 
 
 class UnprofiledStepTime:
-    """Durations of recent steps, for the step time without the profiler.
+    """Step time without the profiler, by the durations of recent steps.
 
     Times are the GPU's where there is one, else the host's.
     """
@@ -205,7 +205,7 @@ _turns = count()  # every rank begins equally often, so equal numbers belong tog
 
 @dataclass(frozen=True, slots=True)
 class OpenedStepFile:
-    """Where this rank's steps go, and which attempt and number they begin with."""
+    """Where this rank's steps go, and which attempt and step number they begin with."""
 
     run_directory: Path
     writer: StepWriter
@@ -253,7 +253,7 @@ _MAX_MARKS = 64  # the steps just before a capture are those to compare it with
 
 
 class DeviceClock:
-    """Marks the ends of steps on the current CUDA stream."""
+    """GPU times of training steps: marks their ends on the current CUDA stream."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, Any]] = deque(maxlen=_MAX_MARKS)
@@ -282,7 +282,7 @@ _MIN_STEPS = 2
 
 
 class RecentStepTime:
-    """Remembers the latest uncaptured steps; the first after a start, which is like no other, is left out."""
+    """Median time of the latest uncaptured steps; the first after a start, which is like no other, is left out."""
 
     def __init__(self) -> None:
         self._seen_first = False
