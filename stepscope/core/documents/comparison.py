@@ -94,7 +94,7 @@ class CauseDifference:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """Comparison document: kernels of one name, or of one operator and shapes: time and number per step, per rank."""
+    """Comparison document: kernels of one name, or operator and shapes: time and number per step, mean over ranks."""
 
     name: str
     ms: Difference

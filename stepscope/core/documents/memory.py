@@ -14,7 +14,7 @@ MEMORY_SCHEMA = "stepscope.memory/1"
 
 
 def own_call(stack: Sequence[str]) -> str:
-    """The innermost line of a memory stack outside torch, or the innermost where all are in torch; empty without one."""
+    """The innermost line of a memory stack outside torch, or the innermost where all are in torch; empty if none."""
     return next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
 
 
@@ -184,7 +184,7 @@ class AllocatorEvents:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """Typed memory snapshot: a piece of a segment; a tensor has it, or it is freed and a stream still uses it."""
+    """Typed memory snapshot: a piece of a segment; `is_allocated` by a tensor, or `is_awaited`: freed, still in use."""
 
     address: int
     size: int

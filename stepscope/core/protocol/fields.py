@@ -38,7 +38,7 @@ class FieldError(ValueError):
 
 
 def read_object(kind: type[T], document: Any) -> T:
-    """Read a message's dataclass from JSON, field by field. Unknown ones are ignored; null and absent ones get defaults.
+    """Read a message's dataclass from JSON, field by field. Unknown ones are ignored; null or absent ones get defaults.
 
     Raises:
         FieldError: not an object, a field is wrong, or one without a default is absent.
