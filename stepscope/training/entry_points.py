@@ -63,24 +63,9 @@ def profile(
         first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
             continued numbers on from its last step. Schedules count from the first step of each start.
     """
-    settings = ProfileSettings(
-        run=run,
-        out=out,
-        schedule=schedule,
-        ranks=ranks,
-        mesh=mesh,
-        record_shapes=record_shapes,
-        with_stack=with_stack,
-        profile_memory=profile_memory,
-        capture_when=capture_when,
-        labels=labels,
-        simulated_compute=simulated_compute,
-        stuck_after=stuck_after,
-        memory=memory,
-        export=export,
-        first_step=first_step,
-    )
-    return Profile(settings, enabled=enabled and not is_disabled(os.environ))
+    arguments = dict(locals())
+    is_on = arguments.pop("enabled") and not is_disabled(os.environ)
+    return Profile(ProfileSettings(**arguments), enabled=is_on)
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:

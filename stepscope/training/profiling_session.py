@@ -34,7 +34,6 @@ from stepscope.training.run.context import (
     ProfileSettings,
     RunContext,
     attempt_ending,
-    warnings_of_arguments,
 )
 from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
@@ -251,7 +250,7 @@ class Profile:
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         if identity.rank == 0:
-            for warning in warnings_of_arguments(settings, mesh, identity.world_size):
+            for warning in settings.warnings(mesh, identity.world_size):
                 logger.warning(warning)
         self._context = context = RunContext(
             self.run_directory,

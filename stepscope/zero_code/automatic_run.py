@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.text.numbers import counted
@@ -104,7 +103,7 @@ class AutomaticRun:
         """Whether the update that begins is recorded."""
         if self._is_off or self.hides_updates:
             return False
-        if get_ident() != self._thread and not self._is_on_training_thread():
+        if threading.get_ident() != self._thread and not self._is_on_training_thread():
             self.has_unseen_update |= _is_autograds()
             return False
         if self._profile is None and not self._begin():
@@ -135,7 +134,7 @@ class AutomaticRun:
     @_harmless(None)
     def end_due_step(self) -> None:
         """End the step whose update was made, if it is not ended yet."""
-        if self._is_step_due and not self._is_off and get_ident() == self._thread:
+        if self._is_step_due and not self._is_off and threading.get_ident() == self._thread:
             self._is_step_due = False
             self._end_step()
 
@@ -156,7 +155,7 @@ class AutomaticRun:
         """Whether the wait for a batch that begins is recorded; of nested loaders the outer one's is."""
         if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
             return False
-        if get_ident() != self._thread and not self._is_on_training_thread():
+        if threading.get_ident() != self._thread and not self._is_on_training_thread():
             return False
         if self.has_unseen_update:
             self.end_unseen_step()
@@ -187,7 +186,7 @@ class AutomaticRun:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Around what writes a checkpoint: the phase `checkpoint`, in which no other begins."""
-        if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
+        if self._profile is None or self._is_off or self._is_saving or threading.get_ident() != self._thread:
             yield
             return
         self._is_saving = True
@@ -200,8 +199,8 @@ class AutomaticRun:
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
         if self._thread is None and not _is_autograds():
-            self._thread = get_ident()
-        return get_ident() == self._thread
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
 
     def _begin(self) -> bool:
         self._profile = _begun_profile()

@@ -81,8 +81,14 @@ def _watch_loading(module: Any) -> None:
 
 
 def _watch_loaders(module: Any) -> None:
-    _time_beginning(module.DataLoader)
-    _time_batches(module._BaseDataLoaderIter)
+    """The wait for a batch, and the beginning of an iteration, which starts the workers."""
+    loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+    loader.__iter__ = _timed(loader.__iter__, lambda _, begun, started_ns: _run.loader_began(begun, started_ns))
+    iterator.__next__ = _timed(iterator.__next__, _batch_came)
+
+
+def _batch_came(iterator: Any, _: Any, started_ns: int) -> None:
+    _run.batch_came(iterator, started_ns, learns=_torch.is_grad_enabled())
 
 
 def _watch_saving(*names: str) -> Callable[[Any], None]:
@@ -173,46 +179,26 @@ def _optimizer_of_scaler(_: Any = None, /, optimizer: Any = None, *__: Any, **__
     return optimizer
 
 
-def _time_beginning(loader_class: Any) -> None:
-    """Beginning an iteration starts the workers."""
-    begin = loader_class.__iter__
-
-    @functools.wraps(begin)
-    def __iter__(self: Any) -> Any:  # noqa: N807
-        if not _run.batch_asked():
-            return begin(self)
-        started_ns = time.perf_counter_ns()
-        try:
-            iterator = begin(self)
-        except BaseException:
-            _run.loader_failed()
-            raise
-        _run.loader_began(iterator, started_ns)
-        return iterator
-
-    loader_class.__iter__ = __iter__
-
-
-def _time_batches(iterator_class: Any) -> None:
-    ask = iterator_class.__next__
+def _timed(ask: Callable[[Any], Any], came: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
+    """Method of a loader or its iterator whose wait is timed; `came` takes it, what came, and when it was asked."""
 
     @functools.wraps(ask)
-    def __next__(self: Any) -> Any:  # noqa: N807
+    def timed(self: Any) -> Any:
         if not _run.batch_asked():
             return ask(self)
         started_ns = time.perf_counter_ns()
         try:
-            batch = ask(self)
+            found = ask(self)
         except StopIteration:
             _run.loader_ran_out(self, started_ns)
             raise
         except BaseException:
             _run.loader_failed()
             raise
-        _run.batch_came(self, started_ns, learns=_torch.is_grad_enabled())
-        return batch
+        came(self, found, started_ns)
+        return found
 
-    iterator_class.__next__ = __next__
+    return timed
 
 
 def _as_checkpoint(save: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,8 @@ from stepscope.core.documents.jobs import Counters, JobKind, JobSource, Share, U
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup, DoctorState, Outcome
 from stepscope.core.documents.memory import MemoryCategory, OomCause
 from stepscope.core.documents.what_if import WhatIfInput
+from stepscope.core.hardware.gpu_catalogue import LinkKind
 from stepscope.core.hardware.health import Action, HealthState, Severity
-from stepscope.core.hardware.links import LinkKind
 from stepscope.core.hardware.xids import XidClass
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason

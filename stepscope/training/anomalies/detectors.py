@@ -176,8 +176,7 @@ class SpikeDetector:
 class ScaleCollapseDetector:
     """Anomaly detector for a loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
 
-    def __init__(self, figure: str = "loss_scale") -> None:
-        self._figure = figure
+    def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque()  # falling: the highest of the last steps is the first
         self._num_seen = 0
         self._num_without_fall = 0
@@ -197,7 +196,7 @@ class ScaleCollapseDetector:
         highest = self._recent[0][1]
         limit = max(highest / COLLAPSE_RATIO, SMALLEST_SCALE) if self._is_found else SMALLEST_SCALE
         if self._episodes.begins(value < limit):
-            return Anomaly("loss_scale_collapse", self._figure, value, highest, limit)
+            return Anomaly("loss_scale_collapse", "loss_scale", value, highest, limit)
         return None
 
     def _remember(self, value: float) -> None:
@@ -209,9 +208,9 @@ class ScaleCollapseDetector:
         self._num_seen += 1
 
 
-def loss_spike_detector(figure: str = "loss") -> SpikeDetector:
+def loss_spike_detector() -> SpikeDetector:
     """Anomaly detector for spikes of the loss."""
-    return SpikeDetector("loss_spike", figure, least_ratio=LOSS_RATIO)
+    return SpikeDetector("loss_spike", "loss", least_ratio=LOSS_RATIO)
 
 
 def gradient_explosion_detector(figure: str) -> SpikeDetector:

@@ -19,6 +19,11 @@ from stepscope.training.run.identity import Identity, num_usable_cpus, relevant_
 from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_mesh_dimension, mesh_sizes
 from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
 
+_MAX_NAMED = 8
+
+_DISJOINT = ("tp", "pp", "dp", "cp")
+"""Dimensions in which each rank has one coordinate; expert parallelism lies across others."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
@@ -39,6 +44,25 @@ class ProfileSettings:
     memory: str | int | None
     export: str | Iterable[str] | None
     first_step: int | None
+
+    def warnings(self, mesh: Mapping[str, int], world_size: int) -> list[str]:
+        """One line for the log for each argument that does not fit the job."""
+        found = []
+        if isinstance(self.ranks, Collection) and not isinstance(self.ranks, str):
+            absent = sorted(rank for rank in self.ranks if isinstance(rank, int) and not 0 <= rank < world_size)
+            if absent:
+                more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
+                named = ranks_words(absent[:_MAX_NAMED]) + more
+                found.append(f"ranks: the job has {world_size}, so that {named} will never be captured")
+        if isinstance(self.mesh, Mapping):
+            unknown = [str(name) for name in self.mesh if not is_mesh_dimension(str(name))]
+            found += [f"mesh: {name!r} is none of {', '.join(KNOWN_DIMENSIONS)} and is left out" for name in unknown]
+        size = prod(mesh.get(name, 1) for name in _DISJOINT)
+        is_said = self.mesh is not None or bool(os.environ.get(MESH_VARIABLE))
+        if is_said and size and world_size % size:
+            sizes = ", ".join(f"{name}={mesh[name]}" for name in _DISJOINT if name in mesh)
+            found.append(f"mesh: {sizes} is {size} ranks, which do not divide a job of {world_size}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +86,6 @@ class RunContext:
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
     attempt: int = 1
     first_step: int = 0
-
-
-_MAX_NAMED = 8
-
-_DISJOINT = ("tp", "pp", "dp", "cp")
-"""Dimensions in which each rank has one coordinate; expert parallelism lies across others."""
-
-
-def warnings_of_arguments(settings: ProfileSettings, mesh: Mapping[str, int], world_size: int) -> list[str]:
-    """Warnings for the log about arguments of `profile()` that do not fit the job."""
-    found = []
-    if isinstance(settings.ranks, Collection) and not isinstance(settings.ranks, str):
-        absent = sorted(rank for rank in settings.ranks if isinstance(rank, int) and not 0 <= rank < world_size)
-        if absent:
-            more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
-            named = ranks_words(absent[:_MAX_NAMED]) + more
-            found.append(f"ranks: the job has {world_size}, so that {named} will never be captured")
-    if isinstance(settings.mesh, Mapping):
-        unknown = [str(name) for name in settings.mesh if not is_mesh_dimension(str(name))]
-        found += [f"mesh: {name!r} is none of {', '.join(KNOWN_DIMENSIONS)} and is left out" for name in unknown]
-    size = prod(mesh.get(name, 1) for name in _DISJOINT)
-    is_said = settings.mesh is not None or bool(os.environ.get(MESH_VARIABLE))
-    if is_said and size and world_size % size:
-        sizes = ", ".join(f"{name}={mesh[name]}" for name in _DISJOINT if name in mesh)
-        found.append(f"mesh: {sizes} is {size} ranks, which do not divide a job of {world_size}")
-    return found
 
 
 _ENDS_WITHIN_SECONDS = 10.0

@@ -169,8 +169,8 @@ class UnprofiledStepTime:
     Times are the GPU's where there is one, else the host's.
     """
 
-    def __init__(self, clock: DeviceClock | None = None) -> None:
-        self._clock = DeviceClock() if clock is None else clock
+    def __init__(self) -> None:
+        self._clock = DeviceClock()
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
         self._seen_first = self._seen_capture = False
