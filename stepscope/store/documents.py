@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,9 +20,6 @@ from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Anal
 from stepscope.core.documents.run_directory import RUN_SCHEMA, RankTimeline, RunManifest
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-
-if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
-    from stepscope.core.documents.nccl import NcclReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
@@ -60,16 +57,6 @@ class _TimelineDocument(msgspec.Struct):
     schema: str
     headings: list[str]
     ranks: list[_RankRow]
-
-
-def encode_nccl_report(report: NcclReport) -> bytes:
-    """Encode an NCCL report as JSON, which names the two ends of a transport `from` and `to`."""
-    document = msgspec.to_builtins(report)
-    document["transports"] = [
-        {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
-        for transport in document["transports"]
-    ]
-    return encode_document(document)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:

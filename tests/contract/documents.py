@@ -37,7 +37,7 @@ from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryReport
-from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RankFile, RankTimeline, RunManifest, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
@@ -56,7 +56,6 @@ from stepscope.reference_workloads.suite.report import SuiteReport, encode_repor
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (
     encode_document,
-    encode_nccl_report,
     encode_timelines,
 )
 from stepscope.training.hangs.stuck_report import _completed
@@ -119,7 +118,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(Analysis, encode_document)
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
-    yield _encoded(NcclReport, encode_nccl_report)
+    yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
     for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)

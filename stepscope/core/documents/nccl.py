@@ -7,7 +7,8 @@ findings.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from stepscope.core.hardware.health import Severity
 from stepscope.core.vocabulary import Notice
@@ -448,3 +449,13 @@ class NcclReport:
     findings: list[NcclFinding]
     warnings: list[Notice] = field(default_factory=list)
     schema: str = NCCL_SCHEMA
+
+
+def nccl_document(report: NcclReport) -> dict[str, Any]:
+    """The JSON document of an NCCL report, which names the two ends of a transport `from` and `to`."""
+    document = asdict(report)
+    document["transports"] = [
+        {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
+        for transport in document["transports"]
+    ]
+    return document

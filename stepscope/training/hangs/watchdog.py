@@ -26,7 +26,6 @@ from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
 from stepscope.training.hangs import stall, stuck_report
 from stepscope.training.hangs.live_hang import LiveStateWriter
-from stepscope.training.hangs.stuck_report import OpenStep
 from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import run_within
 from stepscope.training.steps.spans import open_phases
@@ -57,8 +56,8 @@ class StepWatchdog:
         self._min_checked_seconds = min(_MIN_CHECKED_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
         self._progress = stall.ThreadProgress(self._thread_id)
-        self._open: OpenStep | None = None
-        self._episode_step: OpenStep | None = None
+        self._open: stuck_report.OpenStep | None = None
+        self._episode_step: stuck_report.OpenStep | None = None
         self._has_reported = False
         self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
@@ -72,7 +71,7 @@ class StepWatchdog:
         self._live = LiveStateWriter(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
-        self._open = OpenStep(index, time.monotonic(), time.time_ns())
+        self._open = stuck_report.OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
         self._open = None
@@ -151,7 +150,7 @@ class StepWatchdog:
         at_last = stall.SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
+    def _write_report(self, step: stuck_report.OpenStep, is_still: bool, age: float, limit: float) -> None:
         identity, median = self._context.identity, self._thresholds.median_seconds
         report = StuckReport(
             rank=identity.rank,

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from stepscope.core.documents.run_directory import PHASE_PREFIX
@@ -134,9 +133,7 @@ class PhaseSpan:
         self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
         self._started_ns = time.monotonic_ns()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._recorder.count_phase(self._name, time.monotonic_ns() - self._started_ns)
         self._recorder.close_span(self._span)
 
@@ -257,7 +254,5 @@ class StepMark:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing: exceptions pass through unchanged."""
