@@ -38,7 +38,7 @@ _MAX_FIGURE = 1e300  # a whole number may be larger than any float
 
 
 class HeartbeatSource:
-    """Hello and heartbeat lines of a training process. The training thread sets the newest steps, any takes lines.
+    """Hello and heartbeat lines of a training process, made on any thread; the training thread sets the newest steps.
 
     Attributes:
         newest_settled: the newest finished step that has all its figures.

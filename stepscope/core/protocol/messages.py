@@ -25,7 +25,7 @@ DEFAULT_SOCKET = "/run/stepscope/agent.sock"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Training to agent, first on every connection, and again when a field has become known."""
+    """Message of training to the agent, first on every connection, and again when a field has become known."""
 
     type: ClassVar[str] = "hello"
     run: Word
@@ -45,7 +45,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Training to agent, once a second: the newest finished step, and how long the open one has lasted."""
+    """Message of training to the agent, once a second: the newest finished step, and the age of the open one."""
 
     type: ClassVar[str] = "step"
     age_ms: float
@@ -65,14 +65,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Training to agent: measuring ends in order. Without it, the end of the connection is the end of the process."""
+    """Message of training to the agent: measuring ends in order. Else the connection's end is the process's end."""
 
     type: ClassVar[str] = "bye"
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Agent to training, optional answer to hello: its version. Training disconnects from one that is not its own."""
+    """Message of the agent to training, optional answer to hello: its version. Training disconnects from another."""
 
     type: ClassVar[str] = "welcome"
     version: int = PROTOCOL_VERSION
@@ -80,7 +80,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Agent to training: cancel this capture; one that runs is stopped and leaves no trace."""
+    """Message of the agent to training: cancel this capture; one that runs is stopped and leaves no trace."""
 
     type: ClassVar[str] = "cancel"
     id: Word
@@ -92,7 +92,7 @@ ANSWER_STATES = tuple(state for state in CaptureState if state not in (CaptureSt
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Training to agent: progress of a capture."""
+    """Message of training to the agent: progress of a capture."""
 
     type: ClassVar[str] = "answer"
     id: Word

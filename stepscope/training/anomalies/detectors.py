@@ -258,13 +258,13 @@ median = statistics.median_low
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """The median of at least one value, and a robust standard deviation, by the median distance to it."""
+    """Baseline of an anomaly: median of at least one value, and standard deviation by the median distance to it."""
     middle = median(values)
     return middle, MAD_TO_SIGMA * median([abs(value - middle) for value in values])
 
 
 def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Median and robust standard deviation, the larger of those by the median distance and by the highest tenth.
+    """Baseline of an anomaly: median and standard deviation, the larger by median distance and by the highest tenth.
 
     Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
     """

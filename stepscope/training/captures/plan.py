@@ -24,7 +24,7 @@ Report = Callable[[str, CaptureProgress], None]
 
 @dataclass(slots=True)
 class CaptureWindow:
-    """One capture of this rank.
+    """One capture in this rank's plan.
 
     Attributes:
         stop: the step after its last.
@@ -55,7 +55,7 @@ class CaptureWindow:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSlot:
-    """The steps of a capture.
+    """The steps that a plan gives a capture.
 
     Attributes:
         joined: another capture has these steps, which hold those requested.
@@ -201,7 +201,7 @@ _MAX_KEPT = 64
 
 
 class CaptureCalendar:
-    """The slots of the schedule's captures and of those that ranks have agreed on."""
+    """Calendar of a rank's captures: the slots of the schedule's and of those that ranks have agreed on."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

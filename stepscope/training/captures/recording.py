@@ -190,7 +190,7 @@ _BEGINNINGS = ("_prepare_trace", "_start_trace")
 
 
 def is_recording() -> bool:
-    """Whether a torch profiler records this process."""
+    """Whether a torch profiler records this process, beside which no capture may begin."""
     import torch
 
     return bool(torch._C._autograd._profiler_enabled())

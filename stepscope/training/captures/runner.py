@@ -285,7 +285,7 @@ in recorded DDP, FSDP and launch-bound runs on H100s and in pipelines on CPUs.""
 
 
 class TraceSizeForecast:
-    """Forecast of a trace's size, corrected by every trace that this process has written."""
+    """Forecast of a captured trace's size, corrected by every trace that this process has written."""
 
     def __init__(self) -> None:
         self._bytes_per_operator = _BYTES_PER_OPERATOR

@@ -217,7 +217,7 @@ class ThreadProgress:
 
 
 def thread_frames(thread_id: int) -> Iterator[FrameType]:
-    """A thread's Python frames, the innermost first; none where it has ended."""
+    """Python frames of a thread that may be stalled, the innermost first; none where it has ended."""
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
         yield frame
@@ -225,7 +225,7 @@ def thread_frames(thread_id: int) -> Iterator[FrameType]:
 
 
 def frame_entries(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
-    """Frames as reports and torch's memory snapshots have them: name, filename, line."""
+    """Frames of a stalled thread as reports and torch's memory snapshots have them: name, filename, line."""
     return [
         {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
         for each in frames

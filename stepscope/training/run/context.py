@@ -95,7 +95,7 @@ MEASURING_STOPPED = "measuring stopped"
 
 
 class ManifestWriter:
-    """Keeps run.json true while the run goes on.
+    """Keeps the run's manifest run.json true while the run goes on.
 
     Raises:
         OSError: from `write` and `end`, when the run directory cannot be written.

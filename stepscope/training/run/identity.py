@@ -130,13 +130,13 @@ def initialized_distributed() -> Any:
 
 
 def job_store() -> Any:
-    """torch.distributed's default store; None before it is initialised, and in a torch that hides it."""
+    """The store of this run's job, torch.distributed's default one; None before it is there or where it is hidden."""
     find = getattr(getattr(initialized_distributed(), "distributed_c10d", None), "_get_default_store", None)
     return None if find is None else find()
 
 
 def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> str:
-    """Rank 0's value, by way of the job's store and without a collective; on rank 0 its own.
+    """Rank 0's value on all ranks of a run, by way of the job's store and without a collective; on rank 0 its own.
 
     Raises:
         RuntimeError: the store does not answer, or rank 0 has not come within seconds.

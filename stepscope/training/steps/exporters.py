@@ -140,7 +140,7 @@ def _is_installed(package: str) -> bool:
 
 
 class Exporter(Protocol):
-    """Hands step metrics to one library, into what the training code has opened with it; it opens nothing itself.
+    """Exporter of steps to one library, into what the training code has opened with it; it opens nothing itself.
 
     Attributes:
         package: the package that has to be installed.

@@ -36,7 +36,7 @@ class _Closable(Protocol):
 
 
 class StepListener(_Closable, Protocol):
-    """Something that watches the steps from the training thread: each call must be over in microseconds.
+    """Watches the training steps from the training thread: each call must be over in microseconds.
 
     One that has `step_began(index)` as well is called when a step begins; one that has `left_by(error)` once, before
     `close`, with the error by which the with block is left.
