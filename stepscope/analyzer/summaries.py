@@ -28,7 +28,7 @@ from stepscope.core.documents.analysis import (
 )
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.verdict import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
+from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import CATEGORY_ORDER, Notice
 
 

@@ -13,8 +13,7 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_w
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.text.verdict import NOTABLE_ACTIVITY
-from stepscope.core.text.wording import cause_phrase, reason_words
+from stepscope.core.text.wording import NOTABLE_ACTIVITY, cause_phrase, reason_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence
 
 SECONDARY_THRESHOLD = 0.05

@@ -23,7 +23,6 @@ from typing import Protocol
 from stepscope.core.protocol import messages
 from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.training.captures.coordinator import RankCaptureCoordinator
-from stepscope.training.captures.plan import CapturePlan
 from stepscope.training.captures.schedule import Schedule, SlowStep, SlowStepWatch, capture_rule_from_environment
 from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import gpu_uuid
@@ -128,12 +127,12 @@ class AgentLink(HeartbeatSource):
         rule = capture_rule_from_environment() if rule is None else rule
         if rule is not None and not isinstance(rule, SlowStep):
             raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
-        super().__init__(context, lambda: self.plan.state(self.plan.step).value)
+        super().__init__(context, lambda: self._captures.plan.state(self._captures.plan.step).value)
         self.step_time = RecentStepTime()
         self._identity = context.identity
         self._slow_steps = None if rule is None else SlowStepWatch(rule)
         self._connection = AgentConnection(socket_path(), self)
-        self._captures = RankCaptureCoordinator(
+        self._captures: RankCaptureCoordinator = RankCaptureCoordinator(
             context.run_directory.name,
             context.identity,
             schedule,
@@ -142,7 +141,7 @@ class AgentLink(HeartbeatSource):
             slow_steps=self._slow_steps,
             send=self._send,
         )
-        self.plan: CapturePlan = self._captures.plan
+        self.plan = self._captures.plan
         self.tick_seconds = self._captures.tick_seconds
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
-from stepscope.core.text.verdict import headline, verdict_lines
+from stepscope.core.text.wording import headline, verdict_lines
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.recording import Recording
