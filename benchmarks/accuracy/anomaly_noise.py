@@ -11,7 +11,12 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stepscope.training.anomalies.detectors import MemoryGrowth, StepTimeChange, gradient_explosion, loss_spike
+from stepscope.training.anomalies.detectors import (
+    MemoryGrowthDetector,
+    StepTimeChangeDetector,
+    gradient_explosion_detector,
+    loss_spike_detector,
+)
 
 GIB = float(2**30)
 SAMPLES_A_RUN = 20_000
@@ -98,14 +103,14 @@ def main() -> None:
     options = parser.parse_args()
     print(f"events in {options.steps} steps of noise")
     for name, noise in FIGURES.items():
-        for detector in (loss_spike(), gradient_explosion("grad_norm")):
+        for detector in (loss_spike_detector(), gradient_explosion_detector("grad_norm")):
             values = islice(noise(random.Random(1)), options.steps)
             print(
                 f"  {type(detector).__name__} of {detector.figure}: {name}: {sum(map(bool, map(detector.see, values)))}"
             )
     for name, noise in STEP_TIMES.items():
         values = islice(noise(random.Random(1)), options.steps)
-        print(f"  step_time_change: {name}: {sum(map(bool, map(StepTimeChange().see, values)))}")
+        print(f"  step_time_change: {name}: {sum(map(bool, map(StepTimeChangeDetector().see, values)))}")
     print(f"of {options.runs} runs of {SAMPLES_A_RUN} samples, runs with memory_growth")
     for name, noise in MEMORY.items():
         print(f"  {name}: {sum(grows(noise(random.Random(seed))) for seed in range(options.runs))}")
@@ -113,7 +118,7 @@ def main() -> None:
 
 def grows(samples: Iterator[float]) -> bool:
     """Whether the memory of a run is reported to grow."""
-    growth = MemoryGrowth("memory_allocated_bytes", least_bytes=16 * 2**20, least_ratio=0.01)
+    growth = MemoryGrowthDetector("memory_allocated_bytes", least_bytes=16 * 2**20, least_ratio=0.01)
     return any(growth.see(place, num_bytes) for place, num_bytes in enumerate(islice(samples, SAMPLES_A_RUN)))
 
 

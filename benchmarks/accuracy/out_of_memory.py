@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.accuracy.out_of_memory_jobs import HOLDER, JOBS, SNAPSHOT_STEP, TRUTH_FILE, Job
 from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.memory import MemoryReport, OutOfMemory
-from stepscope.core.documents.run_directory import oom_report_path, oom_snapshot_path, periodic_snapshot_path
+from stepscope.core.documents.run_directory import RankFile
 from stepscope.workflow.memory import read_memory
 
 _JOB_SECONDS = 240.0
@@ -127,7 +127,7 @@ def judge(job: Job, folder: Path) -> list[str]:
     """Errors of a run, one line each."""
     try:
         truth = json.loads((folder / TRUTH_FILE).read_bytes())
-        note = json.loads((folder / oom_report_path(0)).read_bytes())
+        note = json.loads((folder / RankFile.OOM_REPORT.path(0)).read_bytes())
         reports = dict(read_memory([str(folder)]))
         return list(_faults(job, folder, truth, note, reports))
     except Exception as error:  # a job that failed otherwise must not hide the others
@@ -139,7 +139,7 @@ def judge(job: Job, folder: Path) -> list[str]:
 def _faults(
     job: Job, folder: Path, truth: Mapping[str, Any], note: Mapping[str, Any], reports: Mapping[str, MemoryReport]
 ) -> Iterator[str]:
-    failed = str(folder / oom_snapshot_path(0))
+    failed = str(folder / RankFile.OOM_SNAPSHOT.path(0))
     report = reports[failed]
     oom = report.oom
     if oom is None:
@@ -167,7 +167,7 @@ def _faults(
     yield from _differences("counters during the snapshot", quiet["after"], quiet["before"])
     if quiet["before"]["active"] == quiet["before"]["allocated"]:
         yield "  no block awaits its stream: active is compared with nothing"
-    periodic = str(folder / periodic_snapshot_path(SNAPSHOT_STEP, 0))
+    periodic = str(folder / RankFile.PERIODIC_SNAPSHOT.path(0, SNAPSHOT_STEP))
     yield from _differences(f"step {SNAPSHOT_STEP}", _read(periodic, reports[periodic]), quiet["before"])
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.documents.analysis import RankLedger, StepLedger
-from stepscope.core.documents.steps import Step
+from stepscope.core.documents.run_directory import Step
 from stepscope.core.vocabulary import (
     COMPUTE_CATEGORIES,
     EXPOSED_COMMUNICATION_CATEGORIES,

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fuzz.fuzzer import TooSlowError
+from stepscope.core.documents.nccl import nccl_document
 from stepscope.core.errors import StepscopeError
-from stepscope.store.documents import encode_document, encode_nccl
+from stepscope.store.documents import encode_document
 from stepscope.workflow.hang import read_hang
 from stepscope.workflow.memory import read_memory
 from stepscope.workflow.nccl import read_nccl
@@ -80,7 +81,11 @@ def _targets(diag: Path) -> list[Target]:
     snapshot = gzip.decompress((diag / "memory_h100/leak.pickle.gz").read_bytes())
     return [
         Target("hang", lambda path: encode_document(read_hang([path])), hangs),
-        Target("nccl", lambda path: encode_nccl(read_nccl([path])), [_job([file]) for file in sorted(others)]),
+        Target(
+            "nccl",
+            lambda path: encode_document(nccl_document(read_nccl([path]))),
+            [_job([file]) for file in sorted(others)],
+        ),
         Target("memory", lambda path: [encode_document(one) for _, one in read_memory([path])], [_small(snapshot)]),
     ]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.measurement import interval_of, measure
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE
-from stepscope.zero_code.launch import RunOptions, environment_for
+from stepscope.zero_code.launch import RunOptions, launch_environment
 
 _UNDER = [sys.executable, "-m", "stepscope", "run", "--first", "1000000", "--"]
 """Armed, never capturing: a capture costs what torch's profiler costs, whoever asks for it."""
@@ -69,7 +69,7 @@ def _layers_for(script: Path, step_ms: float) -> int:
 def _of_a_start(code: str, *, under: bool) -> _Seconds:
     """Cost of the start of Python alone: `stepscope run` itself starts once per job and is excluded."""
     options = RunOptions("runs", None, "auto", DEFAULT_SCHEDULE, with_stack=False)
-    ran = measure([sys.executable, "-c", code], environment_for(options, os.environ) if under else None)
+    ran = measure([sys.executable, "-c", code], launch_environment(options, os.environ) if under else None)
     return _Seconds(ran.wall_seconds, ran.cpu_seconds)
 
 

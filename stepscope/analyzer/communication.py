@@ -19,13 +19,13 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals
-from stepscope.core.hardware.gpu_catalogue import find_gpu
-from stepscope.core.hardware.links import (
+from stepscope.core.hardware.gpu_catalogue import (
     SLOW_BELOW,
     Link,
     LinkKind,
     bus_factor,
     expected_seconds,
+    find_gpu,
     is_latency_bound,
     pcie_link,
     scale_out_link,

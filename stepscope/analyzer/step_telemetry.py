@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from stepscope.core.documents.steps import RankSteps, Step, StepReport, StepRow, StepTime
+from stepscope.core.documents.run_directory import RankSteps, Step, StepReport, StepRow, StepTimeSummary
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 
@@ -56,11 +56,11 @@ def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
     )
 
 
-def _times(milliseconds: list[float]) -> StepTime:
+def _times(milliseconds: list[float]) -> StepTimeSummary:
     if not milliseconds:
-        return StepTime(None, None, None)
+        return StepTimeSummary(None, None, None)
     p50, p95, longest = np.percentile(milliseconds, (50, 95, 100))
-    return StepTime(float(p50), float(p95), float(longest))
+    return StepTimeSummary(float(p50), float(p95), float(longest))
 
 
 def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:

@@ -17,7 +17,7 @@ from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import (
-    Job,
+    AnalysedJob,
     Ledger,
     MeshSizes,
     RankLedger,
@@ -28,7 +28,7 @@ from stepscope.core.documents.analysis import (
 )
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.verdict import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
+from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import CATEGORY_ORDER, Notice
 
 
@@ -66,7 +66,7 @@ MIN_COSTED_SHARE = 0.5
 """Least share of kernel time with known cost: with less a sum of FLOPs is that of a few operators."""
 
 
-def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+def describe_job(views: Mapping[int, RankView], context: JobContext) -> AnalysedJob:
     """The job section; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
@@ -74,7 +74,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     mfu = mfu_of(views, step_ms)
     hfu = hfu_of(views, step_ms)
     first = next(iter(views.values()))
-    return Job(
+    return AnalysedJob(
         world_size=world_size,
         ranks=list(views),
         missing_ranks=[rank for rank in range(world_size) if rank not in views],
@@ -131,7 +131,7 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
 
 
 def trace_quality(
-    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job, context: JobContext
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: AnalysedJob, context: JobContext
 ) -> TraceQuality:
     """The quality section: sums over all ranks; some shares are those of the worst rank."""
     facts = [view.facts for view in views.values()]
@@ -275,7 +275,7 @@ NOTABLE_LOSS = 0.02
 
 
 def notices_of(
-    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+    views: Mapping[int, RankView], job: AnalysedJob, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
 ) -> list[Notice]:
     """All notices, those about the input first."""
     notices = [*context.notices]
@@ -315,7 +315,7 @@ def notices_of(
     return notices
 
 
-def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
+def _doubts(views: Mapping[int, RankView], job: AnalysedJob, quality: TraceQuality) -> list[Notice]:
     """Notices on doubtful traces."""
     found: list[tuple[str, str]] = []
     if quality.early > NOTABLE_LOSS:

@@ -11,10 +11,9 @@ from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
-from stepscope.core.documents.analysis import Job, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.text.verdict import NOTABLE_ACTIVITY
-from stepscope.core.text.wording import cause_phrase, reason_words
+from stepscope.core.text.wording import NOTABLE_ACTIVITY, cause_phrase, reason_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence
 
 SECONDARY_THRESHOLD = 0.05
@@ -223,6 +222,6 @@ def _confidence(cause: Cause, resampled: Resampled, inputs: VerdictInputs) -> fl
     return round(confidence, 3)
 
 
-def _share_of_ranks(job: Job) -> float:
+def _share_of_ranks(job: AnalysedJob) -> float:
     """Share of the job's ranks with a usable trace."""
     return len(job.ranks) / job.world_size

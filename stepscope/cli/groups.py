@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from stepscope.core.errors import UsageError
-from stepscope.core.text.names import nearest
+from stepscope.core.text.numbers import nearest
 
 
 def unknown(kind: str, given: str, near: str | None, *, command_path: str) -> UsageError:

@@ -8,7 +8,7 @@ import click
 
 from stepscope.cli.options import enters_only_run, json_option, print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.errors import printable
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
     report = read_nccl(paths)
     if as_json:
-        from stepscope.store.documents import encode_nccl
+        from stepscope.store.documents import encode_document
 
-        click.echo(encode_nccl(report).decode())
+        click.echo(encode_document(nccl_document(report)).decode())
     else:
         print_nccl(report)
     print_warnings(report.warnings)

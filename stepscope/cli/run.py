@@ -58,7 +58,7 @@ def command(
     """
     from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule
     from stepscope.training.run.identity import check_run_name
-    from stepscope.zero_code.launch import RunOptions, become, environment_for
+    from stepscope.zero_code.launch import RunOptions, launch_environment, replace_process
 
     if run is not None:
         try:
@@ -69,7 +69,7 @@ def command(
         first = every or DEFAULT_SCHEDULE.first
     schedule = Schedule(first=first, warmup=min(warmup, first), active=active, period=every)
     options = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
-    become(ctx.meta[_COMMAND], environment_for(options, os.environ))
+    replace_process(ctx.meta[_COMMAND], launch_environment(options, os.environ))
 
 
 def _ranks(text: str) -> str | list[int]:

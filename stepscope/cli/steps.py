@@ -6,7 +6,7 @@ import click
 
 from stepscope.cli.options import enters_only_run, print_document, print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.steps import StepReport, StepRow
+from stepscope.core.documents.run_directory import StepReport, StepRow
 from stepscope.core.text.numbers import counted
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.steps import RankSteps, Step
+from stepscope.core.documents.run_directory import RankSteps, Step
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 

@@ -44,35 +44,35 @@ _CATEGORY_OF_CAUSE = {
 
 
 def contrast(first: str, second: str) -> float:
-    """WCAG contrast of two '#rrggbb' colours, 1 to 21."""
+    """WCAG contrast of two colours of the palette, '#rrggbb', 1 to 21."""
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def ink(colour: str) -> str:
-    """The text colour, black or white, with the higher contrast on `colour`."""
+    """The text colour, black or white, with the higher contrast on `colour` of the palette."""
     return max("#ffffff", "#101010", key=lambda candidate: contrast(candidate, colour))
 
 
 def category_of_cause(cause: Cause) -> TimeCategory:
-    """The category whose colour a cause has."""
+    """The category whose colour of the palette a cause has."""
     return _CATEGORY_OF_CAUSE.get(cause, TimeCategory.IDLE_OTHER)
 
 
 def pattern(category: TimeCategory) -> str:
-    """The texture of a category, which works without colour: 'solid' compute, 'hatch' communication, 'dots' idle."""
+    """Texture of the palette for a category: 'solid' compute, 'hatch' communication, 'dots' idle."""
     if category in COMPUTE_CATEGORIES:
         return "solid"
     return "hatch" if category in EXPOSED_COMMUNICATION_CATEGORIES else "dots"
 
 
 def variables(colours: dict[TimeCategory, str]) -> str:
-    """CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it), for bars and canvas."""
+    """The palette as CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it)."""
     return "".join(f"--heading-{name}:{colour};--ink-{name}:{ink(colour)};" for name, colour in colours.items())
 
 
 def mark_rules() -> str:
-    """CSS rules that set --colour and --ink for marks of the classes ss-h-NAME and ss-edge-NAME."""
+    """The palette as CSS rules that set --colour and --ink for marks of the classes ss-h-NAME and ss-edge-NAME."""
     return "".join(
         f".ss-h-{name},.ss-edge-{name}{{--colour:var(--heading-{name});--ink:var(--ink-{name})}}" for name in LIGHT
     )

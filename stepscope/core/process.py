@@ -1,4 +1,6 @@
-"""Process-wide switches: safe forking, parent-death signal, and the C accelerators (which change speed, never results).
+"""Process-wide tools: safe forking, parent-death signal, C accelerators on or off, a worker thread, patched functions.
+
+The C accelerators change speed, never results.
 
 Garbage that the parent has not collected before a fork, such as a process group, may need threads that the child does
 not have: if the child collected it, its destructor would wait for them forever.
@@ -6,11 +8,17 @@ not have: if the child collected it, its destructor would wait for them forever.
 
 from __future__ import annotations
 
+import functools
 import gc
+import logging
 import os
+import queue
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -44,5 +52,87 @@ PURE_VARIABLE = "STEPSCOPE_PURE"
 
 
 def may_accelerate() -> bool:
-    """Whether the C accelerators may be used, by the environment."""
+    """Whether the C accelerators may be used in this process, by the environment."""
     return os.environ.get(PURE_VARIABLE, "0") in ("", "0")
+
+
+_AFTER_ERROR_SECONDS = 0.25
+
+
+class WorkerThread:
+    """A worker thread of this process for posted calls. A context manager: it runs while it is open.
+
+    Errors of calls and looks are logged, and the thread goes on.
+
+    Args:
+        look: called after each posted call and periodically; returns the seconds until the next time.
+        name: of the thread, also in the log.
+        log: takes the errors.
+    """
+
+    def __init__(self, look: Callable[[], float], *, name: str, log: logging.Logger) -> None:
+        self._look = look
+        self._log = log
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> WorkerThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        self.wake()
+        self._thread.join()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Run `call` on the thread; from any thread, without waiting for it."""
+        self._calls.put(call)
+
+    def wake(self) -> None:
+        """Look at once; from any thread."""
+        self.post(lambda: None)
+
+    def _run(self) -> None:
+        seconds = 0.0
+        while not self._closing:
+            try:
+                call = self._calls.get(timeout=seconds)
+            except queue.Empty:
+                call = None
+            try:
+                if call is not None:
+                    call()
+                seconds = self._look()
+            except Exception:  # the thread's edge
+                self._log.exception("%s failed; it continues", self._thread.name)
+                time.sleep(_AFTER_ERROR_SECONDS)
+
+
+class Patch:
+    """A function of torch, or a method, replaced in this process by a wrapper of it, until `leave`.
+
+    Args:
+        wrapper: makes the function to call instead of the original, which it is given.
+
+    Raises:
+        AttributeError: the attribute does not exist, as in another version of torch.
+    """
+
+    def __init__(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._owner = owner
+        self._name = name
+        self._original = original = getattr(owner, name)
+        self._is_own = name in vars(owner)  # else a class has it, or a base class
+        self._ours = functools.wraps(original)(wrapper(original))
+        setattr(owner, name, self._ours)
+
+    def leave(self) -> None:
+        """Put the original back, unless someone has wrapped ours in turn: it must do nothing of its own from now on."""
+        if getattr(self._owner, self._name) is not self._ours:
+            return
+        if self._is_own:
+            setattr(self._owner, self._name, self._original)
+        else:
+            delattr(self._owner, self._name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.training.run.identity import num_usable_cpus, relevant_environment, versions
+from stepscope.training.run.identity import num_usable_cpus, relevant_environment, software_versions
 
 _GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
 _TIMEOUT_SECONDS = 20
@@ -27,7 +27,7 @@ def describe_environment(device_type: str) -> dict[str, Any]:
         "cpu": cpu_name(),
         "num_usable_cpus": num_usable_cpus(),
         "gpus": _gpus() if device_type == "cuda" else [],
-        "versions": versions(),
+        "versions": software_versions(),
         "commit": _commit(),
         "variables": relevant_environment(),
     }

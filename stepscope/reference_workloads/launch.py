@@ -22,8 +22,8 @@ from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.run_folder import share_folder, taken_folder
 from stepscope.training import Schedule
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
-from stepscope.training.run.identity import check_run_name, identify, run_name
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState
+from stepscope.training.run.identity import check_run_name, choose_run_name, identify_process
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""
@@ -76,7 +76,7 @@ class WorkloadResult:
         settled = [
             seconds[step]
             for step in range(NUM_SETTLING_STEPS, len(seconds))
-            if not self.job.profiled or captures.state(step) is captures.state(step - 1) is State.WAIT
+            if not self.job.profiled or captures.state(step) is captures.state(step - 1) is ProfilerState.WAIT
         ]
         return settled or seconds
 
@@ -233,6 +233,6 @@ def _check_profiled(run_directory: Path, measured_as: str | None) -> None:
 
 def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
     if is_rank:  # the same name on all ranks
-        return f"{preset.architecture}-{preset.name}-{run_name(None, identify())}"
+        return f"{preset.architecture}-{preset.name}-{choose_run_name(None, identify_process())}"
     layout = f"tp{plan.tp}-pp{plan.pp}-dp{plan.dp}"
     return f"{preset.architecture}-{preset.name}-{layout}-{time.strftime('%Y%m%d-%H%M%S')}"

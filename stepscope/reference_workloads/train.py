@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as recorder
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, flight_path
+from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RankFile
 from stepscope.reference_workloads.checkpoint import Checkpointer
 from stepscope.reference_workloads.data_loading import batches, make_loader
 from stepscope.reference_workloads.injections.injected_job import write_injections
@@ -308,6 +308,6 @@ def dump_flight(job: TrainingJob, rank: int) -> None:
         return
     try:
         content = recorder._dump_fr_trace()  # type: ignore[attr-defined]  # torch's stubs lack it
-        Path(job.out, job.run, flight_path(rank)).write_bytes(content)
+        Path(job.out, job.run, RankFile.FLIGHT_RECORDER.path(rank)).write_bytes(content)
     except (AttributeError, OSError, RuntimeError) as error:  # the failure itself matters more
         logger.warning("no flight recorder of rank %d: %s", rank, error)

@@ -12,17 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Analysis
 from stepscope.core.documents.run_directory import RUN_SCHEMA, RankTimeline, RunManifest
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-
-if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
-    from stepscope.core.documents.nccl import NcclReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
@@ -62,18 +59,8 @@ class _TimelineDocument(msgspec.Struct):
     ranks: list[_RankRow]
 
 
-def encode_nccl(report: NcclReport) -> bytes:
-    """The `stepscope.nccl/1` document, which names the two ends of a transport `from` and `to`."""
-    document = msgspec.to_builtins(report)
-    document["transports"] = [
-        {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
-        for transport in document["transports"]
-    ]
-    return encode_document(document)
-
-
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
-    """The analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
+    """Decode the analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
 
     Raises:
         DataError: not JSON, another schema, a field is missing or wrong, a figure is absurdly large, or no rank has a
@@ -88,8 +75,8 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     return analysis
 
 
-def check_job(job: Job, *, where: str) -> None:
-    """Refuse a job with impossible sizes.
+def check_job(job: AnalysedJob, *, where: str) -> None:
+    """Check an analysis that is decoded: refuse a job with impossible sizes.
 
     Raises:
         DataError: a size is negative or beyond MAX_WHOLE_NUMBER.
@@ -99,7 +86,7 @@ def check_job(job: Job, *, where: str) -> None:
 
 
 def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
-    """The manifest in run.json.
+    """Decode the manifest in run.json.
 
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
@@ -114,7 +101,7 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
 
 
 def encode_timelines(timelines: list[RankTimeline]) -> bytes:
-    """The `stepscope.timeline/1` document of these timelines."""
+    """Encode timelines as a `stepscope.timeline/1` document."""
     document = _TimelineDocument(
         schema=TIMELINE_SCHEMA,
         headings=[category.value for category in CATEGORY_ORDER],
@@ -124,7 +111,7 @@ def encode_timelines(timelines: list[RankTimeline]) -> bytes:
 
 
 def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[RankTimeline]:
-    """The timelines in a `stepscope.timeline/1` document.
+    """Decode the timelines in a `stepscope.timeline/1` document.
 
     Raises:
         DataError: not JSON, another schema, unknown categories, lists of different lengths, or times beyond 64 bits.
@@ -154,12 +141,12 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value of a document is a number to calculate with: finite, of plausible size, and not a boolean."""
+    """Whether a decoded value is a number to calculate with: finite, of plausible size, and not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
 
 
 def encode_document(document: Any) -> bytes:
-    """A document (dataclass, dict or list) as JSON, with its `schema` first.
+    """Encode a document (dataclass, dict or list) as JSON, with its `schema` first.
 
     Text that JSON cannot represent, such as undecodable bytes of a file name, becomes U+FFFD.
     """

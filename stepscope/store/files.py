@@ -11,7 +11,7 @@ from stepscope.core.errors import DataError, from_os_error
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to a temporary file beside `path` and rename it to `path`, replacing what was there.
+    """Write a whole file: `content` to a temporary file beside `path`, renamed to it, replacing what was there.
 
     /dev/stdout, pipes and devices are written to directly: no file may take their place.
 
@@ -62,7 +62,7 @@ def _neighbour(path: Path) -> Path:
 
 
 def read_whole(path: Path) -> bytes:
-    """The content of a file.
+    """Read the content of a whole file.
 
     Raises:
         DataError: it does not exist or cannot be read.

@@ -10,39 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
-from stepscope.core.documents.run_directory import (
-    ANALYSIS_FILE,
-    RUN_FILE,
-    TIMELINE_FILE,
-    TRACES_FOLDER,
-    RankTimeline,
-    RunManifest,
-)
+from stepscope.core.documents import run_directory as layout
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Analysis, MeshSizes, RootCause, Verdict
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
-from stepscope.store.documents import (
-    check_job,
-    decode_analysis,
-    decode_document,
-    decode_manifest,
-    decode_timelines,
-    encode_document,
-    encode_timelines,
-)
+from stepscope.store import documents
 from stepscope.store.files import read_whole, write_whole
 
 
 class UnknownRunError(UsageError):
-    """The directory has no run of that name."""
+    """The directory of runs has no run of that name."""
 
 
 class NotAnalysedError(DataError):
-    """The run has no analysis yet."""
+    """The stored run has no analysis yet."""
 
 
 class RunStatus(StrEnum):
-    """Whether a run has an analysis."""
+    """Whether a stored run has an analysis."""
 
     ANALYSED = "analysed"
     NOT_ANALYSED = "not_analysed"
@@ -51,7 +36,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One row of the list of runs.
+    """One row of the list of stored runs.
 
     Attributes:
         id: name of the run directory; safe in a URL once quoted.
@@ -84,7 +69,7 @@ class _AnalysisHead(msgspec.Struct):
     """The part of analysis.json that a list of runs needs; decoding skips the rest."""
 
     schema: str
-    job: Job
+    job: AnalysedJob
     verdict: Verdict
     root_causes: list[RootCause]
 
@@ -128,11 +113,11 @@ class RunStore:
         """The run's analysis; raises as `path_of` and as the function `load_analysis`."""
         return load_analysis(self.path_of(run_id))
 
-    def load_timeline(self, run_id: str) -> list[RankTimeline]:
+    def load_timeline(self, run_id: str) -> list[layout.RankTimeline]:
         """The run's timelines, one for each rank; raises as `path_of` and as the function `load_timeline`."""
         return load_timeline(self.path_of(run_id))
 
-    def load_manifest(self, run_id: str) -> RunManifest:
+    def load_manifest(self, run_id: str) -> layout.RunManifest:
         """The run's manifest; raises as `path_of` and as the function `load_manifest`."""
         return load_manifest(self.path_of(run_id))
 
@@ -152,7 +137,7 @@ class RunStore:
 
     def _summary(self, run_id: str, path: Path) -> RunSummary:
         """The summary, read again only when a file has changed: a long list is fast the second time."""
-        state = tuple(_signature(path / name) for name in (RUN_FILE, ANALYSIS_FILE))
+        state = tuple(_signature(path / name) for name in (layout.RUN_FILE, layout.ANALYSIS_FILE))
         known = self._known.get(run_id)
         if known is None or known[0] != state:
             known = (state, _summarise(run_id, path))
@@ -161,50 +146,50 @@ class RunStore:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the directory has a run.json, an analysis.json or a traces folder."""
-    return is_recorded_run(path) or os.path.isfile(path / ANALYSIS_FILE)
+    """Whether a directory is a stored run: it has a run.json, an analysis.json or a traces folder."""
+    return is_recorded_run(path) or os.path.isfile(path / layout.ANALYSIS_FILE)
 
 
 def is_recorded_run(path: Path) -> bool:
-    """Whether the directory has a run.json or a traces folder, as every run has that `profile()` recorded."""
+    """Whether a directory is a run that `profile()` recorded: it has a run.json or a traces folder."""
     # os.path returns False for a name too long or a folder without permission; pathlib raises.
-    return os.path.isfile(path / RUN_FILE) or os.path.isdir(path / TRACES_FOLDER)
+    return os.path.isfile(path / layout.RUN_FILE) or os.path.isdir(path / layout.TRACES_FOLDER)
 
 
 def load_analysis(run_directory: Path) -> Analysis:
-    """The analysis kept in a run directory.
+    """Load the analysis kept in a run directory.
 
     Raises:
         NotAnalysedError: the run is not analysed.
         DataError: analysis.json is damaged.
     """
-    path = run_directory / ANALYSIS_FILE
-    return decode_analysis(_read_result(path), where=str(path))
+    path = run_directory / layout.ANALYSIS_FILE
+    return documents.decode_analysis(_read_result(path), where=str(path))
 
 
-def load_timeline(run_directory: Path) -> list[RankTimeline]:
-    """The timelines kept in a run directory, one for each rank.
+def load_timeline(run_directory: Path) -> list[layout.RankTimeline]:
+    """Load the timelines kept in a run directory, one for each rank.
 
     Raises:
         NotAnalysedError: the run is not analysed.
         DataError: timeline.json is damaged.
     """
-    path = run_directory / TIMELINE_FILE
-    return decode_timelines(_read_result(path), where=str(path))
+    path = run_directory / layout.TIMELINE_FILE
+    return documents.decode_timelines(_read_result(path), where=str(path))
 
 
-def load_manifest(run_directory: Path) -> RunManifest:
-    """The manifest (run.json) of a run directory.
+def load_manifest(run_directory: Path) -> layout.RunManifest:
+    """Load the manifest (run.json) of a run directory.
 
     Raises:
         DataError: it does not exist or is damaged.
     """
-    path = run_directory / RUN_FILE
-    return decode_manifest(read_whole(path), where=str(path))
+    path = run_directory / layout.RUN_FILE
+    return documents.decode_manifest(read_whole(path), where=str(path))
 
 
-def find_manifest(run_directory: Path) -> RunManifest | None:
-    """The manifest of a run directory; None if it does not exist or is damaged."""
+def find_manifest(run_directory: Path) -> layout.RunManifest | None:
+    """Load the manifest of a run directory; None if it does not exist or is damaged."""
     try:
         return load_manifest(run_directory)
     except DataError:
@@ -217,19 +202,19 @@ def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
     Raises:
         DataError: the directory cannot be written.
     """
-    path = run_directory / ANALYSIS_FILE
-    write_whole(path, encode_document(analysis))
+    path = run_directory / layout.ANALYSIS_FILE
+    write_whole(path, documents.encode_document(analysis))
     return path
 
 
-def save_timelines(run_directory: Path, timelines: list[RankTimeline]) -> Path:
+def save_timelines(run_directory: Path, timelines: list[layout.RankTimeline]) -> Path:
     """Write the ranks' timelines into a run directory; returns the path of the file.
 
     Raises:
         DataError: the directory cannot be written.
     """
-    path = run_directory / TIMELINE_FILE
-    write_whole(path, encode_timelines(timelines))
+    path = run_directory / layout.TIMELINE_FILE
+    write_whole(path, documents.encode_timelines(timelines))
     return path
 
 
@@ -243,14 +228,14 @@ def _read_result(path: Path) -> bytes:
 def _summarise(run_id: str, path: Path) -> RunSummary:
     problems: list[str] = []
     manifest = head = None
-    if (path / RUN_FILE).is_file():
+    if (path / layout.RUN_FILE).is_file():
         try:
             manifest = load_manifest(path)
         except DataError as error:
             problems.append(str(error))
-    if (path / ANALYSIS_FILE).is_file():
+    if (path / layout.ANALYSIS_FILE).is_file():
         try:
-            head = _load_head(path / ANALYSIS_FILE)
+            head = _load_head(path / layout.ANALYSIS_FILE)
         except DataError as error:
             problems.append(str(error))
     job = head.job if head else None
@@ -274,12 +259,12 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
 
 
 def _load_head(path: Path) -> _AnalysisHead:
-    head = decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
-    check_job(head.job, where=str(path))
+    head = documents.decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
+    documents.check_job(head.job, where=str(path))
     return head
 
 
-def _mesh_of(manifest: RunManifest | None) -> MeshSizes:
+def _mesh_of(manifest: layout.RunManifest | None) -> MeshSizes:
     sizes = manifest.mesh if manifest else {}
     return MeshSizes(**{name: sizes.get(name) for name in MeshSizes.__slots__})
 
@@ -306,20 +291,20 @@ _HEAD_BYTES = 65_536
 
 
 def is_saved_analysis(path: Path) -> bool:
-    """Whether the beginning of a file looks like the output of `analyze --json`."""
+    """Whether a stored file looks like the output of `analyze --json`, by its beginning."""
     with path.open("rb") as file:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 
-def captures(run: Path) -> list[Path]:
-    """The folders of captured traces in a run directory."""
-    return list((run / TRACES_FOLDER).glob("step*"))
+def capture_folders(run: Path) -> list[Path]:
+    """The folders of captured traces in a stored run's directory."""
+    return list((run / layout.TRACES_FOLDER).glob("step*"))
 
 
 def has_current_analysis(run: Path) -> bool:
-    """Whether the run has an analysis that is at least as new as its captures."""
-    saved = run / ANALYSIS_FILE
+    """Whether a stored run has an analysis that is at least as new as its captures."""
+    saved = run / layout.ANALYSIS_FILE
     if not saved.is_file():
         return False
     saved_ns = saved.stat().st_mtime_ns
-    return all(capture.stat().st_mtime_ns <= saved_ns for capture in captures(run))
+    return all(capture.stat().st_mtime_ns <= saved_ns for capture in capture_folders(run))

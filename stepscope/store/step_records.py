@@ -17,8 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, STEPS_FOLDER, RunManifest
-from stepscope.core.documents.steps import RESERVED_FIELDS, RankSteps, Step
+from stepscope.core.documents import run_directory as layout
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
@@ -48,15 +47,15 @@ class _StepLine(msgspec.Struct, gc=False):
     prepare_ns: _Time = 0
 
 
-def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
-    """All ranks' steps, and notices of lines that could not be read. Empty where the run has no steps.
+def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[Notice]]:
+    """Read all ranks' steps of a run, and notices of lines that could not be read. Empty where it has no steps.
 
     Steps that a later attempt of the job repeats replace those of all ranks, also of ranks that the job no longer has.
 
     Raises:
         OSError: a file cannot be read.
     """
-    steps_of: dict[int, list[Step]] = {}
+    steps_of: dict[int, list[layout.Step]] = {}
     notices = []
     for rank, path in _files_by_rank(run_directory):
         steps = steps_of.setdefault(rank, [])
@@ -72,7 +71,7 @@ def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
     return _latest(steps_of), notices
 
 
-def _latest(steps_of: dict[int, list[Step]]) -> list[RankSteps]:
+def _latest(steps_of: dict[int, list[layout.Step]]) -> list[layout.RankSteps]:
     """Each rank's steps that no later attempt of any rank repeated."""
     first: dict[int, int] = {}
     for step in (step for steps in steps_of.values() for step in steps):
@@ -82,7 +81,7 @@ def _latest(steps_of: dict[int, list[Step]]) -> list[RankSteps]:
         ends[attempt], end = end, min(end, first[attempt])
     ranks = []
     for number, steps in steps_of.items():
-        rank = RankSteps(number)
+        rank = layout.RankSteps(number)
         for step in steps:
             if step.index < ends[step.attempt]:
                 rank.add(step)
@@ -93,7 +92,7 @@ def _latest(steps_of: dict[int, list[Step]]) -> list[RankSteps]:
 
 def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
     try:
-        files = (run_directory / STEPS_FOLDER).iterdir()
+        files = (run_directory / layout.STEPS_FOLDER).iterdir()
         return sorted((int(match[1]), path) for path in files if (match := _STEP_FILE.fullmatch(path.name)))
     except OSError:
         return []
@@ -117,14 +116,18 @@ def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
 
 def _figures(text: bytes) -> dict[str, float]:
     document = msgspec.json.decode(text)
-    return {name: float(value) for name, value in document.items() if name not in RESERVED_FIELDS and is_figure(value)}
+    return {
+        name: float(value)
+        for name, value in document.items()
+        if name not in layout.RESERVED_FIELDS and is_figure(value)
+    }
 
 
-def _step(line: _StepLine, text: bytes) -> Step:
+def _step(line: _StepLine, text: bytes) -> layout.Step:
     values = msgspec.structs.asdict(line)
     values["end_ns"] = max(line.start_ns, line.end_ns)
     values["anomalies"] = [anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies]
-    return Step(**values, figures=_figures(text))
+    return layout.Step(**values, figures=_figures(text))
 
 
 MAX_RANKS_READ = 16
@@ -162,7 +165,7 @@ class _TimedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTelemetry:
-    """Settled, unprofiled steps of a run.
+    """Settled, unprofiled steps read from a run directory.
 
     Attributes:
         step_ms: duration of each in order, the median over ranks.
@@ -176,8 +179,8 @@ class StepTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """A run's steps outside of a capture, to compare the captured ones with.
+class UnprofiledPace:
+    """A stored run's steps outside of a capture, to compare the captured ones with.
 
     Attributes:
         data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; ranks that never
@@ -193,7 +196,7 @@ class Pace:
 
 
 def read_step_telemetry(run_directory: Path) -> StepTelemetry:
-    """The steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
+    """Read a run's steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
     by_step: dict[tuple[int, int], list[float]] = defaultdict(list)
     tokens: list[float] = []
     memory: dict[str, float] = {}
@@ -212,8 +215,8 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     return StepTelemetry(in_order[num_warm_up:], float(np.median(tokens)) if tokens else None, memory)
 
 
-def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pace:
-    """The pace of a run next to a capture. Lines that cannot be read are ignored.
+def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> UnprofiledPace:
+    """Read a run's step times next to a capture. Lines that cannot be read are ignored.
 
     Args:
         capture: attempt and first step of the captured steps.
@@ -228,7 +231,7 @@ def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pa
         beside += near
         num_wanted += _NEAREST_BEFORE if near else 0
         is_even = is_even and (len(near) < _NEAREST_BEFORE or _are_alike(near))
-    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= num_wanted else None, is_even)
+    return UnprofiledPace(waits, float(np.median(beside)) if beside and len(beside) >= num_wanted else None, is_even)
 
 
 def _are_alike(durations: Sequence[float]) -> bool:
@@ -254,7 +257,7 @@ def _beside(steps: Sequence[_TimedStep], attempt: int, first_step: int) -> list[
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:
-    """Ranks with an empty file where others have steps: they were killed before their first."""
+    """Ranks of a stored run with an empty file of steps where others have steps: killed before their first."""
     sizes = {}
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
@@ -306,27 +309,26 @@ class _StuckHead(msgspec.Struct):
     ended_ns: int | None = None
 
 
-def stuck_steps(run_directory: Path, manifest: RunManifest | None) -> list[Notice]:
-    """A notice for each place where ranks are stuck in the last attempt: 'rank 3 stuck in step 412, in all_reduce'."""
+def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[Notice]:
+    """Notices of a stored run, one for each place where ranks are stuck: 'rank 3 stuck in step 412, in all_reduce'."""
     attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
     if attempt is not None and attempt.ended == _FINISHED:
         return []
     since_ns = 0 if attempt is None else attempt.start_ns
     ranks: dict[tuple[bool, int, str], list[int]] = defaultdict(list)
-    for path in sorted((run_directory / FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
+    for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             with path.open("rb") as file:
                 state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckHead)
             if state.ended_ns is None and state.began_ns >= since_ns:
                 ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
+    how = {True: "stuck", False: "at work while others were stuck"}
     return [
-        Notice("stuck_step", f"{ranks_words(of)} {_how(is_still)} in step {step}, in {where}; see {FLIGHT_FOLDER}/")
+        Notice(
+            "stuck_step", f"{ranks_words(of)} {how[is_still]} in step {step}, in {where}; see {layout.FLIGHT_FOLDER}/"
+        )
         for (is_still, step, where), of in ranks.items()
     ]
-
-
-def _how(is_still: bool) -> str:
-    return "stuck" if is_still else "at work while others were stuck"
 
 
 def _printable(place: str) -> str:

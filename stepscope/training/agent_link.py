@@ -20,149 +20,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from stepscope.core.protocol import messages
 from stepscope.core.protocol.captures import CaptureRequest
-from stepscope.core.protocol.messages import (
-    DEFAULT_SOCKET,
-    PROTOCOL_VERSION,
-    SOCKET_VARIABLE,
-    Answer,
-    Bye,
-    Cancel,
-    Heartbeat,
-    Hello,
-    LineBuffer,
-    Message,
-    ProtocolError,
-    Welcome,
-    decode,
-    encode,
-)
-from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.schedule import Schedule, SlowStep, SlowSteps, rule_from_environment
+from stepscope.training.captures.coordinator import RankCaptureCoordinator
+from stepscope.training.captures.schedule import Schedule, SlowStep, SlowStepWatch, capture_rule_from_environment
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import gpu_uuid
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
 logger = logging.getLogger(__name__)
-
-_LOOK_EVERY_NS = 10_000_000_000
-_MAX_REASON = 500
-_STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without one
-
-
-class AgentLink:
-    """Link to the agent. Starts a thread only once there is an agent's socket, or a rule that ranks must agree on.
-
-    Args:
-        schedule: the run's own captures.
-        takes_scheduled: whether this rank takes them.
-        rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
-
-    Attributes:
-        plan: the capture that each step belongs to.
-        tick_seconds: time from one `tick` to the next.
-    """
-
-    def __init__(
-        self, context: RunContext, schedule: Schedule, *, takes_scheduled: bool, rule: SlowStep | None = None
-    ) -> None:
-        rule = rule_from_environment() if rule is None else rule
-        if rule is not None and not isinstance(rule, SlowStep):
-            raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
-        self.step_time = RecentStepTime()
-        self._identity = context.identity
-        self._slow_steps = None if rule is None else SlowSteps(rule)
-        self._connection = AgentConnection(socket_path(), self)
-        self._captures = CaptureCoordinator(
-            context.run_directory.name,
-            context.identity,
-            schedule,
-            takes_scheduled=takes_scheduled,
-            step_time=self.step_time,
-            slow_steps=self._slow_steps,
-            send=self._send,
-        )
-        self.plan = self._captures.plan
-        self.tick_seconds = self._captures.tick_seconds
-        self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
-        self._looked_ns = 0
-        self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
-        self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
-        self._start_if_needed(0)
-
-    def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
-        """Take in a finished step, in about a microsecond.
-
-        Args:
-            is_writing: a trace is being written, which may have slowed the step.
-        """
-        self._heartbeat.newest = record
-        self.step_time.add(record)
-        if self._slow_steps is not None and self._slow_steps.is_due(record, is_writing=is_writing):
-            self._captures.request_by_rule()
-            if self._connection.is_running:
-                self._connection.wake()
-            else:
-                self._captures.tick()
-        if record.index <= self._last_step_to_find_gpu and self._heartbeat.gpu_uuid is None:
-            self._find_gpu()
-        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # also after a clock was set back
-            self._start_if_needed(record.end_ns)
-
-    def step_settled(self, record: StepRecord) -> None:
-        """Take in a step that has all its figures, also deferred ones from the GPU."""
-        self._heartbeat.newest_settled = record
-
-    def close(self, patience_seconds: float = 2.0) -> None:
-        """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""
-        self._captures.close()
-        self._connection.close(patience_seconds)
-
-    def hello(self) -> bytes:
-        """The first line on a connection; called by the link."""
-        return self._heartbeat.hello()
-
-    def heartbeat(self) -> bytes:
-        """The line of each second; called by the link."""
-        return self._heartbeat.line()
-
-    def receive(self, message: Message) -> None:
-        """Pass a message on to the coordinator; called by the link."""
-        if isinstance(message, CaptureRequest):
-            self._captures.request(message)
-        elif isinstance(message, Cancel):
-            self._captures.cancel(message)
-
-    def receive_unreadable(self, error: ProtocolError) -> None:
-        """Refuse a request that cannot be read; called by the link."""
-        if error.capture_id is not None:
-            self._captures.refuse_unreadable(error.capture_id, str(error))
-
-    def tick(self) -> None:
-        """Settle requests; called by the link."""
-        self._captures.tick()
-
-    def _send(self, answer: Answer) -> None:
-        progress = answer.progress
-        if progress.reason is not None:
-            progress = replace(progress, reason=progress.reason[:_MAX_REASON])
-        self._connection.send(encode(Answer(answer.id, progress)))
-
-    def _find_gpu(self) -> None:
-        self._heartbeat.gpu_uuid = gpu_uuid(self._identity)
-        if self._heartbeat.gpu_uuid is not None:
-            self._connection.send(self._heartbeat.hello())
-
-    def _start_if_needed(self, now_ns: int) -> None:
-        self._looked_ns = now_ns
-        must_agree = self._slow_steps is not None and self._identity.world_size > 1
-        if not self._connection.is_running and (must_agree or self._connection.has_agent):
-            try:
-                self._connection.start()
-            except (OSError, RuntimeError):  # no thread or descriptor available: training goes on without
-                logger.debug("the connection to the agent cannot be started", exc_info=True)
-
 
 _MAX_NAMES = 32
 _MAX_NAME = 80
@@ -170,7 +37,7 @@ _MAX_FIGURE = 1e300  # a whole number may be larger than any float
 
 
 class HeartbeatSource:
-    """Hello and heartbeat lines of this process. The training thread sets the newest steps, any thread takes lines.
+    """Hello and heartbeat lines of a training process, made on any thread; the training thread sets the newest steps.
 
     Attributes:
         newest_settled: the newest finished step that has all its figures.
@@ -188,8 +55,8 @@ class HeartbeatSource:
     def hello(self) -> bytes:
         """The line that introduces this process."""
         identity = self._context.identity
-        return encode(
-            Hello(
+        return messages.encode_message(
+            messages.Hello(
                 run=self._context.run_directory.name,
                 run_directory=str(self._context.run_directory),
                 rank=identity.rank,
@@ -203,15 +70,17 @@ class HeartbeatSource:
             )
         )
 
-    def line(self) -> bytes:
+    def heartbeat(self) -> bytes:
         """The line on the newest step and the open one."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
-            return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
-        return encode(
-            Heartbeat(
+            return messages.encode_message(
+                messages.Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing)
+            )
+        return messages.encode_message(
+            messages.Heartbeat(
                 age_ms=max(now_ns - record.end_ns, 0) / 1e6,
                 state=state,
                 index=record.index,
@@ -234,6 +103,116 @@ def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
     return dict(list(named.items())[:_MAX_NAMES])
 
 
+_LOOK_EVERY_NS = 10_000_000_000
+_MAX_REASON = 500
+_STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without one
+
+
+class AgentLink(HeartbeatSource):
+    """Link of a training process to the agent. Starts a thread only once there is a socket, or ranks must agree.
+
+    Args:
+        schedule: the run's own captures.
+        takes_scheduled: whether this rank takes them.
+        rule: by which the run requests captures itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
+
+    Attributes:
+        plan: the capture that each step belongs to.
+        tick_seconds: time from one `tick` to the next.
+    """
+
+    def __init__(
+        self, context: RunContext, schedule: Schedule, *, takes_scheduled: bool, rule: SlowStep | None = None
+    ) -> None:
+        rule = capture_rule_from_environment() if rule is None else rule
+        if rule is not None and not isinstance(rule, SlowStep):
+            raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
+        super().__init__(context, lambda: self._captures.plan.state(self._captures.plan.step).value)
+        self.step_time = RecentStepTime()
+        self._identity = context.identity
+        self._slow_steps = None if rule is None else SlowStepWatch(rule)
+        self._connection = AgentConnection(socket_path(), self)
+        self._captures: RankCaptureCoordinator = RankCaptureCoordinator(
+            context.run_directory.name,
+            context.identity,
+            schedule,
+            takes_scheduled=takes_scheduled,
+            step_time=self.step_time,
+            slow_steps=self._slow_steps,
+            send=self._send,
+        )
+        self.plan = self._captures.plan
+        self.tick_seconds = self._captures.tick_seconds
+        self._looked_ns = 0
+        self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
+        self.gpu_uuid = gpu_uuid(context.identity)
+        self._start_if_needed(0)
+
+    def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
+        """Take in a finished step, in about a microsecond.
+
+        Args:
+            is_writing: a trace is being written, which may have slowed the step.
+        """
+        self.newest = record
+        self.step_time.add(record)
+        if self._slow_steps is not None and self._slow_steps.is_due(record, is_writing=is_writing):
+            self._captures.request_by_rule()
+            if self._connection.is_running:
+                self._connection.wake()
+            else:
+                self._captures.tick()
+        if record.index <= self._last_step_to_find_gpu and self.gpu_uuid is None:
+            self._find_gpu()
+        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # also after a clock was set back
+            self._start_if_needed(record.end_ns)
+
+    def step_settled(self, record: StepRecord) -> None:
+        """Take in a step that has all its figures, also deferred ones from the GPU."""
+        self.newest_settled = record
+
+    def close(self, patience_seconds: float = 2.0) -> None:
+        """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""
+        self._captures.close()
+        self._connection.close(patience_seconds)
+
+    def receive(self, message: messages.Message) -> None:
+        """Pass a message on to the coordinator; called by the link."""
+        if isinstance(message, CaptureRequest):
+            self._captures.request(message)
+        elif isinstance(message, messages.Cancel):
+            self._captures.cancel(message)
+
+    def receive_unreadable(self, error: messages.ProtocolError) -> None:
+        """Refuse a request that cannot be read; called by the link."""
+        if error.capture_id is not None:
+            self._captures.refuse_unreadable(error.capture_id, str(error))
+
+    def tick(self) -> None:
+        """Settle requests; called by the link."""
+        self._captures.tick()
+
+    def _send(self, answer: messages.Answer) -> None:
+        progress = answer.progress
+        if progress.reason is not None:
+            progress = replace(progress, reason=progress.reason[:_MAX_REASON])
+        self._connection.send(messages.encode_message(messages.Answer(answer.id, progress)))
+
+    def _find_gpu(self) -> None:
+        self.gpu_uuid = gpu_uuid(self._identity)
+        if self.gpu_uuid is not None:
+            self._connection.send(self.hello())
+
+    def _start_if_needed(self, now_ns: int) -> None:
+        self._looked_ns = now_ns
+        must_agree = self._slow_steps is not None and self._identity.world_size > 1
+        if not self._connection.is_running and (must_agree or self._connection.has_agent):
+            try:
+                self._connection.start()
+            except (OSError, RuntimeError):  # no thread or descriptor available: training goes on without
+                logger.debug("the connection to the agent cannot be started", exc_info=True)
+
+
 HEARTBEAT_SECONDS = 1.0
 _READ_BYTES = 4096
 _READ_PAUSE_SECONDS = 0.05  # 80 kB/s: a flood costs a hundredth of a core, a request for 10,000 ranks 0.7 s
@@ -247,7 +226,7 @@ _BYE_SECONDS = 0.5
 
 
 class ConnectionUser(Protocol):
-    """User of the connection. All methods are called on the connection's thread.
+    """User of a training process's connection to the agent. All methods are called on the connection's thread.
 
     Attributes:
         tick_seconds: time from one `tick` to the next.
@@ -261,10 +240,10 @@ class ConnectionUser(Protocol):
     def heartbeat(self) -> bytes:
         """The line that is sent about once a second."""
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: messages.Message) -> None:
         """Take a message of the agent."""
 
-    def receive_unreadable(self, error: ProtocolError) -> None:
+    def receive_unreadable(self, error: messages.ProtocolError) -> None:
         """Take the error of a message that cannot be read."""
 
     def tick(self) -> None:
@@ -272,7 +251,7 @@ class ConnectionUser(Protocol):
 
 
 class AgentConnection:
-    """One connection, reconnected whenever it ends.
+    """A training process's connection to the agent, reconnected whenever it ends.
 
     Args:
         path: of the agent's socket; None for no agent.
@@ -285,7 +264,7 @@ class AgentConnection:
         self._closing = False
         self._wake_descriptor = -1
         self._socket: socket.socket | None = None
-        self._lines = LineBuffer()
+        self._lines = messages.LineBuffer()
         self._unsent = b""
         self._sending = b""
         self._queue: deque[bytes] = deque(maxlen=_MAX_QUEUED)
@@ -399,7 +378,7 @@ class AgentConnection:
         except (OSError, ValueError):  # no agent, one that is overloaded, or a path that no socket can have
             connection.close()
             return
-        self._socket, self._lines, self._faults = connection, LineBuffer(), 0
+        self._socket, self._lines, self._faults = connection, messages.LineBuffer(), 0
         self._connected_at = self._sent_at = now
         self._unsent = self._user.hello()
 
@@ -441,21 +420,23 @@ class AgentConnection:
         try:
             for line in self._lines.feed(block):
                 self._take(line)
-        except ProtocolError as error:
+        except messages.ProtocolError as error:
             self._warn(f"its messages cannot be read: {error}")
             self._drop(str(error))
 
     def _take(self, line: bytes) -> None:
         try:
-            message = decode(line)
-        except ProtocolError as error:
+            message = messages.decode_message(line)
+        except messages.ProtocolError as error:
             self._user.receive_unreadable(error)
             self._faults += error.capture_id is None
             if self._faults >= _MAX_FAULTS:
                 raise
             return
-        if isinstance(message, Welcome) and message.version != PROTOCOL_VERSION:
-            self._warn(f"it speaks version {message.version}, this stepscope version {PROTOCOL_VERSION}; update one")
+        if isinstance(message, messages.Welcome) and message.version != messages.PROTOCOL_VERSION:
+            self._warn(
+                f"it speaks version {message.version}, this stepscope version {messages.PROTOCOL_VERSION}; update one"
+            )
             self._drop("another version", retry_seconds=_OTHER_VERSION_RETRY_SECONDS)
         elif message is not None and self._socket is not None:
             self._user.receive(message)
@@ -487,14 +468,14 @@ class AgentConnection:
     def _say_bye(self) -> None:
         if self._socket is None:
             return
-        lines = b"".join([self._unsent, *self._queue, encode(Bye())])
+        lines = b"".join([self._unsent, *self._queue, messages.encode_message(messages.Bye())])
         self._socket.settimeout(_BYE_SECONDS)
         self._socket.sendall(lines, socket.MSG_NOSIGNAL)
 
 
 def socket_path() -> str | None:
-    """Path of the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default path; None when it is empty."""
-    return os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET) or None
+    """Where training looks for the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default; None when it is empty."""
+    return os.environ.get(messages.SOCKET_VARIABLE, messages.DEFAULT_SOCKET) or None
 
 
 _connections: weakref.WeakSet[AgentConnection] = weakref.WeakSet()

@@ -20,14 +20,14 @@ _STOPS_WITHIN_SECONDS = 2.0
 
 @runtime_checkable
 class PeriodicTask(Protocol):
-    """Something that wants a moment about once a second, on a thread that is not the training thread."""
+    """A task of the training process's background loop: runs about once a second, not on the training thread."""
 
     def run_task(self) -> None:
         """Look after what there is; over in milliseconds."""
 
 
 class BackgroundLoop:
-    """Tends others once a second, and learns of signals at once, whatever the training thread does.
+    """Background threads of a training process: run tasks once a second, and learn of signals at once.
 
     Python runs signal handlers on the main thread only, and not while that waits in C, as for a collective. But C's own
     part of the handler writes the signal's number to a file descriptor at once; that is what is read here, on a thread

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stepscope.training.captures.schedule import Schedule, SlowStep
 from stepscope.training.profiling_session import Profile
-from stepscope.training.settings import Settings
+from stepscope.training.run.context import ProfileSettings
 
 
 def profile(
@@ -63,28 +63,13 @@ def profile(
         first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
             continued numbers on from its last step. Schedules count from the first step of each start.
     """
-    settings = Settings(
-        run=run,
-        out=out,
-        schedule=schedule,
-        ranks=ranks,
-        mesh=mesh,
-        record_shapes=record_shapes,
-        with_stack=with_stack,
-        profile_memory=profile_memory,
-        capture_when=capture_when,
-        labels=labels,
-        simulated_compute=simulated_compute,
-        stuck_after=stuck_after,
-        memory=memory,
-        export=export,
-        first_step=first_step,
-    )
-    return Profile(settings, enabled=enabled and not is_disabled(os.environ))
+    arguments = dict(locals())
+    is_on = arguments.pop("enabled") and not is_disabled(os.environ)
+    return Profile(ProfileSettings(**arguments), enabled=is_on)
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:
-    """Whether STEPSCOPE_DISABLE turns measuring off."""
+    """Whether STEPSCOPE_DISABLE turns `profile()` off."""
     return environment.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
 
 
@@ -94,7 +79,7 @@ _PARAMETER = "prof"
 
 
 def profiled(**options: Any) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """A decorator; options as of `stepscope.profile`.
+    """Decorator that measures a training loop or the steps of one; options as of `stepscope.profile`.
 
     A function with a parameter `prof` is a training loop: it is given the profile, which begins and ends with the call.
     Any other function is a step of one: each call that returns ends a step, and measuring goes on until the process

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,33 +21,29 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
-from stepscope.core.text.verdict import headline, verdict_lines
+from stepscope.core.text.wording import headline, verdict_lines
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.recording import Recording
 from stepscope.training.captures.runner import CaptureRunner
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, captures_on_this_rank
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.identity import captures_on_this_rank, identify, run_name
-from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestWriter, attempt_ending
+from stepscope.training.run.context import (
+    MEASURING_STOPPED,
+    ManifestWriter,
+    ProfileSettings,
+    RunContext,
+    attempt_ending,
+)
+from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
-from stepscope.training.settings import RunContext, Settings, implausible_arguments
+from stepscope.training.steps import spans
 from stepscope.training.steps.gradients import LocalGradientNorm
 from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
-from stepscope.training.steps.spans import (
-    STEP_PREFIX,
-    NoSpan,
-    OpenSpans,
-    PhaseSpan,
-    SpanRecorder,
-    StepMark,
-    is_compiling,
-    wrap_data,
-)
-from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter, open_step_file
+from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime, open_step_file
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +82,7 @@ class Profile:
         gives_way: a profile that begins while this one measures takes its place, instead of stepping aside.
     """
 
-    def __init__(self, settings: Settings, *, enabled: bool) -> None:
+    def __init__(self, settings: ProfileSettings, *, enabled: bool) -> None:
         self.run_directory: Path | None = None
         self.gives_way = False
         self._settings = settings
@@ -104,20 +100,20 @@ class Profile:
         self._shutdown: ShutdownHandler[Profile] | None = None
         self._depth = 0  # how many of the guarded methods run
         self._is_ending = False
-        self._times = StepTimes()
+        self._times = UnprofiledStepTime()
         self._agent_link: AgentLink | None = None
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
         self._step: StepRecord | None = None
         self._step_began_ns = 0  # by the monotonic clock
-        self._mark = StepMark(is_quiet=not enabled)
+        self._mark = spans.StepMark(is_quiet=not enabled)
         self._scalar_reader = DeviceScalarReader()
         self._figures = StepScalarReader(self._scalar_reader)
         self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
-        self._open_spans = OpenSpans(lambda: self._on, self._give_up)
-        self._spans = SpanRecorder(
+        self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
+        self._spans = spans.SpanRecorder(
             self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
         )
 
@@ -144,7 +140,7 @@ class Profile:
             self._pass_exception(error)
         self._end(kind)
 
-    def step(self, /, **figures: object) -> StepMark:
+    def step(self, /, **figures: object) -> spans.StepMark:
         """End the current step and begin the next; call it once after each optimizer step, not around its work.
 
         Args:
@@ -175,17 +171,17 @@ class Profile:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
-        return wrap_data(loader, self._spans) if self._on else loader
+        return spans.wrap_data(loader, self._spans) if self._on else loader
 
-    def phase(self, name: str) -> PhaseSpan:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
-        if is_compiling() or not self._on:
-            return NoSpan()
+        if spans.is_compiling() or not self._on:
+            return nullcontext()
         try:
-            return PhaseSpan(str(name), self._spans)
+            return spans.PhaseSpan(str(name), self._spans)
         except Exception as error:  # training must never be hurt
             self._give_up(error)
-            return PhaseSpan("?", self._spans)
+            return spans.PhaseSpan("?", self._spans)
 
     @property
     def is_measuring(self) -> bool:
@@ -245,16 +241,16 @@ class Profile:
         self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
-        identity = identify()
+        identity = identify_process()
         captures = captures_on_this_rank(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         out = Path(settings.out).absolute()  # also after the script has changed its directory
-        begun = open_step_file(out / run_name(settings.run, identity), identity, settings.first_step)
+        begun = open_step_file(out / choose_run_name(settings.run, identity), identity, settings.first_step)
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         if identity.rank == 0:
-            for warning in implausible_arguments(settings, mesh, identity.world_size):
+            for warning in settings.warnings(mesh, identity.world_size):
                 logger.warning(warning)
         self._context = context = RunContext(
             self.run_directory,
@@ -359,7 +355,7 @@ class Profile:
         assert self._agent_link is not None
         state, captured = self._agent_link.plan.state(index), self._captures.is_capturing
         # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
-        self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
+        self._annotation = self._open_spans.open(f"{spans.STEP_PREFIX}{index}")
         self._step_began_ns = time.monotonic_ns()
         self._step = StepRecord(
             index, time.time_ns(), captured=captured, state=state.value, attempt=self._context.attempt
@@ -368,7 +364,7 @@ class Profile:
 
     def _is_undisturbed(self, step: int) -> bool:
         """Whether the running step is not captured."""
-        return self._agent_link is None or self._agent_link.plan.state(step) is State.WAIT
+        return self._agent_link is None or self._agent_link.plan.state(step) is ProfilerState.WAIT
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -414,6 +410,7 @@ class Profile:
 
 
 def is_measured() -> bool:
+    """Whether a profile measures this process."""
     return _profile_at_work() is not None
 
 
@@ -450,7 +447,7 @@ _POLL_SECONDS = 0.1
 
 
 def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
-    """The analysis of the latest capture, kept beside the run; one line with the reason where there is none.
+    """The analysis of a profile's latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:
         first_step: of the latest capture.
@@ -472,6 +469,6 @@ def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt:
 
 
 def summary_text(analysis: Analysis, run_directory: Path) -> str:
-    """The verdict as `stepscope analyze` prints it, and where to find more."""
+    """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
     lines = [headline(analysis.job), *verdict_lines(analysis.verdict)]
     return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

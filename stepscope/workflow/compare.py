@@ -17,7 +17,14 @@ from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
-from stepscope.store.runs import captures, find_manifest, has_current_analysis, is_run, is_saved_analysis, load_analysis
+from stepscope.store.runs import (
+    capture_folders,
+    find_manifest,
+    has_current_analysis,
+    is_run,
+    is_saved_analysis,
+    load_analysis,
+)
 from stepscope.store.step_records import StepTelemetry, read_step_telemetry
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
@@ -152,7 +159,7 @@ def _saved_analysis(run: Path, notices: list[Notice]) -> Analysis | None:
     try:
         return load_analysis(run)
     except DataError as error:
-        if not captures(run):
+        if not capture_folders(run):
             raise
         notices.append(Notice("analysed_again", f"{error}: analysed again"))
         return None

@@ -22,9 +22,9 @@ from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
 from stepscope.collectors.flight_recorder import read_flight_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, RankFile
 from stepscope.core.errors import DataError
-from stepscope.core.protocol.fields import any_rank, read_object
+from stepscope.core.protocol.fields import _read_rank, read_object
 
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
@@ -91,7 +91,7 @@ class _OwnedFiles:
 def _world_size(run_directory: Path, files: _OwnedFiles) -> int:
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
         world_size = json.loads(files.read(run_directory / RUN_FILE, _MAX_MANIFEST_BYTES))["world_size"]
-        return int(any_rank(world_size))
+        return int(_read_rank(world_size))
     return 0
 
 
@@ -107,7 +107,7 @@ def _report(run_directory: Path, states: Sequence[RankState], world_size: int, f
     """Hang report from the flight recorders of these ranks; None without recorded operations."""
     dumps: list[FlightDump] = []
     for state in states:
-        path = run_directory / live_record_path(state.rank)
+        path = run_directory / RankFile.LIVE_RECORD.path(state.rank)
         with suppress(OSError, DataError):
             dumps.append(read_flight_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):

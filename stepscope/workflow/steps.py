@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
 from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import StepReport
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.store.runs import find_manifest
 from stepscope.store.step_records import read_run_steps

@@ -13,10 +13,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.text.numbers import counted
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _FOREIGN_THREAD: Any = getattr(threading, "_DummyThread", ())
 
 P = ParamSpec("P")
@@ -56,7 +54,7 @@ def _harmless(otherwise: T) -> Callable[[Method[P, T]], Method[P, T]]:
 
 
 class AutomaticRun:
-    """Measures this process through `stepscope.profile`, of which there is one a process.
+    """Measures a process of `stepscope run` through `stepscope.profile`, of which there is one a process.
 
     Attributes:
         hides_updates: updates made now train nothing.
@@ -105,7 +103,7 @@ class AutomaticRun:
         """Whether the update that begins is recorded."""
         if self._is_off or self.hides_updates:
             return False
-        if get_ident() != self._thread and not self._is_on_training_thread():
+        if threading.get_ident() != self._thread and not self._is_on_training_thread():
             self.has_unseen_update |= _is_autograds()
             return False
         if self._profile is None and not self._begin():
@@ -136,7 +134,7 @@ class AutomaticRun:
     @_harmless(None)
     def end_due_step(self) -> None:
         """End the step whose update was made, if it is not ended yet."""
-        if self._is_step_due and not self._is_off and get_ident() == self._thread:
+        if self._is_step_due and not self._is_off and threading.get_ident() == self._thread:
             self._is_step_due = False
             self._end_step()
 
@@ -157,7 +155,7 @@ class AutomaticRun:
         """Whether the wait for a batch that begins is recorded; of nested loaders the outer one's is."""
         if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
             return False
-        if get_ident() != self._thread and not self._is_on_training_thread():
+        if threading.get_ident() != self._thread and not self._is_on_training_thread():
             return False
         if self.has_unseen_update:
             self.end_unseen_step()
@@ -185,28 +183,24 @@ class AutomaticRun:
     def loader_failed(self) -> None:
         self._is_asking = False
 
-    @_harmless(_NOTHING)
-    def saving(self) -> AbstractContextManager[None]:
-        """Around what writes a checkpoint."""
-        if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
-            return _NOTHING
-        return _Saving(self, self._profile)
-
-    @_harmless(None)
-    def _saving_begins(self, phase: AbstractContextManager[None]) -> None:
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what writes a checkpoint: the phase `checkpoint`, in which no other begins."""
+        if self._profile is None or self._is_off or self._is_saving or threading.get_ident() != self._thread:
+            yield
+            return
         self._is_saving = True
-        phase.__enter__()
-
-    @_harmless(None)
-    def _saving_ends(self, phase: AbstractContextManager[None]) -> None:
-        self._is_saving = False
-        phase.__exit__(None, None, None)
+        try:
+            with self._profile.phase(CHECKPOINT):  # which never raises itself
+                yield
+        finally:
+            self._is_saving = False
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
         if self._thread is None and not _is_autograds():
-            self._thread = get_ident()
-        return get_ident() == self._thread
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
 
     def _begin(self) -> bool:
         self._profile = _begun_profile()
@@ -253,20 +247,6 @@ class AutomaticRun:
         elif not was_off and prints_on_this_rank() and not _was_profiled():
             no_update = NO_UPDATE if self._has_optimizer else NO_OPTIMIZER
             print_line(IN_COMPILED_CODE if self.has_unseen_update else no_update)
-
-
-class _Saving:
-    """The phase `checkpoint`, in which no other begins."""
-
-    def __init__(self, run: AutomaticRun, profile: Profile) -> None:
-        self._run = run
-        self._phase = profile.phase(CHECKPOINT)
-
-    def __enter__(self) -> None:
-        self._run._saving_begins(self._phase)
-
-    def __exit__(self, *error: Any) -> None:
-        self._run._saving_ends(self._phase)
 
 
 def _begun_profile() -> Profile | None:
@@ -324,20 +304,21 @@ IN_COMPILED_CODE = (
 
 
 def prints_on_this_rank() -> bool:
-    """Whether this rank prints: only rank 0 does; asked while torch.distributed is initialised."""
-    from stepscope.training.run.identity import identify
+    """Whether this rank prints for `stepscope run`: only rank 0 does; asked while torch.distributed is initialised."""
+    from stepscope.training.run.identity import identify_process
 
-    return identify().rank == 0
+    return identify_process().rank == 0
 
 
 def print_run_directory(run_directory: Path | None, num_steps: int) -> None:
-    """Path of the run directory; empty where measuring stopped, which has logged why."""
+    """Print the last line of `stepscope run`: what to do next; nothing where measuring stopped, which logged why."""
     if run_directory is not None:
-        print_line(f"{counted(num_steps, 'step')} measured; next: stepscope analyze {run_directory}")
+        next_steps = f"stepscope analyze {run_directory}, stepscope steps {run_directory}"
+        print_line(f"{counted(num_steps, 'step')} measured; next: {next_steps}")
 
 
 def print_line(what: str) -> None:
-    """One line on stderr, if there is one."""
+    """Print one line of `stepscope run` on stderr, if there is one."""
     try:
         sys.stderr.write(f"stepscope: {what}\n")
         sys.stderr.flush()

@@ -22,8 +22,8 @@ _STARTUP = str(Path(__file__).resolve().parent / "startup")
 _PATH = "PYTHONPATH"
 
 
-def environment_for(options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which the command runs; the given one when STEPSCOPE_DISABLE turns measuring off."""
+def launch_environment(options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment in which `stepscope run` starts the command; the given one when STEPSCOPE_DISABLE turns it off."""
     if is_disabled(environment):
         return dict(environment)
     path = environment.get(_PATH, "")
@@ -31,8 +31,8 @@ def environment_for(options: RunOptions, environment: Mapping[str, str]) -> dict
     return dict(environment) | {OPTIONS_VARIABLE: options.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
 
 
-def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run the command in place of this process.
+def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run the command of `stepscope run` in place of this process.
 
     Raises:
         UsageError: it cannot be run.
@@ -58,7 +58,7 @@ starts in turn (compilers, tools, another training) does not write into the same
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of measuring, with the meaning that `stepscope.profile` gives them.
+    """Options of `stepscope run`, with the meaning that `stepscope.profile` gives them.
 
     Attributes:
         out: absolute, as a script may change its directory.
@@ -75,7 +75,7 @@ class RunOptions:
 
 
 def take_options(environment: MutableMapping[str, str]) -> RunOptions | None:
-    """The options in this environment, which are removed from it; None when there are none.
+    """The options of `stepscope run` in this environment, which are removed from it; None when there are none.
 
     Raises:
         ValueError, TypeError: it was written by a stepscope of another version.

@@ -21,7 +21,7 @@ _torch: Any = None
 
 
 def module_imported(module: ModuleType) -> None:
-    """Watch what there is to be watched in a module."""
+    """Patch a module of torch, DeepSpeed or safetensors for `stepscope run`, as it has just been imported."""
     global _torch
     _torch = sys.modules.get("torch")
     _PATCHES[module.__name__](module)
@@ -43,17 +43,18 @@ def _watch_optimizers(module: Any) -> None:
 
 
 def _watch_gradients(module: Any) -> None:
-    """The first backward pass alone: from then on torch's own function is back in its place."""
-    backward = module.backward
+    """The first backward pass alone, also of `torch.autograd.grad`: then torch's own function is back in its place."""
+    name = "_engine_run_backward" if hasattr(module, "_engine_run_backward") else "backward"  # before torch 2.3
+    backward = getattr(module, name)
 
     @functools.wraps(backward)
     def first_backward(*args: Any, **kwargs: Any) -> Any:
         if not _torch.compiler.is_compiling():
-            module.backward = backward
+            setattr(module, name, backward)
             _run.gradients_made()
         return backward(*args, **kwargs)
 
-    module.backward = first_backward
+    setattr(module, name, first_backward)
 
 
 def _watch_grad_scaler(module: Any) -> None:
@@ -80,8 +81,14 @@ def _watch_loading(module: Any) -> None:
 
 
 def _watch_loaders(module: Any) -> None:
-    _time_beginning(module.DataLoader)
-    _time_batches(module._BaseDataLoaderIter)
+    """The wait for a batch, and the beginning of an iteration, which starts the workers."""
+    loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+    loader.__iter__ = _timed(loader.__iter__, lambda _, begun, started_ns: _run.loader_began(begun, started_ns))
+    iterator.__next__ = _timed(iterator.__next__, _batch_came)
+
+
+def _batch_came(iterator: Any, _: Any, started_ns: int) -> None:
+    _run.batch_came(iterator, started_ns, learns=_torch.is_grad_enabled())
 
 
 def _watch_saving(*names: str) -> Callable[[Any], None]:
@@ -172,46 +179,26 @@ def _optimizer_of_scaler(_: Any = None, /, optimizer: Any = None, *__: Any, **__
     return optimizer
 
 
-def _time_beginning(loader_class: Any) -> None:
-    """Beginning an iteration starts the workers."""
-    begin = loader_class.__iter__
-
-    @functools.wraps(begin)
-    def __iter__(self: Any) -> Any:  # noqa: N807
-        if not _run.batch_asked():
-            return begin(self)
-        started_ns = time.perf_counter_ns()
-        try:
-            iterator = begin(self)
-        except BaseException:
-            _run.loader_failed()
-            raise
-        _run.loader_began(iterator, started_ns)
-        return iterator
-
-    loader_class.__iter__ = __iter__
-
-
-def _time_batches(iterator_class: Any) -> None:
-    ask = iterator_class.__next__
+def _timed(ask: Callable[[Any], Any], came: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
+    """Method of a loader or its iterator whose wait is timed; `came` takes it, what came, and when it was asked."""
 
     @functools.wraps(ask)
-    def __next__(self: Any) -> Any:  # noqa: N807
+    def timed(self: Any) -> Any:
         if not _run.batch_asked():
             return ask(self)
         started_ns = time.perf_counter_ns()
         try:
-            batch = ask(self)
+            found = ask(self)
         except StopIteration:
             _run.loader_ran_out(self, started_ns)
             raise
         except BaseException:
             _run.loader_failed()
             raise
-        _run.batch_came(self, started_ns, learns=_torch.is_grad_enabled())
-        return batch
+        came(self, found, started_ns)
+        return found
 
-    iterator_class.__next__ = __next__
+    return timed
 
 
 def _as_checkpoint(save: Callable[..., Any]) -> Callable[..., Any]:

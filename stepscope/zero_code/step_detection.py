@@ -21,7 +21,7 @@ MOST_PATIENCE = 1000
 
 
 class StepCycle:
-    """Counts one step a turn of the training loop: at the update of the optimizer that updated first.
+    """Detects the steps of an unmodified script: one a turn, at the update of the optimizer that updated first.
 
     When that one is gone, or has long been idle, the next that updates takes its place. Where the idle one comes back,
     the turns are longer than was thought, so that the place changes once and not twice each turn.
@@ -86,7 +86,7 @@ class _LoaderUse:
 
 
 class LoaderWaits:
-    """The waits since the last update, by loader."""
+    """Waits of an unmodified script for its DataLoaders since the last update, by loader."""
 
     def __init__(self) -> None:
         self._asked: dict[int, _LoaderUse] = {}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
-from stepscope.core.documents.steps import RankSteps, Step, StepTime
+from stepscope.core.documents.run_directory import RankSteps, Step, StepTimeSummary
 
 _MS = 1_000_000
 
@@ -31,7 +31,7 @@ def test_a_step_is_as_long_as_its_slowest_rank() -> None:
     assert report.steps[1].figures == {"loss": 2.5}
     assert report.steps[1].anomalies == ["loss_spike"]
     assert report.steps[2].captured
-    assert report.step_ms == StepTime(12, 12, 12)  # neither the first step nor the captured one
+    assert report.step_ms == StepTimeSummary(12, 12, 12)  # neither the first step nor the captured one
     assert report.num_settled == 1
     assert report.data_wait == pytest.approx(6 / 22)
 
@@ -44,7 +44,7 @@ def test_phases_are_shares_of_the_settled_steps_of_all_ranks() -> None:
 
 def test_without_a_settled_step_nothing_is_claimed() -> None:
     report = step_report([RankSteps(0, [_step(0, 500)])])
-    assert (report.step_ms, report.data_wait, report.num_settled) == (StepTime(None, None, None), None, 0)
+    assert (report.step_ms, report.data_wait, report.num_settled) == (StepTimeSummary(None, None, None), None, 0)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=5), max_size=4))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.torchtitan_logs import _lines, _steps, read_torchtitan_steps
-from stepscope.core.documents.steps import Step
+from stepscope.core.documents.run_directory import Step
 
 _EPOCH_US = 1_709_500_000_000_000
 

@@ -36,15 +36,14 @@ from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryReport
-from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RankTimeline, RunManifest, memory_owners_path, oom_report_path
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import RankFile, RankTimeline, RunManifest, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
 from stepscope.core.protocol.messages import Message
-from stepscope.core.protocol.messages import encode as encode_message
+from stepscope.core.protocol.messages import encode_message as encode_message
 from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
@@ -56,12 +55,11 @@ from stepscope.reference_workloads.suite.report import SuiteReport, encode_repor
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (
     encode_document,
-    encode_nccl,
     encode_timelines,
 )
 from stepscope.training.hangs.stuck_report import _completed
 from stepscope.training.memory.owners import PARAMETERS, MemoryOwners
-from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReporter, PeriodicSnapshots
+from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReporter, PeriodicMemorySnapshots
 from stepscope.training.run.run_files import write_manifest
 from stepscope.training.steps.gradients import CLIPPED_NORM, LOCAL_NORM
 from stepscope.training.steps.gradients import _named as loss_scale_figures
@@ -119,7 +117,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(Analysis, encode_document)
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
-    yield _encoded(NcclReport, encode_nccl)
+    yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
     for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
@@ -141,8 +139,8 @@ def _with_schema() -> Iterator[list[Any]]:
     yield from _of_workloads()
 
 
-def _encoded(kind: Any, encode: Callable[[Any], bytes], **values: Any) -> list[Any]:
-    return [json.loads(encode(one)) for one in samples(kind, **values)]
+def _encoded(kind: Any, encode_message: Callable[[Any], bytes], **values: Any) -> list[Any]:
+    return [json.loads(encode_message(one)) for one in samples(kind, **values)]
 
 
 def _through_json(document: Any) -> Any:
@@ -256,13 +254,13 @@ def _of_training() -> Iterator[list[Any]]:
     yield _through_json([*stuck, stuck[0] | {"ended_ns": 1}])
     record = StepRecord(1, 0, _SETTLED_NS)
     with tempfile.TemporaryDirectory() as folder:
-        report_path = Path(folder, oom_report_path(0))
+        report_path = Path(folder, RankFile.OOM_REPORT.path(0))
         evidence = OutOfMemoryReporter(_context(Path(folder)), MemoryOptions(), _owners())
         with _fake_torch():
             snapshots = _memory_snapshots(Path(folder))
             snapshots.step_ended(record)
             snapshots.run_task()
-            yield [json.loads(Path(folder, memory_owners_path(1, 0)).read_bytes())]
+            yield [json.loads(Path(folder, RankFile.MEMORY_OWNERS.path(0, 1)).read_bytes())]
             evidence.step_began(1)
             MemoryFigures().step_ended(record)
             evidence.step_ended(record)
@@ -275,8 +273,8 @@ def _of_training() -> Iterator[list[Any]]:
         yield [report, json.loads(report_path.read_bytes())]
 
 
-def _memory_snapshots(folder: Path) -> PeriodicSnapshots:
-    return PeriodicSnapshots(_context(folder), 1, _owners())
+def _memory_snapshots(folder: Path) -> PeriodicMemorySnapshots:
+    return PeriodicMemorySnapshots(_context(folder), 1, _owners())
 
 
 def _owners() -> Any:

@@ -17,7 +17,7 @@ from stepscope.core.metrics.readings import GPU_LABELS, Reading, labels_of
 from stepscope.dashboard.api import make_api
 from stepscope.store.runs import RunStore
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.exporters import MlflowExporter, OpenTelemetryExporter, WandbExporter
+from stepscope.training.steps.exporters import MlflowExporter, OpenTelemetryExporter, WandbExporter
 from stepscope.training.steps.telemetry import StepRecord
 from tests.contract.samples import ANY_KEY, samples
 

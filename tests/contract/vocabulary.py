@@ -12,8 +12,8 @@ from stepscope.core.documents.jobs import Counters, JobKind, JobSource, Share, U
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup, DoctorState, Outcome
 from stepscope.core.documents.memory import MemoryCategory, OomCause
 from stepscope.core.documents.what_if import WhatIfInput
+from stepscope.core.hardware.gpu_catalogue import LinkKind
 from stepscope.core.hardware.health import Action, HealthState, Severity
-from stepscope.core.hardware.links import LinkKind
 from stepscope.core.hardware.xids import XidClass
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
@@ -24,7 +24,7 @@ from stepscope.reference_workloads.estimate.memory import Category as PlannedCat
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 from stepscope.reference_workloads.suite.score import Outcome as SuiteOutcome
 from stepscope.store.runs import RunStatus
-from stepscope.training.captures.schedule import State
+from stepscope.training.captures.schedule import ProfilerState
 
 _KINDS: dict[str, type[Enum]] = {
     "agent's setting: origin": SettingOrigin,
@@ -67,7 +67,7 @@ def vocabulary() -> dict[str, list[str]]:
     words["GPU: throttle reason"] = [name for _, name in THROTTLE_REASONS]
     words["preflight: check"] = list(CHECKS)
     words["capture: answer of a process"] = list(ANSWER_STATES)
-    words["step: state"] = [state.name.lower() for state in State]
+    words["step: state"] = [state.name.lower() for state in ProfilerState]
     for name, kind in INJECTIONS.items():
         words[f"fault: {name}"] = list(asdict(kind()))
     return {name: sorted(of_name) for name, of_name in words.items()}

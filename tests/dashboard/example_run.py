@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from stepscope.core.documents.analysis import (
+    AnalysedJob,
     Analysis,
     Collective,
     CopyTime,
     DimensionCost,
-    Job,
     KernelFinding,
     KernelTime,
     Ledger,
@@ -74,7 +74,7 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
     }
     step_ms = sorted(rank.step_ms or 0.0 for rank in ranks)[len(ranks) // 2]
     rows = _root_causes(ledger, step_ms)
-    job = Job(
+    job = AnalysedJob(
         world_size=NUM_RANKS,
         ranks=list(range(NUM_RANKS)),
         missing_ranks=[],

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import stepscope.store.step_records as subject
-from stepscope.core.documents.steps import RESERVED_FIELDS, Step
+from stepscope.core.documents.run_directory import RESERVED_FIELDS, Step
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.steps.telemetry import StepRecord
 

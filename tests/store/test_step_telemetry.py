@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.documents.run_directory import steps_path
+from stepscope.core.documents.run_directory import RankFile
 from stepscope.store.step_records import ranks_without_steps, read_pace, read_step_telemetry
 
 STEP_NS = 1_000_000
@@ -14,7 +14,7 @@ STEP_NS = 1_000_000
 def write_steps(
     run: Path, rank: int, waits_ns: list[int], *, captured: frozenset[int] = frozenset(), rest: str = ""
 ) -> None:
-    path = run / steps_path(rank)
+    path = run / RankFile.STEPS.path(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for index, wait in enumerate(waits_ns):
@@ -39,7 +39,7 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
 
 
 def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: Path) -> None:
-    path = tmp_path / steps_path(0)
+    path = tmp_path / RankFile.STEPS.path(0)
     path.parent.mkdir()
     attempts = [1, 1, 1, 2, 2, 2]
     path.write_text(
@@ -54,7 +54,7 @@ def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: P
 
 def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [9, 1, 2])
-    (tmp_path / steps_path(1)).touch()
+    (tmp_path / RankFile.STEPS.path(1)).touch()
     assert ranks_without_steps(tmp_path) == [1]
     assert read_pace(tmp_path).data_waits_ns == {0: [1, 2]}
     assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
@@ -62,8 +62,8 @@ def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path
 
 def test_ranks_are_silent_only_beside_others_that_are_not(tmp_path: Path) -> None:
     assert ranks_without_steps(tmp_path) == []
-    (tmp_path / steps_path(0)).parent.mkdir()
-    (tmp_path / steps_path(0)).touch()
+    (tmp_path / RankFile.STEPS.path(0)).parent.mkdir()
+    (tmp_path / RankFile.STEPS.path(0)).touch()
     assert ranks_without_steps(tmp_path) == [], "all have only just begun"
 
 
@@ -95,7 +95,7 @@ def test_a_figure_of_more_than_forty_digits_is_none(tmp_path: Path) -> None:
 
 def _write_paced(run: Path, rank: int, *attempts: list[int]) -> None:
     """Steps of so many milliseconds; negative ones are captured."""
-    path = run / steps_path(rank)
+    path = run / RankFile.STEPS.path(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     index = 0
@@ -158,5 +158,5 @@ def test_all_captured_ranks_together_tell_it(tmp_path: Path) -> None:
     for rank, length in enumerate((10, 12, 30)):
         _write_paced(tmp_path, rank, [length] * 20 + _CAPTURED + [length] * 20)
     _write_paced(tmp_path, 3, [50] * 43)  # was not captured
-    (tmp_path / steps_path(4)).touch()  # has no step yet
+    (tmp_path / RankFile.STEPS.path(4)).touch()  # has no step yet
     assert read_pace(tmp_path, (1, 20)).unprofiled_step_ms == 12.0

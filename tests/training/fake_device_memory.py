@@ -26,11 +26,11 @@ class FakeDeviceMemory:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
         monkeypatch.setattr(snapshots, "is_cuda_in_use", lambda: self.is_in_use)
         monkeypatch.setattr(snapshots, "when_cuda_is_used", self._await)
-        monkeypatch.setattr(snapshots, "take_snapshot", self.snapshot)
+        monkeypatch.setattr(snapshots, "take_memory_snapshot", self.snapshot)
         monkeypatch.setattr(snapshots, "allocator_totals", lambda _: {"allocated_bytes": self.allocated_bytes()})
         monkeypatch.setattr(snapshots, "attach_oom_observer", self._attach)
-        monkeypatch.setattr(snapshots, "begin_history", lambda: self._set_history(True))
-        monkeypatch.setattr(snapshots, "end_history", lambda: self._set_history(False))
+        monkeypatch.setattr(snapshots, "begin_memory_history", lambda: self._set_history(True))
+        monkeypatch.setattr(snapshots, "end_memory_history", lambda: self._set_history(False))
         monkeypatch.setattr("stepscope.training.memory.snapshots._is_observing", False)
         return self
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from stepscope.core.protocol.captures import CaptureProgress
-from stepscope.core.protocol.messages import Answer, Hello, LineBuffer, Message, decode, encode
+from stepscope.core.protocol.messages import Answer, Hello, LineBuffer, Message, decode_message, encode_message
 
 M = TypeVar("M")
 
@@ -54,7 +54,7 @@ class StandInAgent:
 
     def say(self, message: Message | bytes, *ranks: int) -> None:
         """Send to these ranks, or to all."""
-        line = message if isinstance(message, bytes) else encode(message)
+        line = message if isinstance(message, bytes) else encode_message(message)
         for connection, rank in tuple(self._ranks.items()):
             if not ranks or rank in ranks:
                 connection.sendall(line)
@@ -117,7 +117,7 @@ class StandInAgent:
             connection.close()
             return
         for line in lines.feed(block):
-            message = decode(line)
+            message = decode_message(line)
             assert message is not None
             if isinstance(message, Hello) and self._ranks[connection] < 0:
                 self._ranks[connection] = message.rank

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.protocol.captures import CaptureRequest
-from stepscope.core.protocol.messages import Bye, Cancel, Heartbeat, Hello, Message, ProtocolError, Welcome, encode
+from stepscope.core.protocol.messages import (
+    Bye,
+    Cancel,
+    Heartbeat,
+    Hello,
+    Message,
+    ProtocolError,
+    Welcome,
+    encode_message,
+)
 from stepscope.training import agent_link as subject
 from stepscope.training.agent_link import AgentConnection, socket_path
 from tests.training.processes import fork
@@ -29,10 +38,10 @@ class _User:
         self.num_ticks = 0
 
     def hello(self) -> bytes:
-        return encode(Hello("r", "/runs/r", 0, 0, 1, os.getpid(), "h", 1))
+        return encode_message(Hello("r", "/runs/r", 0, 0, 1, os.getpid(), "h", 1))
 
     def heartbeat(self) -> bytes:
-        return encode(Heartbeat(age_ms=1.0, figures=dict.fromkeys(map(str, range(64)), 1)))
+        return encode_message(Heartbeat(age_ms=1.0, figures=dict.fromkeys(map(str, range(64)), 1)))
 
     def receive(self, message: Message) -> None:
         self.told.append(message)
@@ -92,9 +101,9 @@ def test_what_the_agent_says_is_heard_and_the_answer_goes_out_at_once(
         link.start()
         agent.wait_until(lambda: bool(agent.of(Hello)))
         agent.say(CaptureRequest("a", 3))
-        agent.say(b'{"type":"later"}\n\n' + encode(Cancel("a")))
+        agent.say(b'{"type":"later"}\n\n' + encode_message(Cancel("a")))
         _until(lambda: len(user.told) == 2, 5.0)
-        link.send(encode(Welcome(7)))  # any line will do
+        link.send(encode_message(Welcome(7)))  # any line will do
         agent.wait_until(lambda: bool(agent.of(Welcome)), 5.0)
     assert user.told == [CaptureRequest("a", 3), Cancel("a")]
 
@@ -105,7 +114,7 @@ def test_an_agent_that_goes_and_comes_again_is_told_who_speaks_and_gets_the_answ
     with StandInAgent(socket_file) as agent:
         link.start()
         agent.wait_until(lambda: bool(agent.of(Heartbeat)))
-    link.send(encode(Welcome(8)))
+    link.send(encode_message(Welcome(8)))
     time.sleep(0.2)
     with StandInAgent(socket_file) as agent:
         agent.wait_until(lambda: bool(agent.of(Welcome)) and bool(agent.of(Heartbeat)))
@@ -149,7 +158,7 @@ def test_a_request_that_cannot_be_read_is_handed_on_with_its_id(
     socket_file: Path, link: AgentConnection, user: _User, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = b'{"type":"capture","id":"a","steps":0}\n'
-    with StandInAgent(socket_file, on_hello=wrong * 5 + encode(Cancel("a"))) as agent:
+    with StandInAgent(socket_file, on_hello=wrong * 5 + encode_message(Cancel("a"))) as agent:
         link.start()
         agent.wait_until(lambda: bool(user.told))
     assert [fault.capture_id for fault in user.faults] == ["a"] * 5
@@ -159,7 +168,9 @@ def test_a_request_that_cannot_be_read_is_handed_on_with_its_id(
 def test_an_agent_of_another_version_is_left_alone_with_one_warning(
     socket_file: Path, link: AgentConnection, user: _User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with StandInAgent(socket_file, on_hello=encode(Welcome(2)) + encode(CaptureRequest("a", 3))) as agent:
+    with StandInAgent(
+        socket_file, on_hello=encode_message(Welcome(2)) + encode_message(CaptureRequest("a", 3))
+    ) as agent:
         link.start()
         _until(lambda: bool(_warnings(caplog)))
         time.sleep(0.3)
@@ -194,7 +205,7 @@ def test_a_flood_is_read_slowly_so_that_training_keeps_pythons_lock(
     with StandInAgent(socket_file) as agent:
         link.start()
         agent.wait_until(lambda: bool(agent.of(Hello)))
-        line, started = encode(CaptureRequest("a", 3)), time.monotonic()
+        line, started = encode_message(CaptureRequest("a", 3)), time.monotonic()
         stop = threading.Event()
 
         def flood() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.protocol.messages import Heartbeat, Hello, decode
+from stepscope.core.protocol.messages import Heartbeat, Hello, decode_message
 from stepscope.training.agent_link import HeartbeatSource
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import Identity, gpu_uuid
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
 
 torch = pytest.importorskip("torch")
@@ -31,20 +31,20 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch) -> HeartbeatSource:
 
 def test_hello_says_who_this_is(heartbeat: HeartbeatSource) -> None:
     expected = Hello("r", "/runs/r", 3, 1, 8, os.getpid(), "node", 5_000_000_000, {"dp": 8})
-    assert decode(heartbeat.hello()) == expected
+    assert decode_message(heartbeat.hello()) == expected
     heartbeat.gpu_uuid = _UUID
-    assert isinstance(hello := decode(heartbeat.hello()), Hello)
+    assert isinstance(hello := decode_message(heartbeat.hello()), Hello)
     assert hello.gpu_uuid == _UUID
 
 
 def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: HeartbeatSource) -> None:
-    assert decode(heartbeat.line()) == Heartbeat(age_ms=0.0)
+    assert decode_message(heartbeat.heartbeat()) == Heartbeat(age_ms=0.0)
     record = StepRecord(7, 4_000_000_000, 4_030_000_000, data_wait_ns=2_000_000, phases={"forward": 10_000_000})
     heartbeat.newest = record
-    assert decode(heartbeat.line()) == Heartbeat(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
+    assert decode_message(heartbeat.heartbeat()) == Heartbeat(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
     record.figures = {"loss": 1.5, "bad": float("nan"), "huge": 10**400, "tokens": 4096, "up\n": 1, "is_x": True}
     heartbeat.newest_settled = record
-    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
+    assert isinstance(step := decode_message(heartbeat.heartbeat()), Heartbeat)
     assert step.figures == {"loss": 1.5, "tokens": 4096, "is_x": True}
 
 
@@ -52,23 +52,23 @@ def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: Hear
     record = StepRecord(1, 0, 1, phases={f"p{i}": 1 for i in range(999)})
     record.figures = {f"f{i}": i for i in range(999)}
     heartbeat.newest = heartbeat.newest_settled = record
-    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
+    assert isinstance(step := decode_message(heartbeat.heartbeat()), Heartbeat)
     assert (len(step.phases_ms), len(step.figures)) == (32, 32)
 
 
 def test_the_innermost_phase_that_is_open_is_told() -> None:
     spans = ["ProfilerStep#3", "prof.phase: eval", "prof.phase: checkpoint", "prof.data"]
     context: Any = type("Context", (), {"open_spans": lambda: spans})
-    assert isinstance(step := decode(HeartbeatSource(context, lambda: "wait").line()), Heartbeat)
+    assert isinstance(step := decode_message(HeartbeatSource(context, lambda: "wait").heartbeat()), Heartbeat)
     assert step.doing == "checkpoint"
     spans[2] = "prof.phase: up\n"
-    assert isinstance(step := decode(HeartbeatSource(context, lambda: "wait").line()), Heartbeat)
+    assert isinstance(step := decode_message(HeartbeatSource(context, lambda: "wait").heartbeat()), Heartbeat)
     assert step.doing == "eval"
 
 
 def test_clocks_that_went_back_are_no_negative_times(heartbeat: HeartbeatSource) -> None:
     heartbeat.newest = StepRecord(1, 9_000_000_000, 8_000_000_000)
-    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
+    assert isinstance(step := decode_message(heartbeat.heartbeat()), Heartbeat)
     assert (step.age_ms, step.ms) == (0.0, 0.0)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stepscope.core.documents.comparison import Change, GateOutcome
-from stepscope.core.documents.run_directory import RunManifest, steps_path
+from stepscope.core.documents.run_directory import RankFile, RunManifest
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.documents import encode_document
 from stepscope.workflow.analyze import analyze
@@ -31,7 +31,7 @@ def write_run(folder: Path, *, step_ms: float, num_steps: int = 120, tokens: int
     manifest = RunManifest(folder.name, "node0", 2, {"dp": 2}, 8, {"torch": "2.13.0"}, {}, [])
     (folder / "run.json").write_bytes(msgspec.json.encode(manifest))
     for rank in range(2):
-        path = folder / steps_path(rank)
+        path = folder / RankFile.STEPS.path(rank)
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(line(index, step_ms, tokens) for index in range(num_steps)) + '{"index": 12')
     return folder

@@ -14,7 +14,7 @@ from stepscope.zero_code.automatic_run import print_line, print_run_directory, p
 def test_it_tells_how_many_steps_and_where(num_steps: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_run_directory(Path("runs/a"), num_steps)
     print_run_directory(None, num_steps)
-    assert capsys.readouterr().err == f"stepscope: {words}; next: stepscope analyze runs/a\n"
+    assert capsys.readouterr().err == f"stepscope: {words}; next: stepscope analyze runs/a, stepscope steps runs/a\n"
 
 
 def test_where_nobody_listens_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

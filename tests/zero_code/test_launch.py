@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.training.captures.schedule import Schedule
 from stepscope.zero_code import patches
-from stepscope.zero_code.launch import OPTIONS_VARIABLE, RunOptions, environment_for, take_options
+from stepscope.zero_code.launch import OPTIONS_VARIABLE, RunOptions, launch_environment, take_options
 from stepscope.zero_code.startup.sitecustomize import WATCHED
 
 _ORDER = RunOptions("/runs", None, [0, 3], Schedule(first=9, period=20), with_stack=True)
@@ -27,18 +27,18 @@ def _refused(*arguments: str) -> str:
 
 
 def test_an_order_arrives_as_it_was_given_and_only_once() -> None:
-    environment = environment_for(_ORDER, {})
+    environment = launch_environment(_ORDER, {})
     assert take_options(environment) == _ORDER
     assert take_options(environment) is None
 
 
 @pytest.mark.parametrize("path", ["", "/mine::/yours", "/mine:", ":/mine"])
 def test_the_path_keeps_what_was_on_it_and_nothing_twice(path: str) -> None:
-    once = environment_for(_ORDER, {"PYTHONPATH": path})
+    once = launch_environment(_ORDER, {"PYTHONPATH": path})
     folder, *others = once["PYTHONPATH"].split(os.pathsep)
     assert (Path(folder) / "sitecustomize.py").is_file()
     assert os.pathsep.join(others) == path
-    assert environment_for(_ORDER, once)["PYTHONPATH"] == once["PYTHONPATH"]
+    assert launch_environment(_ORDER, once)["PYTHONPATH"] == once["PYTHONPATH"]
 
 
 def test_an_empty_entry_of_the_path_is_still_the_folder_it_starts_in(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_an_empty_entry_of_the_path_is_still_the_folder_it_starts_in(tmp_path: P
 
 def test_disabled_hands_the_environment_on_unchanged() -> None:
     given = {"STEPSCOPE_DISABLE": "1", "PYTHONPATH": "/mine"}
-    assert environment_for(_ORDER, given) == given
-    assert OPTIONS_VARIABLE in environment_for(_ORDER, given | {"STEPSCOPE_DISABLE": "0"})
+    assert launch_environment(_ORDER, given) == given
+    assert OPTIONS_VARIABLE in launch_environment(_ORDER, given | {"STEPSCOPE_DISABLE": "0"})
 
 
 def test_what_is_watched_is_what_is_looked_into() -> None:

@@ -38,7 +38,7 @@ def test_an_optimizer_that_nobody_saw_updating_is_told_of(run_script: RunScript)
 _BY_HAND = """
 import torch
 weight = torch.ones(4, requires_grad=True)
-watched = torch.autograd.backward
+watched = torch.autograd._engine_run_backward
 
 def train(num_steps, after=lambda: None):
     for _ in range(num_steps):
@@ -52,11 +52,25 @@ def train(num_steps, after=lambda: None):
 
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3)])
 def test_updates_that_are_not_an_optimizer_s_are_told_of_once(run_script: RunScript, ending: str, code: int) -> None:
-    ran = run_script(f"{_BY_HAND}\ntrain(3)\nprint(torch.autograd.backward is watched)\n{ending}\n")
+    ran = run_script(f"{_BY_HAND}\ntrain(3)\nprint(torch.autograd._engine_run_backward is watched)\n{ending}\n")
     assert (ran.code, ran.stdout, ran.runs) == (code, "False\n", [])
     (line,) = ran.stderr.splitlines()
     assert line.startswith("stepscope: gradients were computed, but no update")
     assert "prof.step()" in line
+
+
+def test_gradients_of_autograd_grad_are_told_of_as_well(run_script: RunScript) -> None:
+    ran = run_script("""
+import torch
+weight = torch.ones(4, requires_grad=True)
+for _ in range(3):
+    (gradient,) = torch.autograd.grad((weight * 2).sum(), weight)
+    with torch.no_grad():
+        weight.sub_(0.1 * gradient)
+""")
+    assert (ran.code, ran.stdout, ran.runs) == (0, "", [])
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("stepscope: gradients were computed, but no update")
 
 
 def test_updates_by_hand_under_the_user_s_own_profile_are_measured(run_script: RunScript) -> None:
@@ -122,7 +136,9 @@ train(4)
     assert not before or len(ran.steps()) == before
     said = [line for line in ran.stderr.splitlines() if "measured" in line]
     run = ran.folder / "runs" / "automatic"
-    assert said == ([f"stepscope: {before} steps measured; next: stepscope analyze {run}"] if before else [])
+    assert said == (
+        [f"stepscope: {before} steps measured; next: stepscope analyze {run}, stepscope steps {run}"] if before else []
+    )
 
 
 def test_switched_off_nothing_is_measured(run_script: RunScript) -> None:

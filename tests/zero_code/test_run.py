@@ -64,7 +64,8 @@ def test_every_update_is_a_step(with_loaders: Ran) -> None:
 
 def test_a_line_tells_where_the_run_is(with_loaders: Ran) -> None:
     *_, last = with_loaders.stderr.splitlines()
-    assert last == f"stepscope: 12 steps measured; next: stepscope analyze {with_loaders.folder / 'runs' / 'r'}"
+    run = with_loaders.folder / "runs" / "r"
+    assert last == f"stepscope: 12 steps measured; next: stepscope analyze {run}, stepscope steps {run}"
 
 
 def test_evaluation_is_a_phase_and_no_wait_for_data(with_loaders: Ran) -> None:
@@ -120,7 +121,7 @@ def test_every_rank_of_torchrun_writes_into_one_run(run_script: RunScript) -> No
     assert sorted(path.name for path in ran.runs[0].glob("traces/step4/*")) == ["rank0.json.gz", "rank1.json.gz"]
     assert json.loads((ran.runs[0] / "run.json").read_text())["world_size"] == 2
     assert [line for line in ran.stderr.splitlines() if "steps measured" in line] == [
-        f"stepscope: 8 steps measured; next: stepscope analyze {ran.runs[0]}"
+        f"stepscope: 8 steps measured; next: stepscope analyze {ran.runs[0]}, stepscope steps {ran.runs[0]}"
     ]
 
 

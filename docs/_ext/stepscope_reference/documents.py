@@ -17,8 +17,7 @@ from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RunManifest
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import RunManifest, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.protocol.captures import CaptureReport
 from stepscope.core.protocol.messages import Message

@@ -23,11 +23,11 @@ from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import printable
 from stepscope.core.metrics.readings import Missing
+from stepscope.core.process import WorkerThread
 from stepscope.core.protocol import captures
 from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.protocol.messages import Cancel
 from stepscope.core.text.numbers import counted, form
-from stepscope.core.worker_thread import WorkerThread
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("stepscope.agent.audit")

@@ -25,7 +25,7 @@ from stepscope.agent.config.settings import (
     value_from_text,
 )
 from stepscope.core.errors import UsageError, from_os_error
-from stepscope.core.text.names import nearest
+from stepscope.core.text.numbers import nearest
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""

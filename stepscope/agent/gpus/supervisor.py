@@ -14,7 +14,7 @@ from stepscope.agent.gpus.process import NAMELESS, GpuProbe, ProbeReaper, ProbeS
 from stepscope.agent.gpus.targets import ProbeCounts, ProbeTarget, XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
-from stepscope.core.metrics.readings import GPU, Collection, MissingReason, WireError
+from stepscope.core.metrics.readings import GPU, Collection, CollectionWireError, MissingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ProbeSupervisor:
             slot.progress_at, slot.is_fresh = now, False
             try:
                 self._take(slot, answer, now, now_ns)
-            except (KeyError, TypeError, ValueError, WireError):
+            except (KeyError, TypeError, ValueError, CollectionWireError):
                 has_ended = True  # an invalid answer
                 break
             if slot.probe is not probe:

@@ -25,7 +25,7 @@ from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, r
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
-from stepscope.core.text.names import MAX_ID_LENGTH, label_text
+from stepscope.core.text.numbers import MAX_ID_LENGTH, label_text
 
 _SLOW_POLL_SECONDS = 15.0
 """Between two reads of what changes only with jobs: trees of cgroups, folders."""

@@ -73,7 +73,7 @@ class TrainingConnection:
         answers = []
         for line in lines:
             try:
-                message = messages.decode(line)
+                message = messages.decode_message(line)
             except messages.ProtocolError as error:
                 self._fault(str(error))
                 continue
@@ -130,7 +130,7 @@ class TrainingConnection:
 
     def _greet(self, hello: messages.Hello) -> None:
         if hello.version != messages.PROTOCOL_VERSION:
-            self.unsent += messages.encode(messages.Welcome())
+            self.unsent += messages.encode_message(messages.Welcome())
             raise ConnectionEndedError(
                 "other_version", f"it speaks version {hello.version}, this agent version {messages.PROTOCOL_VERSION}"
             )
@@ -138,7 +138,7 @@ class TrainingConnection:
         if self.hello is not None and key != self.key:
             raise ConnectionEndedError("garbage", "its hello is that of another process now")
         if self.hello is None:
-            self.unsent += messages.encode(messages.Welcome())
+            self.unsent += messages.encode_message(messages.Welcome())
         self.hello, self.key = hello, key
 
     def _fault(self, what: str) -> None:

@@ -29,7 +29,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import LINK, TRAINING
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of, with_labels
 from stepscope.core.protocol.captures import CaptureRequest, CaptureUpdate
-from stepscope.core.protocol.messages import Cancel, encode
+from stepscope.core.protocol.messages import Cancel, encode_message
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class TrainingServer:
         """Send a message to these processes; those that are away do not get it."""
         if self.why_closed is not None:
             return
-        line = encode(message)
+        line = encode_message(message)
         self._outbox.extend((key, line) for key in keys)
         os.eventfd_write(self._event, 1)
 

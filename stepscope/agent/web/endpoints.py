@@ -33,7 +33,7 @@ from stepscope.core.documents.node import (
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
 from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Missing, MissingReason, Reading
-from stepscope.core.protocol.captures import CAPTURES_PATH, order_of, report_document
+from stepscope.core.protocol.captures import CAPTURES_PATH, read_order, report_document
 from stepscope.core.protocol.fields import FieldError
 
 _INFO = GPU + "info"
@@ -284,7 +284,7 @@ def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
             document = json.loads(request.body)
             if isinstance(document, dict):
                 document.setdefault("id", f"c-{secrets.token_hex(6)}")
-            order = order_of(document)
+            order = read_order(document)
         except FieldError as error:
             raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
         except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.communication import TransferFault
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.analysis import Job, Pipeline, RootCause, TraceQuality
+from stepscope.core.documents.analysis import AnalysedJob, Pipeline, RootCause, TraceQuality
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 REASON_THRESHOLD = 0.20
@@ -141,7 +141,7 @@ class VerdictInputs:
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
     """
 
-    job: Job
+    job: AnalysedJob
     quality: TraceQuality
     views: Mapping[int, RankView]
     table: CauseTable

@@ -28,8 +28,7 @@ from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
 from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
 from stepscope.core.documents.comparison import Change, Gate, GateOutcome
 from stepscope.core.errors import UsageError
-from stepscope.core.text.names import nearest
-from stepscope.core.text.numbers import counted, significant
+from stepscope.core.text.numbers import counted, nearest, significant
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")

@@ -30,9 +30,8 @@ from stepscope.analyzer.kernels.rank_kernels import (
     takes_host_link,
 )
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
-from stepscope.core.documents.analysis import CopyTime, Job, KernelFinding, KernelTime, Roofline, RootCause
-from stepscope.core.text.names import short_kernel_name
-from stepscope.core.text.numbers import counted
+from stepscope.core.documents.analysis import AnalysedJob, CopyTime, KernelFinding, KernelTime, Roofline, RootCause
+from stepscope.core.text.numbers import counted, short_kernel_name
 from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Evidence, Reason
 
 NUM_GROUPS_SHOWN = 20
@@ -229,12 +228,12 @@ _OF_CAUSE = {
 _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
 
 
-def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
+def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: AnalysedJob) -> list[RootCause]:
     """The root-cause table with the reasons that kernels and copies show."""
     return [_with_reasons(row, roofline, job) for row in rows]
 
 
-def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
+def _with_reasons(row: RootCause, roofline: Roofline, job: AnalysedJob) -> RootCause:
     reasons, evidence = [], []
     recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
     if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_THRESHOLD:

@@ -32,7 +32,7 @@ from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.analyzer.rows import combinations, distinct
-from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
+from stepscope.core.hardware.gpu_catalogue import PCIE_BYTES_PER_SECOND
 from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
 

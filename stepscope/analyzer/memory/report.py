@@ -12,8 +12,8 @@ from stepscope.core.documents.hang import StackFrame, stack_lines
 from stepscope.core.documents.memory import (
     Fragmentation,
     Growth,
-    Holder,
     MemoryCategory,
+    MemoryHolder,
     MemoryReport,
     MemorySegment,
     MemorySnapshot,
@@ -87,7 +87,7 @@ def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int
 
 def _holders(
     history: History, snapshot: MemorySnapshot, owners: Mapping[int, str]
-) -> tuple[list[Holder], dict[MemoryCategory, int]]:
+) -> tuple[list[MemoryHolder], dict[MemoryCategory, int]]:
     """Largest holders at the peak, and bytes by category."""
     sizes: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
     counts: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
@@ -101,7 +101,7 @@ def _holders(
         counts[category, one.stack] += 1
         by_category[category] += one.size
     largest = sorted(sizes, key=lambda key: -sizes[key])[:_MAX_HOLDERS]
-    holders = [Holder(key[0], sizes[key], counts[key], stack_lines(snapshot.stacks[key[1]])) for key in largest]
+    holders = [MemoryHolder(key[0], sizes[key], counts[key], stack_lines(snapshot.stacks[key[1]])) for key in largest]
     return holders, by_category
 
 

@@ -18,16 +18,16 @@ from stepscope.analyzer.nccl.topology import devices_of, index_communicators, pl
 from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
 from stepscope.core.documents.nccl import (
     Bandwidth,
-    Benchmarked,
     CardEvent,
     Communicator,
     FailedTransfer,
     HangFlags,
     InspectorCall,
     LogEvent,
-    Measured,
     NcclFinding,
     NcclReport,
+    NcclTestBandwidth,
+    NcclTestEnd,
     RasStatus,
     RingPath,
     Rings,
@@ -209,11 +209,11 @@ def _bandwidth(calls: Sequence[InspectorCall]) -> Bandwidth:
 def benchmark_bandwidths(events: Iterable[LogEvent]) -> list[Bandwidth]:
     """One row per run of nccl-tests: the mean over its sizes."""
     found: list[Bandwidth] = []
-    rate: Measured | None = None
+    rate: NcclTestBandwidth | None = None
     for event in events:
-        if isinstance(event, Measured):
+        if isinstance(event, NcclTestBandwidth):
             rate = event
-        elif isinstance(event, Benchmarked) and rate is not None and rate.place.file == event.place.file:
+        elif isinstance(event, NcclTestEnd) and rate is not None and rate.place.file == event.place.file:
             name = event.test.removesuffix("_perf")
             found.append(Bandwidth("", name, None, None, "mean over sizes", 1, rate.bus_bandwidth_gbs))
             rate = None

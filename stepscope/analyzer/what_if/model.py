@@ -18,7 +18,7 @@ from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
 from stepscope.analyzer.what_if.job_graph import JobGraph, Nodes, join_ranks
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
-from stepscope.core.hardware.links import expected_seconds
+from stepscope.core.hardware.gpu_catalogue import expected_seconds
 from stepscope.trace.columns import NONE
 
 

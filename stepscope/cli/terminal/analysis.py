@@ -8,10 +8,15 @@ from rich.text import Text
 
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Ledger
-from stepscope.core.text.names import short_kernel_name
-from stepscope.core.text.numbers import counted
-from stepscope.core.text.verdict import SHOWN_FROM, headline, quality_lines, verdict_lines
-from stepscope.core.text.wording import category_phrase, cause_phrase
+from stepscope.core.text.numbers import counted, short_kernel_name
+from stepscope.core.text.wording import (
+    SHOWN_FROM,
+    category_phrase,
+    cause_phrase,
+    headline,
+    quality_lines,
+    verdict_lines,
+)
 from stepscope.core.vocabulary import HEALTHY_CAUSES, TimeCategory
 
 MAX_RANKS = 16

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from stepscope.collectors.dcgm_exporter.page import parse_label_text
 from stepscope.core.hardware.devices import OLD_MIG_UUID, cuda_version_text
 from stepscope.core.metrics.readings import Labels, labels_of
-from stepscope.core.text.names import MAX_ID_LENGTH, label_text
+from stepscope.core.text.numbers import MAX_ID_LENGTH, label_text
 
 _EXPORTED = frozenset({"exportedpod", "exportednamespace", "exportedcontainer"})
 

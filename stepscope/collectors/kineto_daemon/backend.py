@@ -32,8 +32,8 @@ from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_l
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import KINETO
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
+from stepscope.core.process import WorkerThread
 from stepscope.core.protocol import captures
-from stepscope.core.worker_thread import WorkerThread
 
 _log = logging.getLogger(__name__)
 

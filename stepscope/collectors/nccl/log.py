@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from stepscope.core.documents.nccl import (
-    Benchmarked,
     CardEvent,
     Cards,
     Channels,
@@ -21,7 +20,8 @@ from stepscope.core.documents.nccl import (
     JoinSeconds,
     LogEvent,
     LogPlace,
-    Measured,
+    NcclTestBandwidth,
+    NcclTestEnd,
     Network,
     NoInfiniBand,
     NoPlugin,
@@ -215,9 +215,11 @@ OTHER_PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     _row(
-        "Avg bus bandwidth", r"# Avg bus bandwidth\s*: (\d+(?:\.\d+)?)", lambda place, m: Measured(place, float(m[1]))
+        "Avg bus bandwidth",
+        r"# Avg bus bandwidth\s*: (\d+(?:\.\d+)?)",
+        lambda place, m: NcclTestBandwidth(place, float(m[1])),
     ),
-    _row("test concluded", r"# Collective test concluded: (\w+)", lambda place, m: Benchmarked(place, m[1])),
+    _row("test concluded", r"# Collective test concluded: (\w+)", lambda place, m: NcclTestEnd(place, m[1])),
     _row("time (ms) |", r"time \(ms\) \| (?P<parts>[^|:]+:.*)", _trainer_times),
     _row(
         "] - ",

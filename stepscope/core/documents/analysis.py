@@ -19,7 +19,7 @@ Ledger = dict[TimeCategory, float]
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """Size of each parallel dimension; None where it is not known."""
+    """Analysis document: size of each parallel dimension; None where it is not known."""
 
     tp: int | None = None
     pp: int | None = None
@@ -29,8 +29,8 @@ class MeshSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The analysed job. `step_ms` is the median over ranks of whole device steps."""
+class AnalysedJob:
+    """Analysis document: the analysed job. `step_ms` is the median over ranks of whole device steps."""
 
     world_size: int
     ranks: list[int]
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class TraceQuality:
-    """How complete and consistent the traces are."""
+    """Analysis document: how complete and consistent the traces are."""
 
     repaired: int = 0
     """events whose damaged text was repaired"""
@@ -95,7 +95,7 @@ class TraceQuality:
 
 @dataclass(frozen=True, slots=True)
 class StepLedger:
-    """One whole device step of one rank."""
+    """Analysis document: one whole device step of one rank."""
 
     index: int
     ms: float
@@ -104,7 +104,7 @@ class StepLedger:
 
 @dataclass(frozen=True, slots=True)
 class RankLedger:
-    """One rank's window."""
+    """Analysis document: one rank's window."""
 
     rank: int
     window_ms: float
@@ -116,7 +116,7 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """One row of the root-cause table; fractions add up to 1 over the rows, milliseconds to the job's step.
+    """Analysis document: one root cause; fractions add up to 1 over the rows, milliseconds to the job's step.
 
     `ms_per_step` covers whole steps; None where all of the cause's time is in the last step, which the trace cuts.
     `interval` (of the fraction) and `ms_interval` are 90 % confidence intervals from a bootstrap over steps.
@@ -134,7 +134,7 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True)
 class SecondaryCause:
-    """A further large cause."""
+    """Analysis document: a further large cause."""
 
     cause: Cause
     fraction: float
@@ -143,7 +143,7 @@ class SecondaryCause:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The main cause in one line, with evidence and advice."""
+    """Analysis document: the main cause in one line, with evidence and advice."""
 
     cause: Cause
     reasons: list[Reason]
@@ -157,7 +157,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """All matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes).
+    """Analysis document: all matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes).
 
     Attributes:
         bytes: of one call; of an uneven all-to-all the mean over the members (the median over the row's calls).
@@ -196,7 +196,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class DimensionCost:
-    """Communication time of one parallel dimension; fractions of all windows together.
+    """Analysis document: communication time of one parallel dimension; fractions of all windows together.
 
     The exposed fractions (`wait`, which includes `bubble`, `transfer`, `unsplit`) of all dimensions add up to the
     ledger's communication categories.
@@ -217,7 +217,7 @@ class DimensionCost:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How late one rank arrives at its collectives. `mean_late_ms` is relative to the first member's arrival."""
+    """Analysis document: how late one rank arrives at its collectives, `mean_late_ms` after the first member."""
 
     rank: int
     num_collectives: int
@@ -227,7 +227,7 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The pipeline bubble and its parts, as fractions of the pipelined span."""
+    """Analysis document: the pipeline bubble and its parts, as fractions of the pipelined span."""
 
     schedule: str
     stages: int
@@ -243,7 +243,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCoverage:
-    """Share of kernel time by how its limit was determined; the shares add up to 1."""
+    """Analysis document: share of kernel time by how its limit was determined; the shares add up to 1."""
 
     model: float
     """by the recorded shapes of the kernel's operator"""
@@ -263,7 +263,7 @@ class RooflineCoverage:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Kernels of one name (or of one operator, module or call). None is unknown.
+    """Analysis document: kernels of one name (or of one operator, module or call). None is unknown.
 
     Attributes:
         ms: time attributed to them in the ledger, over all ranks and steps.
@@ -304,7 +304,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
-    """Copies of one kind, "HtoD (Pageable -> Device)"; bandwidths are GB/s (1e9 bytes), None is unknown.
+    """Analysis document: copies of one kind, "HtoD (Pageable -> Device)"; GB/s (1e9 bytes), None is unknown.
 
     `ms` is their duration over all ranks and steps, `link_gbs` the bandwidth of the host's link in one direction.
     """
@@ -319,7 +319,7 @@ class CopyTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """An avoidable slowdown of kernels or copies. `fraction` is the affected share of all ranks' windows."""
+    """Analysis document: an avoidable slowdown of kernels or copies; `fraction` of all ranks' windows is affected."""
 
     code: str
     fraction: float
@@ -330,7 +330,7 @@ class KernelFinding:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What limits the kernels: arithmetic, memory bandwidth or latency."""
+    """Analysis document: what limits the kernels: arithmetic, memory bandwidth or latency."""
 
     coverage: RooflineCoverage
     kernels: list[KernelTime]
@@ -347,7 +347,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf(PredictedStep):
-    """A prediction in an analysis.
+    """Analysis document: a prediction in an analysis.
 
     Attributes:
         replay_error: replayed / measured step - 1, with nothing changed.
@@ -369,7 +369,7 @@ class WhatIf(PredictedStep):
 class Analysis:
     """The document `stepscope.analysis/1`."""
 
-    job: Job
+    job: AnalysedJob
     trace_quality: TraceQuality
     ledger: Ledger
     ranks: list[RankLedger]

@@ -15,7 +15,7 @@ COMPARE_SCHEMA = "stepscope.compare/1"
 
 
 class Change(StrEnum):
-    """How a figure changed from a to b."""
+    """Comparison document: how a figure changed from a to b."""
 
     SLOWER = "slower"
     """a time rose"""
@@ -35,7 +35,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure on both sides.
+    """Comparison document: one figure on both sides.
 
     Attributes:
         a, b: mean over the runs of the side; a run has the median over its steps for step times, the mean for parts.
@@ -56,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One side of a comparison.
+    """Comparison document: one side of a comparison.
 
     Attributes:
         name: as given on the command line.
@@ -76,7 +76,7 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class CategoryDifference:
-    """Milliseconds per step in one category, from the captured steps."""
+    """Comparison document: milliseconds per step in one category, from the captured steps."""
 
     heading: TimeCategory
     ms: Difference
@@ -84,7 +84,7 @@ class CategoryDifference:
 
 @dataclass(frozen=True, slots=True)
 class CauseDifference:
-    """Milliseconds per step attributed to one cause, from the captured steps, and the ranks at fault on each side."""
+    """Comparison document: milliseconds of a captured step by cause, and the ranks at fault on each side."""
 
     cause: Cause
     ms: Difference
@@ -94,7 +94,7 @@ class CauseDifference:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """Kernels of one name, or of one operator and shapes: time and number per step, mean over ranks."""
+    """Comparison document: kernels of one name, or operator and shapes: time and number per step, mean over ranks."""
 
     name: str
     ms: Difference
@@ -104,7 +104,7 @@ class KernelDifference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDifference:
-    """Collectives of one kind and size in one group. `wait_ms` is the mean over the group's members."""
+    """Comparison document: collectives of one kind and size in a group. `wait_ms` is the mean over its members."""
 
     group: str
     kind: str
@@ -118,7 +118,7 @@ class CollectiveDifference:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
-    """The largest value of one memory figure that the training loop reported."""
+    """Comparison document: the largest value of one memory figure that the training loop reported."""
 
     name: str
     a: float
@@ -126,7 +126,7 @@ class MemoryDifference:
 
 
 class GateOutcome(StrEnum):
-    """Result of a gate of `--fail-on`."""
+    """Comparison document: result of a gate of `--fail-on`."""
 
     PASSED = "passed"
     """the whole interval is on the allowed side of the threshold"""
@@ -140,7 +140,7 @@ class GateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition of `--fail-on` and its result.
+    """Comparison document: one condition of `--fail-on` and its result.
 
     Attributes:
         text: as given, "step_time:+3%".

@@ -18,7 +18,7 @@ HANG_SCHEMA = "stepscope.hang/1"
 
 
 class HangKind(StrEnum):
-    """Where the ranks that cause a hang are stuck."""
+    """Hang document: where the ranks that cause a hang are stuck."""
 
     HOST = "host"  # it does not call the awaited collective: Python, data, checkpoint, a lock
     DEVICE = "device"  # it has called, but its GPU does not finish the collective
@@ -28,7 +28,7 @@ class HangKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """One observation on these ranks."""
+    """Hang document: one observation on these ranks."""
 
     ranks: list[int]
     message: str
@@ -36,7 +36,7 @@ class HangEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """Which ranks cause the hang, and why.
+    """Hang document: which ranks cause the hang, and why.
 
     Attributes:
         cause: hang, none, or insufficient_evidence.
@@ -58,7 +58,7 @@ class HangVerdict:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
-    """Ranks that wait in the same call.
+    """Hang document: ranks that wait in the same call.
 
     Attributes:
         operation: their oldest unfinished call; None: none is open.
@@ -89,7 +89,7 @@ class HangReport:
 
 
 def group_words(name: str | None, description: str | None) -> str:
-    """Name of a process group for people: its description where it has one."""
+    """Hang document: name of a process group for people, its description where it has one."""
     return description if description not in (None, "", "undefined") else f"group {name}"
 
 
@@ -102,7 +102,7 @@ STALE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class StuckReport:
-    """State of one rank whose step does not end: flight/rank{r}.stuck.json (`stepscope.stuck/1`).
+    """Document of one rank whose step does not end: flight/rank{r}.stuck.json (`stepscope.stuck/1`).
 
     Attributes:
         began_ns: start of the step, ns since the epoch.
@@ -135,7 +135,7 @@ class StuckReport:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """State of one rank in a long step, written by the rank itself (`stepscope.rank-state/1`).
+    """Document of one rank in a long step, written by the rank itself (`stepscope.rank-state/1`).
 
     Attributes:
         step: the open step.
@@ -163,7 +163,7 @@ class RankState:
 
 
 class LiveHangState(StrEnum):
-    """State of a running job."""
+    """Hang document: state of a running job."""
 
     NONE = "none"  # no step exceeds its stall threshold
     UNDECIDED = "undecided"  # one does; it is too early for a verdict
@@ -173,7 +173,7 @@ class LiveHangState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LiveHang:
-    """Hang check of a running job at one moment (`stepscope.live-hang/1`).
+    """Document of a running job's hang check at one moment (`stepscope.live-hang/1`).
 
     Attributes:
         kind: None without a hang.
@@ -204,7 +204,7 @@ _USUAL_QUANTILE = 0.95
 
 
 def stall_threshold_seconds(steps: Iterable[float]) -> float:
-    """Age in seconds from which an open step is checked for a hang.
+    """Age in seconds from which an open step is checked for a hang, in training and in reports.
 
     Args:
         steps: durations of recent steps in seconds, at least one, in any order.
@@ -223,7 +223,7 @@ _MAX_STACK_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """Source location of a call."""
+    """Typed flight recorder: source location of a call."""
 
     function: str
     file: str
@@ -231,13 +231,13 @@ class StackFrame:
 
 
 def stack_lines(frames: Sequence[StackFrame]) -> list[str]:
-    """The innermost calls of a stack as lines, innermost first."""
+    """Hang document: the innermost calls of a stack as lines, innermost first."""
     return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MAX_STACK_LINES]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One collective, or one message between two ranks.
+    """Typed flight recorder: one collective, or one message between two ranks.
 
     Attributes:
         record: index in the order of this rank's calls.
@@ -277,7 +277,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """Sequence numbers of a rank's latest enqueued and completed collective in a group; None where unknown."""
+    """Typed flight recorder: numbers of a rank's latest enqueued and completed collective; None where unknown."""
 
     enqueued: int | None
     completed: int | None
@@ -285,7 +285,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """One rank's flight recorder at one moment.
+    """Typed flight recorder: one rank's flight recorder at one moment.
 
     Attributes:
         rank: in the whole job.

@@ -20,7 +20,7 @@ _FACTS = {label.removeprefix("job_"): label for label in JOB_FACTS}
 
 
 class JobKind(StrEnum):
-    """What started a job."""
+    """Document of a node's jobs: what started a job."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
@@ -28,7 +28,7 @@ class JobKind(StrEnum):
 
 
 class Share(StrEnum):
-    """How a job has a device."""
+    """Document of a node's jobs: how a job has a device."""
 
     EXCLUSIVE = "exclusive"
     TIME_SLICED = "time_sliced"  # other jobs have it too, in turns
@@ -36,7 +36,7 @@ class Share(StrEnum):
 
 
 class JobSource(StrEnum):
-    """Source of an assignment."""
+    """Document of a node's jobs: source of an assignment."""
 
     PROCESS = "process"  # a process of it holds memory there
     SLURM_ENVIRONMENT = "slurm_environment"  # SLURM_STEP_GPUS or SLURM_JOB_GPUS of a process of it
@@ -47,7 +47,7 @@ class JobSource(StrEnum):
 
 
 class UseState(StrEnum):
-    """Use of a device at a moment."""
+    """Document of a node's jobs: use of a device at a moment."""
 
     BUSY = "busy"  # held, and kernels ran within the last minutes
     HELD_BUT_IDLE = "held_but_idle"  # allocated, or a process holds memory, and no kernel ran for minutes
@@ -58,7 +58,7 @@ class UseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as one node knows it. Texts are empty where they are not known.
+    """Document of a node's jobs: one job as one node knows it. Texts are empty where they are not known.
 
     Attributes:
         kind, id: identify the job. Slurm: its job id, the same on all nodes. Kubernetes: namespace/pod. Processes: id
@@ -95,7 +95,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A job and a device that it has.
+    """Document of a node's jobs: a job and a device that it has.
 
     Attributes:
         sources: of the assignment, the most certain first.
@@ -112,12 +112,12 @@ class Assignment:
 
 
 def job_labels(job: Job) -> Labels:
-    """Labels of all series of a job."""
+    """Document of a node's jobs: labels of all series of a job."""
     return ("job_id", job.id), ("job_kind", job.kind.value)
 
 
 def job_facts(job: Job) -> Labels:
-    """Further labels of `stepscope_job_info`; facts that are not known have no label."""
+    """Document of a node's jobs: further labels of `stepscope_job_info`; facts that are not known have no label."""
     return tuple((label, getattr(job, field)) for field, label in _FACTS.items() if getattr(job, field))
 
 
@@ -139,7 +139,7 @@ FLEET_CAUSES: tuple[Cause, ...] = (
 
 
 class Counters(StrEnum):
-    """Counters that a fleet class is based on, the best first; accuracy of each: docs/explanation/fleet-class.md."""
+    """Fleet document: counters that a class is based on, the best first (docs/explanation/fleet-class.md)."""
 
     SM = "sm"  # SM activity beside the engine's: GPM on Hopper and newer, full PROF fields
     PIPES = "pipes"  # tensor and memory activity without the SMs': a dcgm-exporter's default page
@@ -149,7 +149,7 @@ class Counters(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Shares of a GPU's time, which add up to 1. All but `empty` are estimates.
+    """Fleet document: shares of a GPU's time, which add up to 1. All but `empty` are estimates.
 
     Attributes:
         computing: kernels that compute or move the GPU's memory.
@@ -172,7 +172,7 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True)
 class FleetClass:
-    """What one GPU, or all GPUs of one job, spent a window of time on.
+    """Fleet document: what one GPU, or all GPUs of one job, spent a window of time on.
 
     Attributes:
         cause: one of `FLEET_CAUSES`; of a job also `straggler`.
@@ -203,7 +203,7 @@ class FleetClass:
 
 @dataclass(frozen=True, slots=True)
 class JobClass:
-    """A job, and what its devices on one machine spent their time on.
+    """Fleet document: a job, and what its devices on one machine spent their time on.
 
     Attributes:
         job: which.
@@ -217,7 +217,7 @@ class JobClass:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The newest classes on one machine, of devices and of jobs."""
+    """Fleet document: the newest classes on one machine, of devices and of jobs."""
 
     devices: Mapping[Device, FleetClass] = field(default_factory=dict)
     jobs: tuple[JobClass, ...] = ()

@@ -15,7 +15,7 @@ DOCTOR_SCHEMA = "stepscope.doctor/1"
 
 
 class DoctorState(StrEnum):
-    """Result of a doctor check, from best to worst."""
+    """Doctor document: result of a doctor check, from best to worst."""
 
     OK = "ok"
     WARN = "warn"  # it works, but something is missing or slow
@@ -24,7 +24,7 @@ class DoctorState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:
-    """One check of `stepscope doctor`.
+    """Doctor document: one check of `stepscope doctor`.
 
     Attributes:
         topic: its subject: "torch", "driver", "NCCL_P2P_DISABLE".
@@ -52,7 +52,7 @@ PREFLIGHT_SCHEMA = "stepscope.preflight/1"
 
 
 class Outcome(StrEnum):
-    """Result of a preflight check, from best to worst."""
+    """Preflight document: result of a preflight check, from best to worst."""
 
     SKIPPED = "skipped"  # not possible here, or not selected
     PASS = "pass"
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 
 class CheckGroup(StrEnum):
-    """Checks that are selected together."""
+    """Preflight document: checks that are selected together."""
 
     STATE = "state"
     MEMORY = "memory"
@@ -92,7 +92,7 @@ DTYPES = tuple(name.removeprefix("matmul_") for name in CHECKS if name.startswit
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check of one GPU, of a pair, or of a group.
+    """Preflight document: one check of one GPU, of a pair, or of a group.
 
     Attributes:
         check: a key of `CHECKS`.
@@ -123,7 +123,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class PreflightGpu:
-    """One GPU, or one process on the CPU.
+    """Preflight document: one GPU, or one process on the CPU.
 
     Attributes:
         index: as in `--gpus`.
@@ -173,5 +173,5 @@ class Preflight:
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of the outcomes; SKIPPED without any."""
+    """Preflight document: the worst of the outcomes; SKIPPED without any."""
     return max(outcomes, key=list(Outcome).index, default=Outcome.SKIPPED)

@@ -14,12 +14,12 @@ MEMORY_SCHEMA = "stepscope.memory/1"
 
 
 def own_call(stack: Sequence[str]) -> str:
-    """The innermost line of a stack outside torch, or the innermost where all are in torch; empty without a stack."""
+    """The innermost line of a memory stack outside torch, or the innermost where all are in torch; empty if none."""
     return next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
 
 
 class MemoryCategory(StrEnum):
-    """Purpose of memory."""
+    """Memory document: purpose of memory."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -31,7 +31,7 @@ class MemoryCategory(StrEnum):
 
 
 class OomCause(StrEnum):
-    """Cause of an out-of-memory error."""
+    """Memory document: cause of an out-of-memory error."""
 
     CAPACITY = "capacity"  # more is needed at once than the GPU has
     FRAGMENTATION = "fragmentation"  # enough is free, but in pieces
@@ -40,8 +40,8 @@ class OomCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Blocks of one category and stack at the peak.
+class MemoryHolder:
+    """Memory document: blocks of one category and stack at the peak.
 
     Attributes:
         stack: of the allocation, innermost call first: "function (file:line)"; empty where unknown.
@@ -55,7 +55,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Memory that torch has reserved and no tensor uses, at the end of the snapshot.
+    """Memory document: memory that torch has reserved and no tensor uses, at the end of the snapshot.
 
     Attributes:
         inactive_bytes: total.
@@ -72,7 +72,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory that each step adds and does not free.
+    """Memory document: memory that each step adds and does not free.
 
     Attributes:
         bytes_per_step: median difference from one step's end to the next.
@@ -89,7 +89,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """An out-of-memory error, and the memory at that moment.
+    """Memory document: an out-of-memory error, and the memory at that moment.
 
     Attributes:
         phase: forward, backward, optimizer or unknown.
@@ -112,7 +112,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change, and the bytes that it should save at the peak; None where unknown."""
+    """Memory document: a change, and the bytes that it should save at the peak; None where unknown."""
 
     change: str
     saved_bytes: int | None
@@ -135,7 +135,7 @@ class MemoryReport:
     reserved_bytes: int
     peak_bytes: int
     by_category: dict[MemoryCategory, int]
-    at_peak: list[Holder]
+    at_peak: list[MemoryHolder]
     fragmentation: Fragmentation
     growth: Growth | None
     oom: OutOfMemory | None
@@ -150,7 +150,7 @@ NO_STACK = 0
 
 
 class AllocatorAction(IntEnum):
-    """Kind of an event, in the words of torch's allocator."""
+    """Typed memory snapshot: kind of an event, in the words of torch's allocator."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -165,7 +165,7 @@ class AllocatorAction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvents:
-    """Events of one GPU as columns, the oldest first; as many as torch was set to record.
+    """Typed memory snapshot: events of one GPU as columns, the oldest first; as many as torch was set to record.
 
     Attributes:
         actions: an `AllocatorAction` each.
@@ -184,7 +184,7 @@ class AllocatorEvents:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """A piece of a segment; `is_allocated`: a tensor has it; `is_awaited`: freed, but a stream still uses it."""
+    """Typed memory snapshot: a piece of a segment; `is_allocated` by a tensor, or `is_awaited`: freed, still in use."""
 
     address: int
     size: int
@@ -195,7 +195,7 @@ class MemoryBlock:
 
 @dataclass(frozen=True, slots=True)
 class MemorySegment:
-    """Memory that torch got from the driver.
+    """Typed memory snapshot: memory that torch got from the driver.
 
     Attributes:
         is_expandable: it can grow, so that its free end can become part of a larger block.
@@ -210,7 +210,7 @@ class MemorySegment:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """The allocator's memory in one process.
+    """Typed memory snapshot: the allocator's memory in one process.
 
     Attributes:
         segments: of all GPUs.
@@ -229,7 +229,7 @@ class MemorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryNote:
-    """What `profile()` recorded of an out-of-memory error, beside the snapshot.
+    """Typed memory snapshot: what `profile()` recorded of an out-of-memory error, beside the snapshot.
 
     Attributes:
         owners: category of blocks by address.

@@ -7,7 +7,8 @@ findings.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from stepscope.core.hardware.health import Severity
 from stepscope.core.vocabulary import Notice
@@ -15,7 +16,7 @@ from stepscope.core.vocabulary import Notice
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Place of a line in a log, and the process that wrote it.
+    """Typed place of a line in an NCCL log, and the process that wrote it.
 
     Attributes:
         line: counted from 1.
@@ -33,68 +34,66 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """Version of NCCL."""
+class LogEvent:
+    """Typed fact of an NCCL log, a trainer's log or the output of nccl-tests, and its place there."""
 
     place: LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Version(LogEvent):
+    """Typed fact of an NCCL log: version of NCCL."""
+
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """An environment variable that NCCL uses."""
+class Setting(LogEvent):
+    """Typed fact of an NCCL log: an environment variable that NCCL uses."""
 
-    place: LogPlace
     name: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
-class NoInfiniBand:
-    """NCCL found no InfiniBand or RoCE card."""
-
-    place: LogPlace
+class NoInfiniBand(LogEvent):
+    """Typed fact of an NCCL log: NCCL found no InfiniBand or RoCE card."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlugin:
-    """A network plugin that could not be loaded."""
+class NoPlugin(LogEvent):
+    """Typed fact of an NCCL log: a network plugin that could not be loaded."""
 
-    place: LogPlace
     library: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
-    """The network cards of one kind ("IB" or "Socket"), as NCCL writes them: "mlx5_0:1/RoCE"."""
+class Cards(LogEvent):
+    """Typed fact of an NCCL log: the network cards of one kind ("IB", "Socket"), as "mlx5_0:1/RoCE"."""
 
-    place: LogPlace
     kind: str
     cards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """The network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
+class Network(LogEvent):
+    """Typed fact of an NCCL log: the network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
 
-    place: LogPlace
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class DirectMemory:
-    """Whether a card may access GPU memory directly (GPUDirect RDMA)."""
+class DirectMemory(LogEvent):
+    """Typed fact of an NCCL log: whether a card may access GPU memory directly (GPUDirect RDMA)."""
 
-    place: LogPlace
     card: str
     is_enabled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """A rank begins to join a communicator, or has joined it (`is_complete`)."""
+class Join(LogEvent):
+    """Typed fact of an NCCL log: a rank begins to join a communicator, or has joined it (`is_complete`)."""
 
-    place: LogPlace
     communicator: str
     rank: int
     num_ranks: int
@@ -103,20 +102,18 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinSeconds:
-    """Time that a rank took to join its communicator."""
+class JoinSeconds(LogEvent):
+    """Typed fact of an NCCL log: time that a rank took to join its communicator."""
 
-    place: LogPlace
     rank: int
     num_ranks: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Distribution of a communicator over nodes."""
+class Shape(LogEvent):
+    """Typed fact of an NCCL log: distribution of a communicator over nodes."""
 
-    place: LogPlace
     rank: int
     num_ranks: int
     num_nodes: int
@@ -124,37 +121,33 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class RingPath:
-    """Transport of one channel between two ranks: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA"."""
+class RingPath(LogEvent):
+    """Typed fact of an NCCL log: a channel's transport between two ranks, "P2P/CUMEM", "NET/IB/0/GDRDMA"."""
 
-    place: LogPlace
     source: int
     target: int
     via: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rings:
-    """The rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
+class Rings(LogEvent):
+    """Typed fact of an NCCL log: the rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
 
-    place: LogPlace
     uses_direct_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
-    """Number of channels for collectives, and for NVLS (through the switch)."""
+class Channels(LogEvent):
+    """Typed fact of an NCCL log: number of channels for collectives, and for NVLS (through the switch)."""
 
-    place: LogPlace
     collective: int
     nvls: int
 
 
 @dataclass(frozen=True, slots=True)
-class FailedTransfer:
-    """A transfer that a card completed with an error: InfiniBand's status and the vendor's."""
+class FailedTransfer(LogEvent):
+    """Typed fact of an NCCL log: a transfer that a card ended with an error: InfiniBand's status, the vendor's."""
 
-    place: LogPlace
     peer: str
     status: int
     vendor_error: int
@@ -162,24 +155,22 @@ class FailedTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class CardEvent:
-    """An event of a card: "port error", "speed change detected"."""
+class CardEvent(LogEvent):
+    """Typed fact of an NCCL log: an event of a card: "port error", "speed change detected"."""
 
-    place: LogPlace
     event: str
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
-    """Any other line of level WARN."""
+class Warned(LogEvent):
+    """Typed fact of an NCCL log: any other line of level WARN."""
 
-    place: LogPlace
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
-    """A collective that torch's watchdog aborted.
+class TimedOut(LogEvent):
+    """Typed fact of an NCCL log: a collective that torch's watchdog aborted.
 
     Attributes:
         sequence: its number in the group.
@@ -188,7 +179,6 @@ class TimedOut:
         group: torch's name of the process group: "0(default_pg)"; None where unknown.
     """
 
-    place: LogPlace
     rank: int
     sequence: int
     operation: str
@@ -197,34 +187,30 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Mean bus bandwidth of an nccl-tests run, GB/s; the name of the test follows in `Benchmarked`."""
+class NcclTestBandwidth(LogEvent):
+    """Typed fact of an NCCL log: mean bus bandwidth of an nccl-tests run, GB/s; its name follows in `NcclTestEnd`."""
 
-    place: LogPlace
     bus_bandwidth_gbs: float
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmarked:
-    """End of an nccl-tests run: "all_gather_perf"."""
+class NcclTestEnd(LogEvent):
+    """Typed fact of an NCCL log: end of an nccl-tests run: "all_gather_perf"."""
 
-    place: LogPlace
     test: str
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerTimes:
-    """A trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
+class TrainerTimes(LogEvent):
+    """Typed fact of an NCCL log: a trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
 
-    place: LogPlace
     parts: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyNode:
-    """One line of NCCL's topology dump: depth, kind and name of a node, and its link with GB/s."""
+class TopologyNode(LogEvent):
+    """Typed fact of an NCCL log: one line of the topology dump, with depth, kind and name, and its link in GB/s."""
 
-    place: LogPlace
     depth: int
     link: str
     gbs: float
@@ -233,10 +219,9 @@ class TopologyNode:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWay:
-    """NCCL's plan over the devices: GB/s of a channel within and between nodes, and the slowest kind of path."""
+class PlannedWay(LogEvent):
+    """Typed fact of an NCCL log: planned GB/s of a channel within and between nodes, and the slowest path."""
 
-    place: LogPlace
     pattern: str
     num_channels: int
     inside_gbs: float
@@ -245,35 +230,9 @@ class PlannedWay:
     between: str
 
 
-LogEvent = (
-    Version
-    | Setting
-    | NoInfiniBand
-    | NoPlugin
-    | Cards
-    | Network
-    | DirectMemory
-    | Join
-    | JoinSeconds
-    | Shape
-    | RingPath
-    | Rings
-    | Channels
-    | FailedTransfer
-    | CardEvent
-    | Warned
-    | TimedOut
-    | Measured
-    | Benchmarked
-    | TrainerTimes
-    | TopologyNode
-    | PlannedWay
-)
-
-
 @dataclass(frozen=True, slots=True)
 class InspectorCall:
-    """One collective or message, measured on one rank by NCCL's inspector plugin.
+    """Typed NCCL input: one collective or message, measured on one rank by NCCL's inspector plugin.
 
     Attributes:
         communicator: its id, or the user's name for it.
@@ -295,7 +254,7 @@ class InspectorCall:
 
 @dataclass(frozen=True, slots=True)
 class RasRank:
-    """State of a rank in RAS; counts of collectives by kind, empty where the rank does not answer."""
+    """Typed NCCL input: state of a rank in RAS; counts of collectives by kind, empty where the rank does not answer."""
 
     rank: int
     host: str
@@ -307,7 +266,7 @@ class RasRank:
 
 @dataclass(frozen=True, slots=True)
 class RasCommunicator:
-    """State of a communicator in RAS.
+    """Typed NCCL input: state of a communicator in RAS.
 
     Attributes:
         ranks: those that RAS lists individually; in its JSON all.
@@ -323,7 +282,7 @@ class RasCommunicator:
 
 @dataclass(frozen=True, slots=True)
 class RasStatus:
-    """One answer of the RAS service.
+    """Typed NCCL input: one answer of the RAS service.
 
     Attributes:
         dead: lines on processes that are considered dead or missing.
@@ -336,7 +295,7 @@ class RasStatus:
 
 @dataclass(frozen=True, slots=True)
 class HangFlags:
-    """Hang flags of xpu_timer by rank."""
+    """Typed NCCL input: hang flags of xpu_timer by rank."""
 
     file: str
     flagged: tuple[int, ...]
@@ -344,7 +303,7 @@ class HangFlags:
 
 
 def ranks_with_fewer_calls(communicator: RasCommunicator) -> list[int]:
-    """Ranks that launched fewer collectives than most, by their counts, which only RAS's JSON has."""
+    """NCCL document: ranks that launched fewer collectives than most, by their counts, which only RAS's JSON has."""
     totals = {rank.rank: sum(rank.counts.values()) for rank in communicator.ranks if rank.counts}
     if len(set(totals.values())) < 2:
         return []
@@ -353,7 +312,7 @@ def ranks_with_fewer_calls(communicator: RasCommunicator) -> list[int]:
 
 
 def ranks_behind(communicator: RasCommunicator) -> list[int]:
-    """Ranks with fewer calls, dead or unresponsive ranks, and those that a problem names."""
+    """NCCL document: ranks with fewer calls, dead or unresponsive ranks, and those that a problem names."""
     missing = {rank.rank for rank in communicator.missing}
     with_problem = {rank for ranks, _ in communicator.problems for rank in ranks}
     return sorted(missing | with_problem | set(ranks_with_fewer_calls(communicator)))
@@ -364,7 +323,7 @@ NCCL_SCHEMA = "stepscope.nccl/1"
 
 @dataclass(frozen=True, slots=True)
 class NcclFinding:
-    """A problem or a note.
+    """NCCL document: a problem or a note.
 
     Attributes:
         code: kind, for programs.
@@ -383,7 +342,7 @@ class NcclFinding:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator of NCCL.
+    """NCCL document: a communicator of NCCL.
 
     Attributes:
         id: NCCL's id, the same on all ranks.
@@ -407,7 +366,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """The transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
+    """NCCL document: the transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
 
     Attributes:
         via: P2P, SHM, NET/IB, NET/Socket or NVLS, as in the log; `detail` is the rest of the log's text.
@@ -429,7 +388,7 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bus bandwidth of one collective at one size, by nccl-tests' definition, in GB/s; median over calls.
+    """NCCL document: bus bandwidth of one collective at one size, as nccl-tests defines it, GB/s; median over calls.
 
     Where several ranks have times of a call, the shortest counts: the other ranks waited for the last one to arrive.
 
@@ -451,7 +410,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices of one machine in a topology file.
+    """NCCL document: the devices of one machine in a topology file.
 
     Attributes:
         gpu_link_gbs: GB/s of the slowest GPU's slot in one direction; None in a virtual machine that hides it.
@@ -466,7 +425,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWays:
-    """NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
+    """NCCL document: NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
 
     file: str
     pattern: str
@@ -490,3 +449,13 @@ class NcclReport:
     findings: list[NcclFinding]
     warnings: list[Notice] = field(default_factory=list)
     schema: str = NCCL_SCHEMA
+
+
+def nccl_document(report: NcclReport) -> dict[str, Any]:
+    """The JSON document of an NCCL report, which names the two ends of a transport `from` and `to`."""
+    document = asdict(report)
+    document["transports"] = [
+        {"from": transport.pop("source"), "to": transport.pop("target"), **transport}
+        for transport in document["transports"]
+    ]
+    return document

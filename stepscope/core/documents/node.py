@@ -20,7 +20,7 @@ NODE_PATH = "/api/v1/node"
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """One of the agent's sources.
+    """Node document: one of the agent's sources.
 
     Attributes:
         name: of the source: "nvml", "host".
@@ -41,7 +41,7 @@ class NodeSource:
 
 @dataclass(frozen=True, slots=True)
 class NodeDevice:
-    """A GPU or MIG instance.
+    """Node document: a GPU or MIG instance.
 
     Attributes:
         info: labels of its info metric: name, driver, pci_bus_id, ...
@@ -75,7 +75,7 @@ class NodeDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:
-    """A finding of a source in its last collection; see `Finding`."""
+    """Node document: a finding of a source in its last collection; see `Finding`."""
 
     source: str
     code: str
@@ -85,7 +85,7 @@ class NodeFinding:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine at one moment.
+    """Node document: one machine at one moment.
 
     Attributes:
         host: name of the machine.
@@ -114,7 +114,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRank:
-    """One process under `profile()`, at one moment; ages end at that moment.
+    """Node document: one process under `profile()`, at one moment; ages end at that moment.
 
     Attributes:
         key: id of the process, the same after a restart of the agent.
@@ -218,7 +218,7 @@ STATUS_SCHEMA = "stepscope.status/1"
 
 @dataclass(frozen=True, slots=True)
 class StatusFinding:
-    """A problem of a machine.
+    """Status document: a problem of a machine.
 
     Attributes:
         agent: address of the agent that reports it, or does not answer.
@@ -242,7 +242,7 @@ class StatusFinding:
 
 @dataclass(frozen=True, slots=True)
 class StatusNode:
-    """Reachability and number of GPUs of one machine.
+    """Status document: reachability and number of GPUs of one machine.
 
     Attributes:
         agent: address of its agent.
@@ -260,7 +260,7 @@ class StatusNode:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """Status of several machines.
+    """Status document: status of several machines.
 
     Attributes:
         nodes: in the order of the agents' addresses given.

@@ -1,4 +1,4 @@
-"""Layout of a run directory, its manifest run.json, and the timelines in timeline.json.
+"""Layout of a run directory, its manifest run.json, its steps and the report `stepscope.steps/1`, and its timelines.
 
 run.json                       the manifest: host, mesh, versions, environment, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
@@ -18,8 +18,11 @@ analysis.json, timeline.json   after `stepscope analyze`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import PurePath
+
+from stepscope.core.vocabulary import Notice
 
 RUN_SCHEMA = "stepscope.run/1"
 RUN_FILE = "run.json"
@@ -44,69 +47,34 @@ WHOLE_STEPS_KEY = "stepscope_whole_steps"
 
 
 def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
-    """Path of one rank's trace inside the run directory; `first_step` is the first captured step."""
+    """Path of one rank's trace inside the run directory's layout; `first_step` is the first captured step."""
     folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
     return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 
 
-def steps_path(rank: int) -> PurePath:
-    """Path of one rank's step telemetry inside the run directory."""
-    return PurePath(STEPS_FOLDER, f"rank{rank}.jsonl")
+class RankFile(StrEnum):
+    """Layout of a run directory: a file of each rank, as a pattern of its path."""
 
+    STEPS = f"{STEPS_FOLDER}/rank{{rank}}.jsonl"
+    FLIGHT_RECORDER = f"{FLIGHT_FOLDER}/rank{{rank}}"  # NCCL appends the rank to a prefix, hence no suffix
+    STUCK_REPORT = f"{FLIGHT_FOLDER}/rank{{rank}}.stuck.json"
+    STACKS = f"{FLIGHT_FOLDER}/rank{{rank}}.stacks.txt"
+    LIVE_RECORD = f"{FLIGHT_FOLDER}/{LIVE_FOLDER}/rank{{rank}}"
+    LIVE_STATE = f"{FLIGHT_FOLDER}/{LIVE_FOLDER}/rank{{rank}}.state"
+    MEMORY_SNAPSHOT = f"{MEMORY_FOLDER}/rank{{rank}}.pickle"
+    OOM_SNAPSHOT = f"{MEMORY_FOLDER}/rank{{rank}}-oom.pickle"
+    OOM_REPORT = f"{MEMORY_FOLDER}/rank{{rank}}-oom.json"
+    PERIODIC_SNAPSHOT = f"{MEMORY_FOLDER}/step{{step}}/rank{{rank}}.pickle"
+    MEMORY_OWNERS = f"{MEMORY_FOLDER}/step{{step}}/rank{{rank}}.json"
 
-def flight_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder in the run directory; NCCL appends the rank to a prefix, hence no suffix."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}")
-
-
-def stuck_path(rank: int) -> PurePath:
-    """Path of the report on one rank's stuck step inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stuck.json")
-
-
-def stacks_path(rank: int) -> PurePath:
-    """Path of the stacks of one rank's threads, as text, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stacks.txt")
-
-
-def live_record_path(rank: int) -> PurePath:
-    """Path of one rank's flight recorder during a long step, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}")
-
-
-def live_state_path(rank: int) -> PurePath:
-    """Path of one rank's state during a long step, inside the run directory."""
-    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}.state")
-
-
-def memory_snapshot_path(rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}.pickle")
-
-
-def oom_snapshot_path(rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot at an out-of-memory error, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.pickle")
-
-
-def oom_report_path(rank: int) -> PurePath:
-    """Path of the rank's state at an out-of-memory error, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.json")
-
-
-def periodic_snapshot_path(step: int, rank: int) -> PurePath:
-    """Path of one rank's CUDA memory snapshot at the end of a step, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.pickle")
-
-
-def memory_owners_path(step: int, rank: int) -> PurePath:
-    """Path of the categories of that snapshot's blocks, inside the run directory."""
-    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.json")
+    def path(self, rank: int, step: int = 0) -> PurePath:
+        """Path inside the run directory; `step` is that of a periodic snapshot."""
+        return PurePath(self.format(rank=rank, step=step))
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the job. Times are ns since the epoch; `end_ns` is None while it runs or after a kill."""
+    """Run manifest: one start of the job. Times are ns since the epoch; `end_ns` is None while it runs or if killed."""
 
     start_ns: int
     end_ns: int | None
@@ -117,7 +85,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The content of run.json."""
+    """The document run.json."""
 
     run: str
     host: str
@@ -139,7 +107,7 @@ class RunManifest:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """One rank's window, cut into segments of one category each.
+    """Timeline document: one rank's window, cut into segments of one category each.
 
     Attributes:
         start_ns: start of each segment, ascending, ns since the epoch on the job's clock.
@@ -155,3 +123,109 @@ class RankTimeline:
     categories: list[int]
     step_starts_ns: list[int]
     step_indices: list[int]
+
+
+STEPS_SCHEMA = "stepscope.steps/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Steps document: one finished step of one rank, by the clock of its host: one line of steps/rank{r}.jsonl.
+
+    In a line, `figures` are fields of their own beside these, and what is empty or has its default may be left out.
+
+    Attributes:
+        start_ns, end_ns: ns since the epoch.
+        data_wait_ns: time that the loop waited for its batches.
+        phases: ns by name; one phase may lie inside another.
+        figures: what the training code passed to `prof.step`, and what is measured beside (loss, tokens, memory, ...).
+        captured: a profiler recorded the step, which makes it longer.
+        anomalies: kinds of anomaly found in the step.
+        non_finite: names of figures that were NaN or infinite; they are not among the others.
+        attempt: which start of the job, from 1 on.
+        state: of the profiler's schedule: wait, warmup, active.
+        export_ns: time spent after the step to write a trace; not part of a step.
+        prepare_ns: time spent after the step to set up and start the profiler; not part of a step.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int
+    data_wait_ns: int = 0
+    phases: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    captured: bool = False
+    anomalies: list[str] = field(default_factory=list)
+    non_finite: list[str] = field(default_factory=list)
+    attempt: int = 1
+    state: str = "wait"
+    export_ns: int = 0
+    prepare_ns: int = 0
+
+
+RESERVED_FIELDS = frozenset(each.name for each in fields(Step)) - {"figures"}
+"""Names of a line's own fields, which no figure can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Steps document: a rank's steps in order. Steps that a restart repeats replace the earlier ones."""
+
+    rank: int
+    steps: list[Step] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        """Append a step, which replaces an earlier one of its index and all that followed it."""
+        while self.steps and self.steps[-1].index >= step.index:
+            self.steps.pop()
+        self.steps.append(step)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Steps document: one step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
+
+    Attributes:
+        slowest_rank: the rank with the longest step.
+        figures: mean over the ranks that recorded it.
+    """
+
+    index: int
+    ms: float
+    slowest_rank: int
+    data_wait_ms: float
+    phases_ms: dict[str, float]
+    figures: dict[str, float]
+    captured: bool
+    anomalies: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeSummary:
+    """Steps document: duration of the settled steps in ms; all None without one."""
+
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The document `stepscope.steps/1`: all steps of a job.
+
+    Attributes:
+        num_settled: steps behind the figures below: neither captured nor the first.
+        data_wait: share of the settled steps' time, over all ranks.
+        phases: the same for each phase.
+        steps: in order.
+    """
+
+    ranks: list[int]
+    num_steps: int
+    num_settled: int
+    step_ms: StepTimeSummary
+    data_wait: float | None
+    phases: dict[str, float]
+    steps: list[StepRow]
+    warnings: list[Notice] = field(default_factory=list)
+    schema: str = STEPS_SCHEMA

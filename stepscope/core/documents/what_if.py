@@ -14,7 +14,7 @@ WHAT_IF_SCHEMA = "stepscope.whatif/1"
 
 
 class WhatIfInput(StrEnum):
-    """What was replayed."""
+    """What-if document: what was replayed."""
 
     TRACES = "traces"
     SCHEDULE = "schedule"
@@ -24,7 +24,7 @@ class WhatIfInput(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """Predicted step of a job with one cause removed.
+    """What-if document: predicted step of a job with one cause removed.
 
     Attributes:
         fix: the cause that is removed.
@@ -46,7 +46,7 @@ class PredictedStep:
 
 @dataclass(frozen=True, slots=True)
 class Fix(PredictedStep):
-    """A prediction of `whatif`.
+    """What-if document: a prediction of `whatif`.
 
     Attributes:
         ranks: whose own work or host the change affects, largest share first; empty where that is unknown.
@@ -59,7 +59,7 @@ class Fix(PredictedStep):
 
 @dataclass(frozen=True, slots=True)
 class WhatIfReport:
-    """Predictions for a job, and what its ranks and stages cost against an ideal step.
+    """The document `stepscope.whatif/1`: predictions, and what ranks and stages cost against an ideal step.
 
     Attributes:
         measured_step_ms: duration of a whole step, boundary to boundary, median over ranks.

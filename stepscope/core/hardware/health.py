@@ -15,7 +15,7 @@ from stepscope.core.metrics.readings import Labels
 
 
 class Severity(StrEnum):
-    """Severity of an event."""
+    """Severity of a hardware health event."""
 
     INFO = "info"  # no problem of the hardware: an application's fault, a note of the driver
     WARNING = "warning"  # it works, but impaired, or may fail soon
@@ -35,7 +35,7 @@ NOTES = frozenset({"xid_earlier"})
 
 
 class HealthState(StrEnum):
-    """State of a GPU or machine; the values of label `state`."""
+    """Health of a GPU or machine as hardware; the values of label `state`."""
 
     HEALTHY = "healthy"  # it answers, and no warning or critical event is open
     DEGRADED = "degraded"  # a warning event is open
@@ -44,7 +44,7 @@ class HealthState(StrEnum):
 
 
 class Action(StrEnum):
-    """Action that repairs a problem."""
+    """Action that repairs a hardware problem."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -93,7 +93,7 @@ _LINES = {
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """One episode of a health problem.
+    """One episode of a hardware health problem.
 
     Attributes:
         code: kind of the problem: "gpu_lost", "ecc_uncorrected", "xid_94".
@@ -126,7 +126,7 @@ class HealthEvent:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """State of one GPU, or of the machine beside its GPUs.
+    """Health of one GPU, or of the machine's hardware beside its GPUs.
 
     Attributes:
         state: healthy, degraded, failed or unknown.
@@ -144,7 +144,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """Health of the whole machine at one moment.
+    """Health of the whole machine's hardware at one moment.
 
     Attributes:
         time_ns: of the latest check, ns since the epoch; None before the first.

@@ -27,7 +27,7 @@ _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 
 
 class XidClass(StrEnum):
-    """Kind of an error."""
+    """Kind of an XID, an error that NVIDIA's driver reports for a GPU."""
 
     APPLICATION = "application"  # most likely caused by the application
     INFORMATIONAL = "informational"
@@ -43,7 +43,7 @@ class XidClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One kind of error: XID or SXid.
+    """One kind of GPU error in the catalogue: XID or SXid.
 
     Attributes:
         sentence: what happened, for people.
@@ -193,7 +193,7 @@ XIDS: dict[int, Xid] = {
 
 
 def xid_of(number: int) -> Xid:
-    """The XID of a number; numbers in no catalogue are warnings."""
+    """The XID of a number, from the catalogue of GPU errors; numbers in no catalogue are warnings."""
     return XIDS.get(number) or Xid(
         number, XidClass.UNCLASSIFIED, _WARNING, Action.CONTACT_SUPPORT, "This XID is in no catalogue known here."
     )
@@ -203,7 +203,7 @@ _FABRIC_RESETS = frozenset({10003, 10006, 10007, 10008, 12020, 12028, 12032, 140
 
 
 def sxid_of(number: int, *, is_fatal: bool) -> Xid:
-    """The SXid of a number.
+    """The SXid of a number, from the catalogue of NVSwitch errors.
 
     Args:
         number: as the switch's driver logs it.

@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class MetricKind(StrEnum):
-    """Prometheus type: a value of now (gauge), or a total since some start (counter)."""
+    """Prometheus type of a metric: a value of now (gauge), or a total since some start (counter)."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
 
 
 class Unit(StrEnum):
-    """Base units of Prometheus; the value is the end of the metric's name (before `_total`)."""
+    """Unit of a metric, one of Prometheus' base units; the value is the end of the metric's name (before `_total`)."""
 
     WATTS = "watts"
     JOULES = "joules"
@@ -28,8 +28,8 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Dcgm:
-    """The field of DCGM with the same meaning as a metric.
+class DcgmField:
+    """DCGM's field with the same meaning as a metric.
 
     Attributes:
         name: in dcgm-exporter's pages up to DCGM 4.5.
@@ -44,7 +44,7 @@ class Dcgm:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of a catalogue.
+    """Definition of a metric: one row of a catalogue.
 
     Attributes:
         name: whole Prometheus name.
@@ -57,18 +57,18 @@ class Metric:
     kind: MetricKind
     unit: Unit
     help: str
-    dcgm: Dcgm | None = None
+    dcgm: DcgmField | None = None
     labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MetricGroup:
-    """Metrics that share a name prefix and the names of some labels."""
+    """Definition of metrics that share a name prefix and the names of some labels."""
 
     prefix: str
     labels: tuple[str, ...] = ()
 
-    def metric(self, name: str, text: str, *labels: str, dcgm: Dcgm | None = None) -> Metric:
+    def metric(self, name: str, text: str, *labels: str, dcgm: DcgmField | None = None) -> Metric:
         """One metric of the group. Its kind and unit follow from its name: "energy_joules_total", "power_watts".
 
         Args:

@@ -9,7 +9,7 @@ An SXid is to a switch what an XID is to a GPU; DCGM shows the latest one foreve
 
 from __future__ import annotations
 
-from stepscope.core.metrics import Dcgm, Metric, MetricGroup
+from stepscope.core.metrics import DcgmField, Metric, MetricGroup
 from stepscope.core.metrics.readings import GPU
 
 _MHZ, _PERCENT, _MIB, _MILLI, _NANO = 1e6, 0.01, 1048576.0, 1e-3, 1e-9
@@ -17,8 +17,8 @@ _WORKLOAD = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
 _gpu = MetricGroup(GPU).metric
 
 
-def _field(name: str, new_name: str = "", scale: float = 1.0) -> Dcgm:
-    return Dcgm(f"DCGM_FI_{name}", f"DCGM_FI_{new_name or name}", scale)
+def _field(name: str, new_name: str = "", scale: float = 1.0) -> DcgmField:
+    return DcgmField(f"DCGM_FI_{name}", f"DCGM_FI_{new_name or name}", scale)
 
 
 # fmt: off
@@ -267,13 +267,13 @@ _LINK_ERRORS: tuple[tuple[str, str, str, str], ...] = (
 )
 FABRIC_METRICS: tuple[Metric, ...] = (
     _switch("temperature_celsius", "Temperature of the switch.", "switch",
-            dcgm=Dcgm(_FIELD + "TEMPERATURE_CURRENT", _FIELD + "TEMP_CELSIUS")),
+            dcgm=DcgmField(_FIELD + "TEMPERATURE_CURRENT", _FIELD + "TEMP_CELSIUS")),
     _switch("sxid_fatal_last", "Number of the latest fatal SXid, kept for ever; 0: none.", "switch",
-            dcgm=Dcgm(_FIELD + "FATAL_ERRORS", "DCGM_FI_DEV_SXID_FATAL_ERROR")),
+            dcgm=DcgmField(_FIELD + "FATAL_ERRORS", "DCGM_FI_DEV_SXID_FATAL_ERROR")),
     _switch("sxid_nonfatal_last", "Number of the latest SXid that is not fatal; 0: none.", "switch",
-            dcgm=Dcgm(_FIELD + "NON_FATAL_ERRORS", "DCGM_FI_DEV_SXID_NON_FATAL_ERROR")),
+            dcgm=DcgmField(_FIELD + "NON_FATAL_ERRORS", "DCGM_FI_DEV_SXID_NON_FATAL_ERROR")),
     _switch("sxid_errors_total", "SXid errors since the agent started.", "pci_bus_id", "sxid", "severity"),
-    *(_switch(f"link_{kind}_errors_total", text, "link", "switch", dcgm=Dcgm(_FIELD + old, _FIELD + new))
+    *(_switch(f"link_{kind}_errors_total", text, "link", "switch", dcgm=DcgmField(_FIELD + old, _FIELD + new))
       for kind, old, new, text in _LINK_ERRORS),
 )
 # fmt: on

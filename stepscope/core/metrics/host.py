@@ -5,7 +5,7 @@ Counters stay counters, in base units; rates are left to the query. Values of a 
 
 from __future__ import annotations
 
-from stepscope.core.metrics import Dcgm, Metric, MetricGroup
+from stepscope.core.metrics import DcgmField, Metric, MetricGroup
 from stepscope.core.metrics.readings import CGROUP, HOST, PROCESS
 
 _FIELD = "DCGM_FI_DEV_CPU_"
@@ -116,13 +116,13 @@ _OF_PROCESSES: tuple[Metric, ...] = (
 )
 CPU_METRICS_OF_DCGM: tuple[Metric, ...] = (
     _host("cpu_temperature_celsius", "Temperature of a Grace CPU.", "cpu",
-          dcgm=Dcgm(_FIELD + "TEMP_CURRENT", _FIELD + "TEMP_CELSIUS")),
+          dcgm=DcgmField(_FIELD + "TEMP_CURRENT", _FIELD + "TEMP_CELSIUS")),
     _host("cpu_power_watts", "Power draw of a Grace CPU.", "cpu",
-          dcgm=Dcgm(_FIELD + "POWER_UTIL_CURRENT", _FIELD + "POWER_WATTS")),
+          dcgm=DcgmField(_FIELD + "POWER_UTIL_CURRENT", _FIELD + "POWER_WATTS")),
     _host("cpu_power_limit_watts", "Power limit of a Grace CPU.", "cpu",
-          dcgm=Dcgm(_FIELD + "POWER_LIMIT", _FIELD + "POWER_LIMIT_WATTS")),
+          dcgm=DcgmField(_FIELD + "POWER_LIMIT", _FIELD + "POWER_LIMIT_WATTS")),
     _host("cpu_utilization_ratio", "Utilization of a Grace CPU or core.", "cpu", "core",
-          dcgm=Dcgm(_FIELD + "UTIL_TOTAL", _FIELD + "UTIL_TOTAL")),  # 0..1: DcgmModuleSysmon.cpp
+          dcgm=DcgmField(_FIELD + "UTIL_TOTAL", _FIELD + "UTIL_TOTAL")),  # 0..1: DcgmModuleSysmon.cpp
 )
 # fmt: on
 

@@ -31,17 +31,17 @@ of /dev (PrincetonUniversity/jobstats#34)."""
 
 
 def labels_of(**values: str | int) -> Labels:
-    """Labels from keywords, sorted by name."""
+    """Labels of a metric's reading from keywords, sorted by name."""
     return tuple(sorted((name, str(value)) for name, value in values.items()))
 
 
 def with_labels(labels: Labels, **values: str | int) -> Labels:
-    """The labels with more added or replaced, sorted."""
+    """Labels of a metric's reading with more added or replaced, sorted."""
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
 class MissingReason(StrEnum):
-    """Why a value is missing."""
+    """Why the value of a metric is missing."""
 
     NOT_SUPPORTED = "not_supported"
     """This device, driver or library does not have it. Nothing to do; a newer driver may have it."""
@@ -69,7 +69,7 @@ class MissingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reading:
-    """One value. An agent makes thousands per second, so `__init__` is one that takes half a frozen dataclass's time.
+    """One value of a metric. An agent makes thousands per second, so `__init__` takes half a frozen dataclass's time.
 
     Attributes:
         metric: a name of the catalogues in `core.metrics`, which have its unit.
@@ -115,7 +115,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An observation of a collector beyond a single value: a contradiction, an XID, a clamped value.
+    """An observation of a collector beyond a metric's value: a contradiction, an XID, a clamped value.
 
     Attributes:
         code: kind: "xid", "clamped".
@@ -132,7 +132,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Everything from one call of a collector."""
+    """Readings, missing values and findings of one call of a collector."""
 
     readings: tuple[Reading, ...] = ()
     missing: tuple[Missing, ...] = ()
@@ -152,19 +152,19 @@ class Collection:
 
 
 class Collector(Protocol):
-    """One source of readings."""
+    """One source of metric readings."""
 
     def collect(self) -> Collection:
         """Read everything once. What cannot be read is in `missing`; expected errors are not raised."""
         ...
 
 
-class WireError(Exception):
-    """A message is not a collection."""
+class CollectionWireError(Exception):
+    """A message is not a collection of readings."""
 
 
 class StreamWriter:
-    """Writes the collections of one stream."""
+    """Writes collections of readings as the messages of one stream."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
@@ -186,7 +186,7 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads the collections of one stream, from its beginning."""
+    """Reads collections of readings from one stream, from its beginning."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
@@ -196,17 +196,17 @@ class StreamReader:
         """The collection that was written.
 
         Raises:
-            WireError: the message is not a collection, or no shape came before.
+            CollectionWireError: the message is not a collection, or no shape came before.
         """
         try:
             if "shape" in message:
                 self._names, self._missing = _names_and_missing(message["shape"])
             if self._names is None:
-                raise WireError("values without a shape")
+                raise CollectionWireError("values without a shape")
             times = message["times"]
             each = times if isinstance(times, list) else [times]
             if any(not isinstance(time, int) for time in each):
-                raise WireError("a time is not a whole number")
+                raise CollectionWireError("a time is not a whole number")
             if each is not times:
                 times = each * len(self._names)
             values = zip(self._names, message["values"], times, strict=True)
@@ -221,25 +221,11 @@ class StreamReader:
                 ),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise WireError(f"{type(error).__name__}: {error}") from error
-
-
-def written_alone(collection: Collection) -> dict[str, Any]:
-    """The message of a single collection, for `read_alone`."""
-    return StreamWriter().write(collection)
-
-
-def read_alone(message: Mapping[str, Any]) -> Collection:
-    """The collection in a message of `written_alone`.
-
-    Raises:
-        WireError: it is not one.
-    """
-    return StreamReader().read(message)
+            raise CollectionWireError(f"{type(error).__name__}: {error}") from error
 
 
 def labels_from(pairs: list[list[str]]) -> Labels:
-    """Labels from their JSON."""
+    """Labels of a metric's reading from their JSON."""
     return tuple((intern(name), intern(value)) for name, value in pairs)
 
 

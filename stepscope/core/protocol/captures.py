@@ -6,24 +6,14 @@ counted from 0, `*_ns` are ns since the epoch, None is unknown or not requested.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from stepscope.core.protocol.fields import (
-    EMBEDDED,
-    ByteLimit,
-    FieldError,
-    Figure,
-    Rank,
-    RankList,
-    Word,
-    flat_fields,
-    read_object,
-    whole,
-)
+from stepscope.core.protocol import fields
 
 NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
 CAPTURE_SCHEMA = "stepscope.capture/1"
@@ -35,7 +25,7 @@ _ID = re.compile(rf"(?!{RULE_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 
 
 class CaptureState(StrEnum):
-    """State of a capture, of one process or as a whole."""
+    """Capture protocol: state of a capture, of one process or as a whole."""
 
     ASKED = "asked"
     """requested, not answered yet"""
@@ -60,7 +50,7 @@ class CaptureState(StrEnum):
 
 
 class Alignment(StrEnum):
-    """How the ranks agreed on the first step of a capture."""
+    """Capture protocol: how the ranks agreed on the first step of a capture."""
 
     STEP = "step"
     """it was given, or the job has one rank"""
@@ -73,7 +63,7 @@ class Alignment(StrEnum):
 
 
 class EarlyStop(StrEnum):
-    """Why a capture holds fewer steps than requested."""
+    """Capture protocol: why a capture holds fewer steps than requested."""
 
     MAX_BYTES = "max_bytes"
     MAX_OVERHEAD = "max_overhead"
@@ -99,19 +89,19 @@ class CaptureRequest:
     """
 
     type: ClassVar[str] = "capture"
-    id: Word
-    steps: Annotated[int, whole(1, MAX_CAPTURED_STEPS)]
+    id: fields.Word
+    steps: Annotated[int, fields.whole_number_between(1, MAX_CAPTURED_STEPS)]
     start_step: int | None = None
     start_unix_ns: int | None = None
-    ranks: RankList | None = None
-    max_bytes: ByteLimit | None = None
+    ranks: fields.RankList | None = None
+    max_bytes: fields.ByteLimit | None = None
     max_overhead: float | None = None
     deadline_unix_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureSelector:
-    """The training that a capture is of; at least one of both is given.
+    """Capture protocol: the training that a capture is of; at least one of both is given.
 
     Attributes:
         run: name of the run, or its directory to distinguish it from others of that name.
@@ -119,7 +109,7 @@ class CaptureSelector:
     """
 
     run: str | None = None
-    job: Word | None = None
+    job: fields.Word | None = None
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.run is None else f"run {self.run}"
@@ -127,15 +117,15 @@ class CaptureSelector:
 
 @dataclass(frozen=True, slots=True)
 class CaptureOrder:
-    """A capture request with the training it is for: what a POST of the HTTP API holds."""
+    """Capture protocol: a capture request with the training it is for: what a POST of the HTTP API holds."""
 
-    request: Annotated[CaptureRequest, EMBEDDED]
-    selector: Annotated[CaptureSelector, EMBEDDED]
+    request: Annotated[CaptureRequest, fields.EMBEDDED]
+    selector: Annotated[CaptureSelector, fields.EMBEDDED]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureTarget:
-    """A process on this node that can be captured.
+    """Capture protocol: a process on this node that can be captured.
 
     Attributes:
         key: id of the process, unique across backends, the same after a restart of the agent.
@@ -149,17 +139,17 @@ class CaptureTarget:
         job: id of the scheduler's job, as the process itself knows it. Not part of the document.
     """
 
-    key: Word
-    backend: Word
-    rank: Rank | None = None
-    world_size: Rank | None = None
-    run: Word | None = None
+    key: fields.Word
+    backend: fields.Word
+    rank: fields.Rank | None = None
+    world_size: fields.Rank | None = None
+    run: fields.Word | None = None
     run_directory: str | None = None
     pid: int | None = None
     uid: int | None = None
     newest_step: int | None = None
     step_ms: float | None = None
-    job: Word | None = None
+    job: fields.Word | None = None
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -169,7 +159,7 @@ class CaptureTarget:
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """Progress of a capture in one process.
+    """Capture protocol: progress of a capture in one process.
 
     Attributes:
         reason: why it is in this state, for people.
@@ -183,18 +173,18 @@ class CaptureProgress:
     state: CaptureState
     reason: str | None = None
     start_step: int | None = None
-    steps: Annotated[int, whole(0, MAX_CAPTURED_STEPS)] | None = None
+    steps: Annotated[int, fields.whole_number_between(0, MAX_CAPTURED_STEPS)] | None = None
     aligned_by: Alignment | None = None
     joined: bool = False
     path: str | None = None
     bytes: int | None = None
-    overhead: Figure | None = None
+    overhead: fields.Figure | None = None
     stopped_by: EarlyStop | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureUpdate:
-    """New progress of one capture in one process."""
+    """Capture protocol: new progress of one capture in one process."""
 
     capture_id: str
     key: str
@@ -203,15 +193,15 @@ class CaptureUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RankCapture:
-    """A capture in one process."""
+    """Capture protocol: a capture in one process."""
 
-    target: Annotated[CaptureTarget, EMBEDDED]
-    progress: Annotated[CaptureProgress, EMBEDDED]
+    target: Annotated[CaptureTarget, fields.EMBEDDED]
+    progress: Annotated[CaptureProgress, fields.EMBEDDED]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """A capture at one agent.
+    """Capture protocol: a capture at one agent.
 
     Attributes:
         host: the agent's machine.
@@ -220,9 +210,9 @@ class CaptureReport:
         is_cancelled: a cancellation was requested; ranks that know of it report their own state.
     """
 
-    host: Word
+    host: fields.Word
     created_ns: int
-    order: Annotated[CaptureOrder, order_of]
+    order: Annotated[CaptureOrder, read_order]
     ranks: tuple[RankCapture, ...]
     is_cancelled: bool = False
 
@@ -234,11 +224,11 @@ class CaptureReport:
     @property
     def state(self) -> CaptureState:
         """As a whole."""
-        return whole_state(self.ranks)
+        return state_of_ranks(self.ranks)
 
 
-def whole_state(ranks: Sequence[RankCapture]) -> CaptureState:
-    """State of all ranks together: open while any is, afterwards the best that all have reached."""
+def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
+    """Capture protocol: state of all ranks together: open while any is, afterwards the best that all have reached."""
     states = {one.progress.state for one in ranks}
     for state in (CaptureState.STARTED, CaptureState.ASKED, CaptureState.ACCEPTED):
         if state in states:
@@ -250,38 +240,38 @@ def whole_state(ranks: Sequence[RankCapture]) -> CaptureState:
 
 
 def order_document(order: CaptureOrder) -> dict[str, Any]:
-    """JSON object of an order."""
-    return dict(flat_fields(order))
+    """Capture protocol: JSON object of an order."""
+    return dict(fields.flat_fields(order))
 
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
-    """JSON object of a report, `stepscope.node-capture/1`; `read_object` reads it."""
+    """Capture protocol: JSON object of a report, `stepscope.node-capture/1`; `read_object` reads it."""
     return {
         "schema": NODE_CAPTURE_SCHEMA,
         "state": report.state,
         "host": report.host,
         "created_ns": report.created_ns,
         "order": order_document(report.order),
-        "ranks": [{name: value for name, value in flat_fields(one) if name != "job"} for one in report.ranks],
+        "ranks": [{name: value for name, value in fields.flat_fields(one) if name != "job"} for one in report.ranks],
         "is_cancelled": report.is_cancelled,
     }
 
 
-def order_of(document: object) -> CaptureOrder:
-    """The order in a JSON object.
+def read_order(document: object) -> CaptureOrder:
+    """Read the capture order in a JSON object of the protocol.
 
     Raises:
         FieldError: not an object; a field is wrong, or unknown: a misspelled one must not be ignored.
     """
     if not isinstance(document, Mapping):
-        raise FieldError("an order is a JSON object")
-    known = {each.name for kind in (CaptureRequest, CaptureSelector) for each in fields(kind)}
+        raise fields.FieldError("an order is a JSON object")
+    known = {each.name for kind in (CaptureRequest, CaptureSelector) for each in dataclasses.fields(kind)}
     unknown = sorted(set(document) - known)
     if unknown:
-        raise FieldError(f'unknown field "{unknown[0][:80]}"')
-    order = read_object(CaptureOrder, document)
+        raise fields.FieldError(f'unknown field "{unknown[0][:80]}"')
+    order = fields.read_object(CaptureOrder, document)
     if _ID.fullmatch(order.request.id) is None:
-        raise FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
+        raise fields.FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
     if order.selector == CaptureSelector():
-        raise FieldError('"run" or "job" must say what to capture')
+        raise fields.FieldError('"run" or "job" must say what to capture')
     return order

@@ -34,11 +34,11 @@ Reader = Callable[[Any], Any]
 
 
 class FieldError(ValueError):
-    """A field that is missing or has a wrong value; the text says which and why."""
+    """A field of a protocol message that is missing or has a wrong value; the text says which and why."""
 
 
 def read_object(kind: type[T], document: Any) -> T:
-    """The dataclass `kind` from a JSON object. Unknown fields are ignored; null and absent ones get the default.
+    """Read a message's dataclass from JSON, field by field. Unknown ones are ignored; null or absent ones get defaults.
 
     Raises:
         FieldError: not an object, a field is wrong, or one without a default is absent.
@@ -60,7 +60,7 @@ def read_object(kind: type[T], document: Any) -> T:
 
 
 def flat_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a dataclass's fields, those of embedded ones in their place: the reverse of `read_object`."""
+    """Names and values of a message's fields, those of embedded ones in their place: the reverse of `read_object`."""
     embedded, _ = _readers(type(value))
     for each in fields(value):
         inner = getattr(value, each.name)
@@ -96,16 +96,16 @@ def _reader(annotation: Any) -> Reader:
         (inner,) = (each for each in arguments if each is not NoneType)
         return _reader(inner)
     if origin is dict:
-        return mapping(_reader(arguments[1]))
+        return _mapping_reader(_reader(arguments[1]))
     if origin in (list, tuple):
-        return list_of(_reader(arguments[0]), origin)
+        return _list_reader(_reader(arguments[0]), origin)
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     return cast(Reader, annotation) if issubclass(annotation, StrEnum) else partial(read_object, annotation)
 
 
-def whole(least: int, most: int) -> Reader:
-    """Reader of a whole number in these limits, both allowed."""
+def whole_number_between(least: int, most: int) -> Reader:
+    """Reader of a message field: a whole number in these limits, both allowed."""
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -115,59 +115,59 @@ def whole(least: int, most: int) -> Reader:
     return read
 
 
-any_whole = whole(0, MAX_NUMBER)
+_read_whole_number = whole_number_between(0, MAX_NUMBER)
 """Reads a whole number of at least 0 that a signed integer of 64 bits can hold."""
-any_rank = whole(0, MAX_RANK)
+_read_rank = whole_number_between(0, MAX_RANK)
 """Reads a rank, or a number of ranks."""
 
 
-def number(value: Any) -> float:
+def _read_number(value: Any) -> float:
     """Read a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError("must be a number of at least 0")
     return float(value)
 
 
-def figure(value: Any) -> int | float:
+def _read_figure(value: Any) -> int | float:
     """Read a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError("must hold finite numbers")
     return value
 
 
-def word(value: Any) -> str:
-    """Read one line that is not empty."""
+def read_word(value: Any) -> str:
+    """Read a message field: one line that is not empty."""
     if not isinstance(value, str) or not value or len(value) > _MAX_WORD or not value.isprintable():
         raise ValueError(f"must be 1 to {_MAX_WORD} printable characters")
     return value
 
 
-def text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     """Read any text of limited length."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise ValueError(f"must be at most {_MAX_TEXT} characters")
     return value
 
 
-def flag(value: Any) -> bool:
+def _read_flag(value: Any) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
 
 
-def mapping(read_value: Reader) -> Reader:
+def _mapping_reader(read_value: Reader) -> Reader:
     """Reader of an object of few entries, named by words."""
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > _MAX_ENTRIES:
             raise ValueError(f"must be an object of at most {_MAX_ENTRIES} entries")
-        return {word(name): read_value(entry) for name, entry in value.items()}
+        return {read_word(name): read_value(entry) for name, entry in value.items()}
 
     return read
 
 
-def list_of(read_value: Reader, kind: type = list) -> Reader:
+def _list_reader(read_value: Reader, kind: type = list) -> Reader:
     """Reader of a list; `kind` is the sequence type that it returns."""
 
     def read(value: Any) -> Any:
@@ -178,17 +178,17 @@ def list_of(read_value: Reader, kind: type = list) -> Reader:
     return read
 
 
-def rank_list(value: Any) -> tuple[int, ...]:
+def _read_rank_list(value: Any) -> tuple[int, ...]:
     """Read a list of ranks that is not empty."""
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of ranks")
-    return tuple(map(any_rank, value))
+    return tuple(map(_read_rank, value))
 
 
-_PLAIN: dict[type, Reader] = {bool: flag, int: any_whole, float: number, str: text}
+_PLAIN: dict[type, Reader] = {bool: _read_flag, int: _read_whole_number, float: _read_number, str: _read_text}
 
-Rank = Annotated[int, any_rank]
-Word = Annotated[str, word]
-Figure = Annotated[int | float, figure]
-RankList = Annotated[tuple[int, ...], rank_list]
-ByteLimit = Annotated[int, whole(1, MAX_NUMBER)]
+Rank = Annotated[int, _read_rank]
+Word = Annotated[str, read_word]
+Figure = Annotated[int | float, _read_figure]
+RankList = Annotated[tuple[int, ...], _read_rank_list]
+ByteLimit = Annotated[int, whole_number_between(1, MAX_NUMBER)]

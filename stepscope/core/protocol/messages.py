@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState
-from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, word
+from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, read_word
 
 PROTOCOL_VERSION = 1
 
@@ -25,7 +25,7 @@ DEFAULT_SOCKET = "/run/stepscope/agent.sock"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Training to agent, first on every connection, and again when a field has become known."""
+    """Message of training to the agent, first on every connection, and again when a field has become known."""
 
     type: ClassVar[str] = "hello"
     run: Word
@@ -45,7 +45,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Training to agent, once a second: the newest finished step, and how long the open one has lasted."""
+    """Message of training to the agent, once a second: the newest finished step, and the age of the open one."""
 
     type: ClassVar[str] = "step"
     age_ms: float
@@ -65,14 +65,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Training to agent: measuring ends in order. Without it, the end of the connection is the end of the process."""
+    """Message of training to the agent: measuring ends in order. Else the connection's end is the process's end."""
 
     type: ClassVar[str] = "bye"
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Agent to training, optional answer to hello: its version. Training disconnects from one that is not its own."""
+    """Message of the agent to training, optional answer to hello: its version. Training disconnects from another."""
 
     type: ClassVar[str] = "welcome"
     version: int = PROTOCOL_VERSION
@@ -80,7 +80,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Agent to training: cancel this capture; one that runs is stopped and leaves no trace."""
+    """Message of the agent to training: cancel this capture; one that runs is stopped and leaves no trace."""
 
     type: ClassVar[str] = "cancel"
     id: Word
@@ -92,7 +92,7 @@ ANSWER_STATES = tuple(state for state in CaptureState if state not in (CaptureSt
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Training to agent: progress of a capture."""
+    """Message of training to the agent: progress of a capture."""
 
     type: ClassVar[str] = "answer"
     id: Word
@@ -106,7 +106,7 @@ MAX_LINE_BYTES = 1 << 16
 
 
 class ProtocolError(ValueError):
-    """A line that cannot be read as a message.
+    """A line that cannot be read as a protocol message.
 
     Attributes:
         capture_id: of the capture that it is about; None when even that cannot be read.
@@ -117,8 +117,8 @@ class ProtocolError(ValueError):
         super().__init__(what)
 
 
-def encode(message: Message) -> bytes:
-    """The message as one line; fields that are None or empty are left out.
+def encode_message(message: Message) -> bytes:
+    """Encode a protocol message as one line; fields that are None or empty are left out.
 
     Raises:
         ValueError: it has a number that JSON does not know, or is longer than a line may be.
@@ -131,8 +131,8 @@ def encode(message: Message) -> bytes:
     return line
 
 
-def decode(line: bytes) -> Message | None:
-    """The message in a line; None when it is of a type that this version does not know.
+def decode_message(line: bytes) -> Message | None:
+    """Decode the protocol message in a line; None when it is of a type that this version does not know.
 
     Raises:
         ProtocolError: not a message, or a field is wrong.
@@ -150,7 +150,7 @@ def decode(line: bytes) -> Message | None:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines; keeps at most one line."""
+    """Splits a stream of protocol messages into lines; keeps at most one line."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -179,7 +179,7 @@ def _read(kind: type[Message], document: Mapping[str, Any]) -> Message:
 
 def _id_of(document: Mapping[str, Any]) -> str | None:
     try:
-        return word(document.get("id"))
+        return read_word(document.get("id"))
     except ValueError:
         return None
 

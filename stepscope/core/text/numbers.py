@@ -1,7 +1,12 @@
-"""Numbers as text: units, significant digits, plurals and short lists. Unknown numbers are an en dash."""
+"""Numbers and names as text: units, significant digits, plurals, short lists, label values, the nearest known name.
+
+Unknown numbers are an en dash.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
@@ -9,12 +14,12 @@ from typing import TypeGuard
 
 
 def counted(number: float, singular: str, plural: str | None = None) -> str:
-    """The number with its noun: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded."""
+    """A number with its noun as text: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded."""
     return f"{number:,.0f} {form(round(number), singular, plural)}"
 
 
 def form(number: float, singular: str, plural: str | None = None) -> str:
-    """The singular for 1, else (also for 0) the plural: 'rank' or 'ranks', 'has' or 'have'."""
+    """Form of a word in a text: the singular for 1, else (also for 0) the plural: 'rank' or 'ranks', 'has', 'have'."""
     return singular if number == 1 else plural or _plural(singular)
 
 
@@ -34,7 +39,7 @@ _MAX_NS = 2**63 - 1
 
 
 def significant(value: float, digits: int = 3, *, sign: str = "") -> str:
-    """The number to `digits` significant digits, with all digits before the point: '0.123', '1,489'.
+    """A number as text to `digits` significant digits, with all digits before the point: '0.123', '1,489'.
 
     Numbers beyond MAX_NUMBER have an exponent: '3e+30'.
 
@@ -46,13 +51,13 @@ def significant(value: float, digits: int = 3, *, sign: str = "") -> str:
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:
-    """The items with commas between them: '0, 1, 2'; of more than `most` the first ones: '0, 1, ...'."""
+    """Items as text with commas between them: '0, 1, 2'; of more than `most` the first ones: '0, 1, ...'."""
     shown = [str(item) for item in islice(items, most + 1)]
     return ", ".join(shown if len(shown) <= most else [*shown[:most], "..."])
 
 
 def percent(fraction: float | None, *, decimals: int = 1) -> str:
-    """A fraction in percent: 0.314 -> '31.4 %'; shares that round to 0 are '<0.1 %'."""
+    """A fraction as text in percent: 0.314 -> '31.4 %'; shares that round to 0 are '<0.1 %'."""
     if not is_readable(fraction):
         return UNKNOWN
     if decimals and 0 < fraction < 0.0005:
@@ -61,7 +66,7 @@ def percent(fraction: float | None, *, decimals: int = 1) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration in ms to three significant digits, in the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
+    """A duration in ms as text to three significant digits, in the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
     if not is_readable(value):
         return UNKNOWN
     size = abs(value)
@@ -75,7 +80,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def size(num_bytes: int | None) -> str:
-    """Bytes in binary units: '64.0 MiB'."""
+    """Bytes as text in binary units: '64.0 MiB'."""
     if not is_readable(num_bytes) or num_bytes < 0:
         return UNKNOWN
     amount = float(num_bytes)
@@ -87,12 +92,12 @@ def size(num_bytes: int | None) -> str:
 
 
 def bandwidth(value_gbs: float | None) -> str:
-    """A bandwidth in GB/s to three significant digits."""
+    """A bandwidth in GB/s as text, to three significant digits."""
     return f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s" if is_readable(value_gbs) and value_gbs >= 0 else UNKNOWN
 
 
 def count(number: int | None) -> str:
-    """A whole number with its thousands separated: '12 345'."""
+    """A whole number as text with its thousands separated: '12 345'."""
     return f"{number:,}".replace(",", _NARROW_SPACE) if is_readable(number) and number >= 0 else UNKNOWN
 
 
@@ -107,7 +112,7 @@ def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
 
 
 def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
-    """Ascending numbers with their runs joined: [0, 1, 2, 5] -> '0–2, 5'."""
+    """Ascending numbers as text with their runs joined: [0, 1, 2, 5] -> '0–2, 5'."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -118,14 +123,14 @@ def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
 
 
 def moment(time_ns: int | None) -> str:
-    """A time in ns since the epoch as '2026-08-05 14:03 UTC'."""
+    """A time in ns since the epoch as text: '2026-08-05 14:03 UTC'."""
     if time_ns is None or not 0 <= time_ns <= _MAX_NS:
         return UNKNOWN
     return datetime.fromtimestamp(time_ns // 1_000_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def evidence_value(value: float | None, unit: str) -> str:
-    """The value of an evidence with its unit."""
+    """The value of an evidence as text with its unit."""
     if not is_readable(value):
         return UNKNOWN
     if unit in ("fraction", "ratio", "share"):
@@ -140,7 +145,7 @@ def evidence_value(value: float | None, unit: str) -> str:
 
 
 def is_readable(value: float | None) -> TypeGuard[float]:
-    """Whether the number is worth showing: not None, NaN, infinite or beyond MAX_NUMBER."""
+    """Whether a number is worth showing as text: not None, NaN, infinite or beyond MAX_NUMBER."""
     return value is not None and abs(value) <= MAX_NUMBER  # NaN compares false
 
 
@@ -152,3 +157,33 @@ def _digits(value: float) -> str:
 
 def _no_minus_zero(text: str) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name whose text is most similar to this one; None where none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
+_NAMESPACES = re.compile(r"\b(at|native|c10|cutlass|cutlass_cudnn|cub|thrust|internal|std)::|\(anonymous namespace\)::")
+
+
+def short_kernel_name(name: str, *, max_length: int = 56) -> str:
+    """A kernel's name as short text: without return type and common namespaces, cut to `max_length` characters."""
+    bare = _NAMESPACES.sub("", name.removeprefix("void "))
+    return bare if len(bare) <= max_length else bare[: max_length - 3] + "..."
+
+
+MAX_LABEL_LENGTH = 100
+MAX_ID_LENGTH = 320
+"""A pod's namespace has up to 63 characters, its name 253."""
+
+
+def label_text(text: str, max_length: int = MAX_LABEL_LENGTH) -> str:
+    """A user's text (the name of a job, a pod, a process) as a label value.
+
+    Characters that are not printable (control characters, direction overrides) become spaces; long texts are cut.
+    """
+    if len(text) <= max_length and text.isprintable():
+        return text
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[: max_length + 1])
+    return plain if len(plain) <= max_length else plain[: max_length - 1] + "…"

@@ -1,11 +1,14 @@
-"""Wording of causes, categories, reasons, metrics, meshes and devices, as titles and in sentences."""
+"""Wording of verdicts: causes, categories, reasons, metrics, meshes and devices, and the lines of a verdict.
+
+Trace quality has lines too. Terminal, report and pages share all of them.
+"""
 
 from __future__ import annotations
 
 import re
 
-from stepscope.core.documents.analysis import Job, MeshSizes, Pipeline
-from stepscope.core.text.numbers import is_readable, milliseconds
+from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Pipeline, TraceQuality, Verdict
+from stepscope.core.text import numbers
 from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
 _METRIC_TITLES = {
@@ -111,7 +114,7 @@ def category_words(category: TimeCategory) -> str:
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
-    """A pipeline's bubble and its parts, each as (name, share, category whose colour it has, meaning)."""
+    """Wording of a pipeline's bubble and its parts: (name, share, category whose colour it has, meaning) each."""
     return [
         (
             "Measured",
@@ -144,30 +147,30 @@ def metric_words(metric: str) -> str:
 
 
 def action_words(action: str) -> str:
-    """An action with true minus signs in its formulas: lines break after a hyphen, which would split 'P-1'."""
+    """An action as text with true minus signs: lines break after a hyphen, which would split 'P-1'."""
     return _FORMULA_MINUS.sub("−", action)
 
 
 def mesh_words(mesh: MeshSizes) -> str:
-    """The parallel layout: 'TP 2 × PP 2 × DP 2, EP 4 inside'; unknown dimensions are left out.
+    """The parallel layout as text: 'TP 2 × PP 2 × DP 2, EP 4 inside'; unknown dimensions are left out.
 
     Experts are spread over ranks that the other dimensions count already.
     """
     sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "cp")}
-    product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if is_readable(number))
-    experts = f"EP {mesh.ep}" if is_readable(mesh.ep) else ""
+    product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if numbers.is_readable(number))
+    experts = f"EP {mesh.ep}" if numbers.is_readable(mesh.ep) else ""
     return f"{product}, {experts} inside" if product and experts else product or experts
 
 
-def device_words(job: Job) -> str:
-    """The device of the job: the driver's name, else the kind of device."""
+def device_words(job: AnalysedJob) -> str:
+    """The device of the job as text: the driver's name, else the kind of device."""
     kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
     return (job.gpu or kind) + (", simulated compute" if job.simulated_compute else "")
 
 
 def evidence_span(evidence: Evidence) -> str:
-    """Duration of the evidence's span; empty without one."""
-    return milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
+    """Duration of the evidence's span as text; empty without one."""
+    return numbers.milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
 
 
 def _inside(words: str) -> str:
@@ -177,3 +180,211 @@ def _inside(words: str) -> str:
 def _sentence(name: str) -> str:
     words = name.replace("_", " ").strip()
     return words[:1].upper() + words[1:]
+
+
+_ONE = {"calls": "call", "batches": "batch", "times": "time"}
+"""Singular of units that count things."""
+_SMALLEST = 0.001
+"""Smaller values than this are shown as '<0.001'."""
+
+
+def headline(job: AnalysedJob) -> str:
+    """The analysed job in one line: ranks, layout, GPU, steps, step time, MFU."""
+    parts = [f"{len(job.ranks)} of {numbers.counted(job.world_size, 'rank')}"]
+    layout = mesh_words(job.mesh)
+    parts += [layout] if layout else []
+    parts += [device_words(job)]
+    parts += [numbers.counted(job.num_steps, "step")]
+    if job.step_ms is not None:
+        step = f"{job.step_ms:,.1f} ms a step"
+        if job.unprofiled_step_ms is not None:
+            step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
+        parts.append(step)
+    if job.mfu is not None:
+        parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
+    return ", ".join(parts)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The lines of a verdict: cause and confidence, summary, evidence, actions, and secondary causes."""
+    lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
+    for evidence in verdict.evidence:
+        where = f"{numbers.form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
+        ranks = f" on {where}" if evidence.ranks else ""
+        lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
+    lines += [f"  > {action}" for action in verdict.actions]
+    lines += [f"  also: {other.summary}" for other in verdict.secondary]
+    return lines
+
+
+def _value(evidence: Evidence) -> str:
+    """The value in its unit, shares in percent, with its threshold."""
+    if evidence.unit == "ratio":
+        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
+        return f"{evidence.value:.1%}{threshold}"
+    threshold = "" if evidence.threshold is None else f" (threshold {_number(evidence.threshold, evidence.unit)})"
+    number = _number(evidence.value, evidence.unit)
+    unit = _ONE.get(evidence.unit, evidence.unit) if number == "1" else evidence.unit
+    return f"{number} {unit}".rstrip() + threshold
+
+
+_TENTHS_FROM = 1.0
+"""Milliseconds from which one decimal is shown."""
+
+
+def _number(value: float, unit: str) -> str:
+    """Milliseconds with one decimal, as in all other lines; else three significant digits without an exponent."""
+    if not abs(value) <= numbers.MAX_NUMBER:
+        return numbers.UNKNOWN
+    if unit == "ms" and abs(value) >= _TENTHS_FROM:
+        return f"{value:,.1f}"
+    return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else numbers.significant(value)
+
+
+SHOWN_FROM = 0.0005
+"""Smaller shares are not shown, as they would round to 0.0 %."""
+_MAX_STEPS_SHOWN = 8
+
+
+def quality_lines(quality: TraceQuality) -> dict[str, str]:
+    """Trace quality by topic (read, linked, steps, clocks); only topics with something to say."""
+    lines = {
+        "read": _reading(quality),
+        "linked": _linking(quality),
+        "steps": _steps(quality),
+        "clocks": _clocks(quality),
+    }
+    return {name: ", ".join(parts) for name, parts in lines.items() if parts}
+
+
+def _reading(quality: TraceQuality) -> list[str]:
+    counts = (
+        (quality.repaired, "event", "repaired"),
+        (quality.dropped, "event", "dropped"),
+        (quality.clipped, "activity", f"clipped (by {quality.clipped_us:,.0f} us)"),
+        (quality.truncated_files, "file", "truncated"),
+    )
+    parts = [f"{numbers.counted(number, what)} {how}" for number, what, how in counts if number]
+    return parts or ["nothing repaired, nothing dropped"]
+
+
+def _linking(quality: TraceQuality) -> list[str]:
+    shares = (
+        (quality.unlinked, "of device activities without launch"),
+        (quality.early, "of device activities before their launch"),
+        (quality.lost_launches, "of launches without device activity"),
+        (quality.graph_share, "of kernels from graphs"),
+        (quality.unmatched_collectives or 0.0, "of communication calls unmatched"),
+    )
+    parts = [f"{share:.1%} {name}" for share, name in shares if share >= SHOWN_FROM]
+    if quality.lost_at_start:
+        parts.append(f"{numbers.counted(quality.lost_at_start, 'launch')} before the profiler recorded the device")
+    if quality.collective_args is not None:
+        parts.append(f"{quality.collective_args:.0%} of communication described")
+    return parts
+
+
+def _steps(quality: TraceQuality) -> list[str]:
+    if not quality.steps_marked:
+        return ["none marked: the whole trace is booked"]
+    parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
+    if quality.steps_without_device:
+        parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
+    if quality.merged_boundaries:
+        parts.append(f"{numbers.counted(quality.merged_boundaries, 'boundary')} merged")
+    if quality.largest_activity >= NOTABLE_ACTIVITY:
+        parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
+    return parts
+
+
+def _clocks(quality: TraceQuality) -> list[str]:
+    parts = []
+    if quality.clock_residual_us is not None:
+        parts.append(f"agree within {quality.clock_residual_us:.0f} us")
+    if quality.profiler_distortion is not None and quality.profiler_distortion > 0:
+        parts.append(f"profiler {quality.profiler_distortion:+.0%} step time")
+    return parts
+
+
+def _listed(steps: list[int]) -> str:
+    if not steps:
+        return "none"
+    shown = ", ".join(map(str, steps[:_MAX_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]}" if len(steps) > _MAX_STEPS_SHOWN else shown
+
+
+NOTABLE_SHARE = 0.01
+"""Share of unlinked activities or unmatched collectives from which they are reported: results change by as much."""
+
+NOTABLE_ACTIVITY = 0.5
+"""Share of a window of several steps that no single kernel or copy can plausibly take, as each belongs to one step."""
+
+NOTABLE_DISTORTION = 0.10
+"""Slowdown by the profiler from which host-side shares are only upper bounds."""
+
+
+def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
+    """The problems of the input data as text for a reader, one sentence each."""
+    return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
+
+
+def clean_words(quality: TraceQuality) -> str:
+    """Trace quality as text where there are no problems: one sentence."""
+    parts = [f"{numbers.count(quality.steps_complete)} whole steps on every rank"]
+    if quality.clock_residual_us is not None:
+        parts.append(f"clocks agree within {numbers.milliseconds(quality.clock_residual_us / 1000)}")
+    if quality.profiler_distortion is not None:
+        parts.append(f"capturing slowed the step by {numbers.percent(max(quality.profiler_distortion, 0.0))}")
+    return ", ".join(parts) + "."
+
+
+def _missing_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
+    problems = []
+    if job.missing_ranks:
+        problems.append(
+            f"{len(job.missing_ranks)} of {numbers.counted(job.world_size, 'rank')} "
+            f"{numbers.form(len(job.missing_ranks), 'has', 'have')} no trace: "
+            f"{numbers.ranks_words(job.missing_ranks)}. Waiting for them cannot be told from communication."
+        )
+    if quality.steps_complete == 0:
+        problems.append("No step is seen whole on every rank: the figures are of the whole trace.")
+    for number, what in (
+        (quality.truncated_files, "trace files that end too early (a killed process, a full disk)"),
+        (quality.dropped, "events that could not be read and are left out"),
+        (quality.repaired, "events whose text was damaged and is mended"),
+        (quality.clipped, "kernels that overlapped on their own stream and are cut"),
+        (quality.merged_boundaries, "step boundaries that did not increase and are merged"),
+    ):
+        if number:
+            problems.append(f"{what[0].upper()}{what[1:]}: {numbers.count(number)}.")
+    return problems
+
+
+def _doubtful_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
+    problems = []
+    if quality.unlinked > NOTABLE_SHARE:
+        problems.append(
+            f"{numbers.percent(quality.unlinked)} of the device's activities cannot be linked to their launch."
+        )
+    if quality.early > NOTABLE_SHARE:
+        problems.append(f"{numbers.percent(quality.early)} of the device's activities start before their launch.")
+    if quality.steps_without_device:
+        share = numbers.percent(quality.steps_without_device)
+        problems.append(f"{share} of one rank's steps have no device activity: the profiler lost them.")
+    if quality.largest_activity > NOTABLE_ACTIVITY:
+        share = numbers.percent(quality.largest_activity)
+        problems.append(f"One device activity takes {share} of a rank's window.")
+    if quality.unmatched_collectives is not None and quality.unmatched_collectives > NOTABLE_SHARE:
+        share = numbers.percent(quality.unmatched_collectives)
+        problems.append(f"{share} of the communication calls have no counterpart on the other ranks.")
+    if quality.collective_args is not None and quality.collective_args < 1 - NOTABLE_SHARE:
+        share = numbers.percent(1 - quality.collective_args)
+        problems.append(f"{share} of the communication kernels do not record what they do (torch older than 2.4?).")
+    if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
+        problems.append(
+            f"Capturing slowed the step by {numbers.percent(quality.profiler_distortion)}: "
+            "take host-side shares as upper bounds."
+        )
+    if job.simulated_compute:
+        problems.append("Simulated compute: the layers sleep instead of computing, so only the pattern is real.")
+    return problems

@@ -43,7 +43,7 @@ from stepscope.reference_workloads.placement import is_launched_rank
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
-from stepscope.training.run.identity import identify, run_name
+from stepscope.training.run.identity import choose_run_name, identify_process
 
 DEFAULT_NUM_STEPS = 30
 DEFAULT_NUM_WARMUP_STEPS = 10
@@ -363,8 +363,8 @@ def _made() -> tempfile.TemporaryDirectory[str]:
 @contextmanager
 def _of_all_ranks() -> Iterator[Path]:
     """A launcher's ranks write into one folder, which each node's first one deletes: all end a checkpoint at once."""
-    identity = identify()
-    folder = Path(f"{_PREFIX}{run_name(None, identity)}")
+    identity = identify_process()
+    folder = Path(f"{_PREFIX}{choose_run_name(None, identity)}")
     try:
         yield folder
     finally:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.core.hardware.gpu_catalogue import GpuModel
-from stepscope.core.hardware.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
+from stepscope.core.hardware.gpu_catalogue import (
+    GpuModel,
+    Link,
+    bus_factor,
+    expected_seconds,
+    network_link,
+    scale_up_link,
+)
 from stepscope.reference_workloads.estimate.flops import (
     FLOAT32_BYTES,
     Part,

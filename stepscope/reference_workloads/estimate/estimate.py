@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepscope.core.errors import UsageError
-from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, find_gpu
-from stepscope.core.hardware.links import expected_seconds
+from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, expected_seconds, find_gpu
 from stepscope.reference_workloads.estimate.communication import (
     Exchange,
     Fabric,

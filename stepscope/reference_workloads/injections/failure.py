@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, flight_path
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import COMPANY, DATA_PARALLEL
@@ -123,7 +123,7 @@ class DyingRank(Hang):
 
 
 def _missing_recorders(ending: Ending, ranks: Iterable[int]) -> str | None:
-    missing = [str(rank) for rank in ranks if flight_path(rank).as_posix() not in ending.left]
+    missing = [str(rank) for rank in ranks if RankFile.FLIGHT_RECORDER.path(rank).as_posix() not in ending.left]
     return f"no flight recorder of rank {', '.join(missing)} was left: {ending.error}" if missing else None
 
 

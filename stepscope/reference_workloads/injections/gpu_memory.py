@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.documents.run_directory import memory_snapshot_path
+from stepscope.core.documents.run_directory import RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections.injected_job import GPUS
@@ -235,7 +235,7 @@ def keep_snapshot(site: Site) -> None:
 
     if not site.job.profiled:
         return
-    target = Path(site.job.out, site.job.run, memory_snapshot_path(site.rank))
+    target = Path(site.job.out, site.job.run, RankFile.MEMORY_SNAPSHOT.path(site.rank))
 
     def write(*_: Any) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

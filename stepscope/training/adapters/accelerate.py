@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from accelerate.state import GradientState
@@ -32,10 +31,8 @@ class _StepsThatSync:
         self._prof.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._prof.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._prof.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._prof, name)
@@ -47,7 +44,7 @@ class _StepsThatSync:
 
 
 def kwargs_handler(**options: Any) -> ProfileKwargs:
-    """For `Accelerator(kwargs_handlers=[...])` or `accelerator.profile(...)`; options as of `stepscope.profile`."""
+    """Accelerate handler with which `accelerator.profile()` measures a training; options as of `stepscope.profile`."""
     handler = ProfileKwargs()
     # Not a subclass, as Accelerate looks handlers up by their very class.
     handler.build = lambda: _StepsThatSync(profile(**options))

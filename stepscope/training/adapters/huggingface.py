@@ -6,17 +6,17 @@ learning_rate) is kept with it; evaluation and checkpoints between two steps are
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from transformers import TrainerCallback
 
 from stepscope.training.entry_points import profile
 from stepscope.training.profiling_session import Profile
-from stepscope.training.steps.spans import PhaseSpan
 
 
 class StepscopeCallback(TrainerCallback):
-    """Measures every `train()` of the Trainer that it is given to.
+    """Callback of the Hugging Face Trainer that measures every `train()` of it.
 
     Args:
         options: as of `stepscope.profile`.
@@ -28,7 +28,7 @@ class StepscopeCallback(TrainerCallback):
     def __init__(self, **options: Any) -> None:
         self.prof: Profile | None = None
         self._options = options
-        self._phase: PhaseSpan | None = None
+        self._phase: AbstractContextManager[None] | None = None
         self._awaits_log = False
         self._tokens_seen = 0
 

@@ -6,17 +6,17 @@ two steps is a phase of the later one.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
 from stepscope.training.entry_points import profile
 from stepscope.training.profiling_session import Profile
-from stepscope.training.steps.spans import PhaseSpan
 
 
 class StepscopeCallback(Callback):
-    """Measures every `fit` of the Trainer that it is given to.
+    """Callback of the Lightning Trainer that measures every `fit` of it.
 
     Args:
         options: as of `stepscope.profile`.
@@ -28,7 +28,7 @@ class StepscopeCallback(Callback):
     def __init__(self, **options: Any) -> None:
         self.prof: Profile | None = None
         self._options = options
-        self._phase: PhaseSpan | None = None
+        self._phase: AbstractContextManager[None] | None = None
         self._steps_seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -49,7 +49,7 @@ NUM_TO_FIND_SCALE = 100
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One event.
+    """An anomaly in the figures of a training step, such as a loss spike.
 
     Attributes:
         kind: a kind of the table above.
@@ -67,14 +67,14 @@ class Anomaly:
 
 
 class Detector(Protocol):
-    """Looks at one figure, step after step."""
+    """Anomaly detector of one figure, which sees its value step after step."""
 
     def see(self, value: float) -> Anomaly | None:
         """The event that the next value makes known."""
 
 
-class Episodes:
-    """Of several steps out of order, the first counts."""
+class AnomalyEpisodes:
+    """Episodes of an anomaly: of several steps out of order, the first counts."""
 
     def __init__(self) -> None:
         self._num_in_order = NUM_IN_ORDER
@@ -93,13 +93,13 @@ class Episodes:
         return began
 
 
-class NotFinite:
-    """NaN or infinity."""
+class NotFiniteDetector:
+    """Anomaly detector for NaN or infinity."""
 
     def __init__(self, kind: str, figure: str) -> None:
         self._kind = kind
         self._figure = figure
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
 
     def see(self, value: float) -> Anomaly | None:
         if self._episodes.begins(not math.isfinite(value)):
@@ -107,8 +107,8 @@ class NotFinite:
         return None
 
 
-class Spike:
-    """Far above what is usual: very far at once, or far for several steps. Values that are not finite are passed over.
+class SpikeDetector:
+    """Anomaly detector for spikes: a value very far above what is usual, or far for several steps; finite values only.
 
     Args:
         in_logarithms: whether ratios count instead of differences; what is not positive is passed over then.
@@ -131,7 +131,7 @@ class Spike:
         self._least_rise = least_rise
         self._least_ratio = least_ratio
         self._baseline = RollingBaseline(NUM_REMEMBERED, NUM_NEEDED)
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
         self._num_far = 0
         self._at_once = self._lasting = math.inf
 
@@ -173,17 +173,16 @@ class Spike:
         return [math.exp(level) for level in levels] if self._in_logarithms else list(levels)
 
 
-class ScaleCollapse:
-    """A loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
+class ScaleCollapseDetector:
+    """Anomaly detector for a loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
 
-    def __init__(self, figure: str = "loss_scale") -> None:
-        self._figure = figure
+    def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque()  # falling: the highest of the last steps is the first
         self._num_seen = 0
         self._num_without_fall = 0
         self._last = 0.0
         self._is_found = False
-        self._episodes = Episodes()
+        self._episodes = AnomalyEpisodes()
 
     def see(self, value: float) -> Anomaly | None:
         if not math.isfinite(value):
@@ -197,7 +196,7 @@ class ScaleCollapse:
         highest = self._recent[0][1]
         limit = max(highest / COLLAPSE_RATIO, SMALLEST_SCALE) if self._is_found else SMALLEST_SCALE
         if self._episodes.begins(value < limit):
-            return Anomaly("loss_scale_collapse", self._figure, value, highest, limit)
+            return Anomaly("loss_scale_collapse", "loss_scale", value, highest, limit)
         return None
 
     def _remember(self, value: float) -> None:
@@ -209,12 +208,14 @@ class ScaleCollapse:
         self._num_seen += 1
 
 
-def loss_spike(figure: str = "loss") -> Spike:
-    return Spike("loss_spike", figure, least_ratio=LOSS_RATIO)
+def loss_spike_detector() -> SpikeDetector:
+    """Anomaly detector for spikes of the loss."""
+    return SpikeDetector("loss_spike", "loss", least_ratio=LOSS_RATIO)
 
 
-def gradient_explosion(figure: str) -> Spike:
-    return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
+def gradient_explosion_detector(figure: str) -> SpikeDetector:
+    """Anomaly detector for spikes of a gradient norm."""
+    return SpikeDetector("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
 
 
 MAD_TO_SIGMA = 1.4826
@@ -227,7 +228,7 @@ _REFRESHED_EVERY = 32  # sorting the window costs some 30 us, so not at every st
 
 
 class RollingBaseline:
-    """Median and scatter of the last values of a figure, a few steps old."""
+    """Baseline of an anomaly detector: median and scatter of a figure's last values, a few steps old."""
 
     def __init__(self, window: int, at_least: int) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -257,13 +258,13 @@ median = statistics.median_low
 
 
 def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """The median of at least one value, and the standard deviation estimated from the median distance to it."""
+    """Baseline of an anomaly: median of at least one value, and standard deviation by the median distance to it."""
     middle = median(values)
     return middle, MAD_TO_SIGMA * median([abs(value - middle) for value in values])
 
 
 def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Median and standard deviation, the larger of the estimates by the median distance and by the highest tenth.
+    """Baseline of an anomaly: median and standard deviation, the larger by median distance and by the highest tenth.
 
     Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
     """
@@ -278,8 +279,8 @@ FIRST_BLOCK = 16
 LEAST_TAU = 0.9
 
 
-class MemoryGrowth:
-    """Growth of one memory figure.
+class MemoryGrowthDetector:
+    """Anomaly detector for the growth of one memory figure, as by a leak.
 
     The minimum of each block of samples is kept; when there are many blocks, neighbours are merged, so that slow leaks
     are found too and nothing is forgotten. A test looks at the later two thirds, as every run grows while it warms up:
@@ -351,8 +352,8 @@ _MEDIAN_SCATTER = 1.2533 / BLOCK_STEPS**0.5
 """Standard deviation of the median of a block / that of its steps, for normal noise."""
 
 
-class StepTimeChange:
-    """Changes of the step time, in any unit.
+class StepTimeChangeDetector:
+    """Anomaly detector for changes of the step time, in any unit.
 
     Medians of 16 steps are compared with those of the 8 blocks before. Two in a row must be on the same side, by 5%, by
     twice the range of the medians before, and by 6 times the scatter of a median of independent steps. A few slow steps

@@ -6,16 +6,7 @@ import logging
 from collections import Counter, defaultdict, deque
 
 from stepscope.core.text.numbers import significant
-from stepscope.training.anomalies.detectors import (
-    Anomaly,
-    Detector,
-    MemoryGrowth,
-    NotFinite,
-    ScaleCollapse,
-    StepTimeChange,
-    gradient_explosion,
-    loss_spike,
-)
+from stepscope.training.anomalies import detectors
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -35,27 +26,37 @@ class AnomalyMonitor:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        spikes: dict[str, list[Detector]] = {_LOSS: [NotFinite("loss_not_finite", _LOSS), loss_spike()]}
-        spikes |= {figure: [gradient_explosion(figure)] for figure in _GRADIENTS}
-        self._scaled = spikes | {_SCALE: [ScaleCollapse()]}  # infinite gradients are how the scale's limit is found
-        infinite = {figure: NotFinite("gradient_not_finite", figure) for figure in _GRADIENTS}
+        spikes: dict[str, list[detectors.Detector]] = {
+            _LOSS: [detectors.NotFiniteDetector("loss_not_finite", _LOSS), detectors.loss_spike_detector()]
+        }
+        spikes |= {figure: [detectors.gradient_explosion_detector(figure)] for figure in _GRADIENTS}
+        self._scaled = spikes | {
+            _SCALE: [detectors.ScaleCollapseDetector()]
+        }  # infinite gradients are how the scale's limit is found
+        infinite = {figure: detectors.NotFiniteDetector("gradient_not_finite", figure) for figure in _GRADIENTS}
         self._unscaled = spikes | {figure: [infinite[figure], *spikes[figure]] for figure in _GRADIENTS}
         self._memory = [
             # A job's own memory is the same at the end of every step but for its batch's shape.
-            ("memory_allocated_bytes", MemoryGrowth("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01)),
+            (
+                "memory_allocated_bytes",
+                detectors.MemoryGrowthDetector("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01),
+            ),
             # A process grows by its loaders' queues, logs and caches.
-            ("host_memory_bytes", MemoryGrowth("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
+            (
+                "host_memory_bytes",
+                detectors.MemoryGrowthDetector("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05),
+            ),
         ]
-        self._step_times = StepTimeChange(least=LEAST_STEP_CHANGE_MS)
+        self._step_times = detectors.StepTimeChangeDetector(least=LEAST_STEP_CHANGE_MS)
         self._seldom = LogLimiter()
         self._was_quiet = False
 
     def step_settled(self, record: StepRecord) -> None:
         figures = record.figures
-        detectors = self._scaled if _SCALE in figures else self._unscaled
-        found: list[Anomaly | None] = []
+        chosen = self._scaled if _SCALE in figures else self._unscaled
+        found: list[detectors.Anomaly | None] = []
         for name, value in figures.items():
-            for detector in detectors.get(name, ()):
+            for detector in chosen.get(name, ()):
                 if (anomaly := detector.see(value)) is not None:
                     found.append(anomaly)
         for name, growth in self._memory:
@@ -76,7 +77,7 @@ class AnomalyMonitor:
         for (kind, figure), number in self._seldom.unsaid.items():
             logger.warning("rank %d: %s", self._rank, _more(number, kind, figure))
 
-    def _log(self, step: int, anomaly: Anomaly) -> None:
+    def _log(self, step: int, anomaly: detectors.Anomaly) -> None:
         num_unsaid = self._seldom.takes((anomaly.kind, anomaly.figure), step)
         if num_unsaid is None:
             return
@@ -88,7 +89,8 @@ def _more(number: int, kind: str, figure: str) -> str:
     return f"and {number} more {kind} of {figure} before, kept in the steps' lines"
 
 
-def anomaly_text(anomaly: Anomaly) -> str:
+def anomaly_text(anomaly: detectors.Anomaly) -> str:
+    """An anomaly as text of its log line."""
     name, value, usual, limit = anomaly.figure, anomaly.value, anomaly.usual, anomaly.limit
     if value is None:
         return f"{name} is not finite ({anomaly.kind})"
@@ -108,7 +110,7 @@ _Key = tuple[str, str]
 
 
 class LogLimiter:
-    """Rate limit of log lines by kind and figure, which counts what it leaves out."""
+    """Rate limit of anomalies' log lines by kind and figure, which counts what it leaves out."""
 
     def __init__(self) -> None:
         self.unsaid: Counter[_Key] = Counter()

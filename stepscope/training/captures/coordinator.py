@@ -20,11 +20,11 @@ from datetime import timedelta
 from typing import Any
 
 from stepscope.core.protocol.captures import RULE_PREFIX, Alignment, CaptureProgress, CaptureRequest, CaptureState
-from stepscope.core.protocol.messages import Answer, Cancel, decode, encode
+from stepscope.core.protocol.messages import Answer, Cancel, decode_message, encode_message
 from stepscope.core.text.numbers import counted
 from stepscope.training.captures.plan import REQUEST_WARMUP, AgreedCapture, CaptureCalendar, CapturePlan
-from stepscope.training.captures.schedule import Schedule, SlowSteps
-from stepscope.training.run.identity import Identity, job_store, own_connection
+from stepscope.training.captures.schedule import Schedule, SlowStepWatch
+from stepscope.training.run.identity import Identity, job_store, own_store_connection
 from stepscope.training.steps.telemetry import RecentStepTime
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ _num_coordinators: Counter[str] = Counter()
 """Coordinators so far by run: every rank measures a run equally often, so equal numbers belong together."""
 
 
-class CaptureCoordinator:
-    """Takes requests, agrees on their steps with the other ranks, and answers the progress of each.
+class RankCaptureCoordinator:
+    """A rank's captures: takes requests, agrees on their steps with the other ranks, and answers the progress of each.
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures.
@@ -64,7 +64,7 @@ class CaptureCoordinator:
         *,
         takes_scheduled: bool,
         step_time: RecentStepTime,
-        slow_steps: SlowSteps | None,
+        slow_steps: SlowStepWatch | None,
         send: Callable[[Answer], None],
     ) -> None:
         self.plan = CapturePlan(schedule, takes_scheduled=takes_scheduled, report=self.report)
@@ -254,7 +254,7 @@ class CaptureCoordinator:
             try:
                 store = job_store()
                 if store is not None:
-                    self._log = CaptureLog(own_connection(store, _STORE_TIMEOUT), self._log_prefix)
+                    self._log = CaptureLog(own_store_connection(store, _STORE_TIMEOUT), self._log_prefix)
             except (RuntimeError, ValueError) as error:
                 self._give_up_store(error)
         return self._log
@@ -276,7 +276,7 @@ _MAX_ENTRIES = 1000
 
 
 class CaptureLog:
-    """This rank's view of the shared list of captures.
+    """This rank's view of the list of captures that all ranks share in the job's store.
 
     Args:
         store: has compare_set, check and get of torch.distributed's stores.
@@ -303,7 +303,7 @@ class CaptureLog:
         while (proposal := propose()) is not None:
             if self._next >= _MAX_ENTRIES:
                 raise RuntimeError(f"{_MAX_ENTRIES} captures have been requested; a run has room for no more")
-            entry = self._entry(self._store.compare_set(self._key, "", encode(proposal).decode()))
+            entry = self._entry(self._store.compare_set(self._key, "", encode_message(proposal).decode()))
             take(entry)
             if entry.id == capture_id:
                 return
@@ -318,7 +318,7 @@ class CaptureLog:
         return f"{self._prefix}/{self._next}"
 
     def _entry(self, line: bytes) -> CaptureRequest:
-        entry = decode(bytes(line))
+        entry = decode_message(bytes(line))
         if not isinstance(entry, CaptureRequest) or entry.start_step is None:
             raise ValueError(f"the store holds no capture at {self._key}")
         self._next += 1

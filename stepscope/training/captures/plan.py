@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import Cancel
-from stepscope.training.captures.schedule import Schedule, State
+from stepscope.training.captures.schedule import ProfilerState, Schedule
 
 REQUEST_WARMUP = 1
 """Steps before a requested capture in which the profiler is prepared."""
@@ -24,7 +24,7 @@ Report = Callable[[str, CaptureProgress], None]
 
 @dataclass(slots=True)
 class CaptureWindow:
-    """One capture of this rank.
+    """One capture in this rank's plan.
 
     Attributes:
         stop: the step after its last.
@@ -55,7 +55,7 @@ class CaptureWindow:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSlot:
-    """The steps of a capture.
+    """The steps that a plan gives a capture.
 
     Attributes:
         joined: another capture has these steps, which hold those requested.
@@ -82,7 +82,7 @@ class AgreedCapture:
 
 
 class CapturePlan:
-    """The schedule merged with requests.
+    """Capture plan of a rank: the schedule merged with requests.
 
     Args:
         takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.
@@ -127,12 +127,12 @@ class CapturePlan:
             return None
         return scheduled if index < scheduled.stop else None
 
-    def state(self, index: int) -> State:
+    def state(self, index: int) -> ProfilerState:
         """What happens during `index`, the running step; by the schedule also where other ranks take its captures."""
         window = self.window_for(index) or self._scheduled
         if window is None or not window.start - window.warmup <= index < window.stop:
-            return State.WAIT
-        return State.ACTIVE if index >= window.start else State.WARMUP
+            return ProfilerState.WAIT
+        return ProfilerState.ACTIVE if index >= window.start else ProfilerState.WARMUP
 
     def cut(self, window: CaptureWindow, index: int) -> None:
         """End a requested capture before step `index`, sooner than requested."""
@@ -201,7 +201,7 @@ _MAX_KEPT = 64
 
 
 class CaptureCalendar:
-    """The slots of the schedule's captures and of those that ranks have agreed on."""
+    """Calendar of a rank's captures: the slots of the schedule's and of those that ranks have agreed on."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
+from stepscope.core.process import Patch
 from stepscope.training.captures.trace_export import save_recording, write_trace
-from stepscope.training.patching import Patch
 from stepscope.training.run.run_files import partial_path
 
 
 class Recording:
-    """One recording: prepared, running, then stopped.
+    """One recording of torch's profiler for a capture: prepared, running, then stopped.
 
     Args:
         target: the trace's final path (.json.gz).
@@ -190,6 +190,7 @@ _BEGINNINGS = ("_prepare_trace", "_start_trace")
 
 
 def is_recording() -> bool:
+    """Whether a torch profiler records this process, beside which no capture may begin."""
     import torch
 
     return bool(torch._C._autograd._profiler_enabled())
@@ -202,7 +203,7 @@ def refuse_second_profiler() -> None:
 
 
 class OtherProfilerWatch:
-    """Calls `about_to_begin` before any torch profiler begins, on its thread, between `start` and `stop`."""
+    """Watch for other torch profilers: calls `about_to_begin` on their thread before any of them begins a recording."""
 
     def __init__(self, about_to_begin: Callable[[], None]) -> None:
         self._about_to_begin = about_to_begin

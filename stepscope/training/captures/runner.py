@@ -26,7 +26,7 @@ _WAITS_FOR_TRACE_SECONDS = 2.0
 
 
 class CaptureRunner:
-    """Takes a rank's captures, one after another.
+    """Takes a rank's captures, one after another: prepares, starts and ends their recordings between steps.
 
     Args:
         plan: the capture that each step belongs to.
@@ -64,7 +64,7 @@ class CaptureRunner:
         self._logged_reasons: set[str] = set()
         self._recording: Recording | None = None
         self._costs: CaptureCosts | None = None
-        self._forecast = SizeForecast()
+        self._forecast = TraceSizeForecast()
         self._writer = TraceWriter()
         self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
         self._watch = OtherProfilerWatch(self._make_room)
@@ -284,8 +284,8 @@ _BYTES_PER_OPERATOR = 1000.0
 in recorded DDP, FSDP and launch-bound runs on H100s and in pipelines on CPUs."""
 
 
-class SizeForecast:
-    """Forecast of a trace's size, corrected by every trace that this process has written."""
+class TraceSizeForecast:
+    """Forecast of a captured trace's size, corrected by every trace that this process has written."""
 
     def __init__(self) -> None:
         self._bytes_per_operator = _BYTES_PER_OPERATOR
@@ -314,7 +314,7 @@ class CaptureCosts:
         num_operators: operators that autograd has numbered in them.
     """
 
-    def __init__(self, request: CaptureRequest | None, forecast: SizeForecast, usual_ns: float | None) -> None:
+    def __init__(self, request: CaptureRequest | None, forecast: TraceSizeForecast, usual_ns: float | None) -> None:
         self.num_steps = self.num_operators = 0
         self._request = request
         self._forecast = forecast
@@ -348,7 +348,7 @@ class CaptureCosts:
 
 
 def operators_so_far() -> int:
-    """Operators that autograd has numbered on this thread; 0 in a torch without that count."""
+    """Number of operators that autograd has counted on this thread; 0 in a torch without that count."""
     autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
     count = getattr(autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())

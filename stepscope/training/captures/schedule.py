@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, get_type_hints
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
+from stepscope.training.run.identity import Identity
 from stepscope.training.steps.telemetry import StepRecord
 
 
-class State(Enum):
-    """State of the profiler while a step runs."""
+class ProfilerState(Enum):
+    """State of the profiler while a training step runs."""
 
     WAIT = "wait"
     """nothing is recorded"""
@@ -27,7 +29,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Captures of `active` steps, the first of them at step `first`, then one every `period` steps.
+    """Schedule of captures of `active` steps, the first of them at step `first`, then one every `period` steps.
 
     Attributes:
         first: index of the first profiled step, counted from 0 at the start of training.
@@ -67,11 +69,11 @@ class Schedule:
         """The same captures, counted from the first step of an attempt."""
         return replace(self, first=self.first + first_step)
 
-    def state(self, step: int) -> State:
+    def state(self, step: int) -> ProfilerState:
         start = self.capture_from(step)
         if start is None or step < start - self.warmup:
-            return State.WAIT
-        return State.ACTIVE if step >= start else State.WARMUP
+            return ProfilerState.WAIT
+        return ProfilerState.ACTIVE if step >= start else ProfilerState.WARMUP
 
     def capture_from(self, step: int) -> int | None:
         """First step of the capture that `step` belongs to, else of the next one; None without one."""
@@ -106,7 +108,7 @@ DEFAULT_SCHEDULE = Schedule()
 
 
 def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None, repeat: int | None = None) -> Schedule:
-    """Capture `active` steps every `n` steps.
+    """Schedule a capture of `active` steps every `n` steps.
 
     Args:
         n: steps from the start of one capture to the start of the next.
@@ -122,12 +124,26 @@ def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None,
 
 
 def once(wait: int = 3, warmup: int = 1, active: int = 3) -> Schedule:
-    """Wait, warm up, capture, once; the counts are steps.
+    """Schedule one capture: wait, warm up, capture; the counts are steps.
 
     Raises:
         UsageError: a count is negative, or nothing would be captured.
     """
     return Schedule(first=wait + warmup, warmup=warmup, active=active)
+
+
+_MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
+
+
+def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
+    """Whether this rank takes scheduled captures. "all", "auto" (the first 64: whole neighbourhoods) or numbers."""
+    if not isinstance(ranks, str):
+        return identity.rank in set(ranks)
+    if ranks == "all":
+        return True
+    if ranks != "auto":
+        raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
+    return identity.rank < _MAX_RANKS_CAPTURED
 
 
 RULE_VARIABLE = "STEPSCOPE_CAPTURE_WHEN"
@@ -143,7 +159,7 @@ _PAUSES = frozenset({"checkpoint", "save", "eval", "evaluation", "validation", "
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """Rule to capture when steps become slow; made by `slow_step`."""
+    """Capture rule for steps that become slow; made by `slow_step`."""
 
     factor: float
     times: int
@@ -155,7 +171,7 @@ class SlowStep:
 def slow_step(
     factor: float = 1.5, times: int = 3, *, steps: int = 3, cooldown_seconds: float = 600.0, most: int = 3
 ) -> SlowStep:
-    """Capture when the step time is more than `factor` x its running median `times` times in a row.
+    """Capture rule: when the step time is more than `factor` x its running median `times` times in a row.
 
     Args:
         factor: above 1.
@@ -180,8 +196,8 @@ def slow_step(
     return SlowStep(factor, times, steps, cooldown_seconds, most)
 
 
-def rule_from_environment() -> SlowStep | None:
-    """The rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
+def capture_rule_from_environment() -> SlowStep | None:
+    """The capture rule in STEPSCOPE_CAPTURE_WHEN; None where it is not set.
 
     Raises:
         UsageError: it is not a rule.
@@ -202,8 +218,8 @@ def rule_from_environment() -> SlowStep | None:
         raise UsageError(f"{text!r} is not a rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 
-class SlowSteps:
-    """Finds slow steps of a run by the rule, in a microsecond a step.
+class SlowStepWatch:
+    """Watch for slow training steps by a capture rule, in a microsecond a step.
 
     Attributes:
         num_steps: steps of a capture of the rule.

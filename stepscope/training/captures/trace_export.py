@@ -13,12 +13,13 @@ import math
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.run.run_files import compress_trace, partial_path
+from stepscope.training.run.run_files import atomic_write, partial_path
 
 _LOWEST_PRIORITY = 19
 _CHECK_SECONDS = 0.25
@@ -27,10 +28,13 @@ _STALLED_AGAIN_SECONDS = 1.0
 """Time in which the writing thread never ran: it waits for a disk that does not answer."""
 
 _PROBE_BYTES = 1 << 20
+_COPY_BYTES = 1 << 20
+_GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
+_GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
 
 
 class TraceWriter:
-    """Writes one trace at a time on a thread of its own, at the lowest priority.
+    """Writes one captured trace at a time on a thread of its own, at the lowest priority.
 
     Neither training nor Python's exit waits without end for a thread that is blocked by a disk.
     """
@@ -116,7 +120,7 @@ def _scheduler_counters(thread: threading.Thread) -> bytes:
 
 
 def write_trace(recording: Any, plain: Path, target: Path) -> None:
-    """Write torch's result of a recording to `plain`, and that compressed to `target`, which appears when whole.
+    """Write a capture's recording to `plain`, and that compressed to `target`, which appears when whole.
 
     Args:
         recording: torch's result, which is empty afterwards; None when `plain` is written already.
@@ -128,7 +132,7 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
         plain.parent.mkdir(parents=True, exist_ok=True)
         if recording is not None:
             save_recording(recording, plain)
-        compress_trace(plain, target)
+        gzip_trace(plain, target)
     except OSError:
         _raise_write_error(target)
         raise
@@ -136,7 +140,27 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
         with suppress(OSError):
             plain.unlink()
         if recording is not None:
-            empty_recording(recording)
+            free_recording(recording)
+
+
+def gzip_trace(plain: Path, target: Path) -> int:
+    """Gzip a finished JSON trace to `target`, which appears only when whole; returns the plain size in bytes.
+
+    Raises:
+        OSError: the plain file does not end as JSON does (the disk was full), or `target` cannot be written.
+    """
+    num_bytes, tail = 0, b""
+    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
+    with atomic_write(target) as temporary:
+        with plain.open("rb") as source, temporary.open("wb") as out:
+            while block := source.read(_COPY_BYTES):
+                num_bytes += len(block)
+                tail = (tail + block)[-16:]
+                out.write(packer.compress(block))
+            out.write(packer.flush())
+        if not tail.rstrip().endswith(b"}"):
+            raise OSError(f"the trace is cut short after {num_bytes} bytes: {plain}")
+    return num_bytes
 
 
 def _raise_write_error(target: Path) -> None:
@@ -162,7 +186,7 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def save_recording(recording: Any, path: Path) -> None:
-    """Do what `recording.save(path)` does, without the GIL where possible."""
+    """Save the trace of a recording as `recording.save(path)` does, without the GIL where possible."""
     found, address = _native(_SAVE), _address_of(recording)
     if found is None or address is None:
         recording.save(str(path))
@@ -172,8 +196,8 @@ def save_recording(recording: Any, path: Path) -> None:
     save(ctypes.c_void_p(address), ctypes.byref(_StandardString(name, len(name), len(name), 0)))
 
 
-def empty_recording(recording: Any) -> None:
-    """Free its memory without the GIL where possible; otherwise Python frees it.
+def free_recording(recording: Any) -> None:
+    """Free the memory of a saved recording without the GIL where possible; otherwise Python frees it.
 
     An empty result takes the place of the destructed one, for Python to free.
     """

@@ -19,17 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, live_record_path, live_state_path
-from stepscope.training.hangs.stall import (
-    ThreadProgress,
-    frames_of,
-    helper_processes,
-    is_thread_compiling,
-    is_thread_saving,
-)
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RankFile
+from stepscope.training.hangs import stall
 from stepscope.training.hangs.stuck_report import OpenStep, code_location, collective_frames, flight_record
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import atomic_write
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 
 logger = logging.getLogger(__name__)
@@ -40,7 +34,7 @@ _NUM_SAMPLES = 8
 
 
 class LiveStateWriter:
-    """Called about once a second, on the thread of the background loop.
+    """Publishes this rank's state while its step is suspected of a hang; called about once a second in the background.
 
     A rank writes its state when its step is as old as its own limit, or when another rank writes: limits differ between
     ranks, and a rank without a state is suspected.
@@ -51,9 +45,9 @@ class LiveStateWriter:
         self._thread_id = thread_id
         self._folder = context.run_directory / FLIGHT_FOLDER / LIVE_FOLDER
         rank = context.identity.rank
-        self._state = context.run_directory / live_state_path(rank)
-        self._record = context.run_directory / live_record_path(rank)
-        self._stillness = ThreadProgress(thread_id, num_samples=_NUM_SAMPLES)
+        self._state = context.run_directory / RankFile.LIVE_STATE.path(rank)
+        self._record = context.run_directory / RankFile.LIVE_RECORD.path(rank)
+        self._stillness = stall.ThreadProgress(thread_id, num_samples=_NUM_SAMPLES)
         self._hang_check = LiveHangCheck(context.run_directory, rank, context.identity.world_size)
         self._step: OpenStep | None = None
         self._since_ns = 0
@@ -95,7 +89,7 @@ class LiveStateWriter:
             self._has_written, self._since_ns = True, time.time_ns()
         self._written_at = now
         context, spans = self._context, self._context.open_spans()
-        frames = list(frames_of(self._thread_id))
+        frames = list(stall.thread_frames(self._thread_id))
         state = RankState(
             rank=context.identity.rank,
             host=context.identity.host,
@@ -123,9 +117,9 @@ class LiveStateWriter:
         phases = open_phases(spans)
         if phases and phases[-1]:
             return f"phase {phases[-1]}"
-        if is_thread_compiling(self._thread_id):
+        if stall.is_thread_compiling(self._thread_id):
             return "compilation"
-        return "a checkpoint" if is_thread_saving(self._thread_id) else ""
+        return "a checkpoint" if stall.is_thread_saving(self._thread_id) else ""
 
     def _leave(self) -> None:
         self._stillness.reset()
@@ -163,7 +157,7 @@ _LONGEST_ANSWER = 1 << 20
 
 
 class LiveHangCheck:
-    """Called about once a second while this rank's step lasts long.
+    """Hang check of the running job: called about once a second while this rank's step lasts long.
 
     The process that reads the files of all ranks takes about half a second of CPU time and 40 MB, a few seconds
     after the step was found to last long; training's own process loads nothing.
@@ -211,7 +205,7 @@ class LiveHangCheck:
         if process is not None:
             process.kill()
             process.wait()
-            helper_processes.running.discard(process.pid)
+            stall.helper_processes.running.discard(process.pid)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -231,13 +225,13 @@ class LiveHangCheck:
         except (OSError, RuntimeError):  # no process can be had
             logger.debug("who holds training up cannot be asked", exc_info=True)
             return
-        helper_processes.running.add(self._process.pid)
+        stall.helper_processes.running.add(self._process.pid)
 
     def _read_answer(self, now: float) -> None:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        process.returncode = helper_processes.reap(process.pid)
+        process.returncode = stall.helper_processes.reap(process.pid)
         if process.returncode is None:
             if now - self._asked > _ANSWERS_WITHIN_SECONDS:
                 self.close()

@@ -41,7 +41,7 @@ _NUM_REMEMBERED = 100
 
 @dataclass(frozen=True, slots=True)
 class StepSituation:
-    """What the open step is in.
+    """What the open step is in, which decides the age at which it counts as stalled.
 
     Attributes:
         is_long_by_nature: inside a named phase, or compiling.
@@ -53,7 +53,7 @@ class StepSituation:
 
 
 class StallThresholds:
-    """Learns from finished steps.
+    """Ages from which an open step counts as stalled, learned from finished steps.
 
     Args:
         seconds: the limit when the user gave one; else it is found.
@@ -105,7 +105,7 @@ def _before(timeout_seconds: float | None) -> float:
 
 
 def parse_stuck_after(stuck_after: float | str) -> float | None:
-    """The user's limit; None for "auto", infinite for "off".
+    """Stall threshold of `profile(stuck_after=...)`: None for "auto", infinite for "off".
 
     Raises:
         ValueError: it is neither a word nor a number of seconds above 0.
@@ -154,7 +154,7 @@ class _ProgressSample:
 
 
 class HelperProcesses:
-    """Child processes of stepscope's own: their CPU time is no sign of progress of the training."""
+    """Child processes of stepscope's own: their CPU time is no sign that a stalled step makes progress."""
 
     def __init__(self) -> None:
         self.running: set[int] = set()
@@ -179,7 +179,7 @@ helper_processes = HelperProcesses()
 
 
 class ThreadProgress:
-    """Progress of one thread of this process, sampled now and then from another thread.
+    """Whether a stalled thread of this process makes progress, sampled now and then from another thread.
 
     Args:
         num_samples: of its stack, a few milliseconds apart, at each look. A loop that mostly waits for the GPU in one
@@ -213,11 +213,11 @@ class ThreadProgress:
         return _ProgressSample(time.monotonic(), self._stack(), _bytes_moved(), _child_cpu_seconds())
 
     def _stack(self) -> tuple[tuple[int, int], ...]:
-        return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(self._thread_id))
+        return tuple((id(frame.f_code), frame.f_lasti) for frame in thread_frames(self._thread_id))
 
 
-def frames_of(thread_id: int) -> Iterator[FrameType]:
-    """A thread's Python frames, the innermost first; none where it has ended."""
+def thread_frames(thread_id: int) -> Iterator[FrameType]:
+    """Python frames of a thread that may be stalled, the innermost first; none where it has ended."""
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
         yield frame
@@ -225,7 +225,7 @@ def frames_of(thread_id: int) -> Iterator[FrameType]:
 
 
 def frame_entries(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
-    """Frames as reports and torch's memory snapshots have them: name, filename, line."""
+    """Frames of a stalled thread as reports and torch's memory snapshots have them: name, filename, line."""
     return [
         {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
         for each in frames
@@ -233,15 +233,15 @@ def frame_entries(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
 
 
 def is_thread_compiling(thread_id: int) -> bool:
-    """Whether the thread is inside torch.compile or a kernel's compiler."""
-    return any(part in frame.f_code.co_filename for frame in frames_of(thread_id) for part in _COMPILERS)
+    """Whether a stalled thread is inside torch.compile or a kernel's compiler."""
+    return any(part in frame.f_code.co_filename for frame in thread_frames(thread_id) for part in _COMPILERS)
 
 
 def is_thread_saving(thread_id: int) -> bool:
-    """Whether the thread is inside a function that writes or reads a checkpoint, by its file or its name."""
+    """Whether a stalled thread writes or reads a checkpoint, by the file or the name of a function it is in."""
     return any(
         frame.f_code.co_name.startswith(_SAVES) or any(part in frame.f_code.co_filename for part in _WRITERS)
-        for frame in frames_of(thread_id)
+        for frame in thread_frames(thread_id)
     )
 
 

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
-from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
-from stepscope.training.hangs.stall import frame_entries, frames_of
+from stepscope.core.documents.run_directory import PHASE_PREFIX, RankFile
+from stepscope.training.hangs.stall import frame_entries, thread_frames
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.identity import initialized_distributed
 from stepscope.training.run.run_files import atomic_write
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import DATA_SPAN
 
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
@@ -27,7 +27,7 @@ _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
 
 
 class OpenStep(NamedTuple):
-    """The step that is open, and its start: monotonic seconds, and ns since the epoch."""
+    """The open step that is watched for a hang, and its start: monotonic seconds, and ns since the epoch."""
 
     number: int
     began_seconds: float
@@ -50,31 +50,32 @@ def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int,
     faulthandler.dump_traceback(stacks, all_threads=True)
     stacks.write(b"\n")
     report = _completed(report, context, thread_id, None)
-    write_report(context, report)
+    save_stuck_report(context, report)
     collective = unfinished_collective()
     if collective is not None:
         report = _completed(report, context, thread_id, collective)
-        write_report(context, report)
+        save_stuck_report(context, report)
     record = flight_record()
     if record is not None:
-        with atomic_write(context.run_directory / flight_path(context.identity.rank)) as temporary:
+        with atomic_write(context.run_directory / RankFile.FLIGHT_RECORDER.path(context.identity.rank)) as temporary:
             temporary.write_bytes(record)
     return report
 
 
-def write_report(context: RunContext, report: StuckReport) -> None:
-    """Write flight/rank{r}.stuck.json.
+def save_stuck_report(context: RunContext, report: StuckReport) -> None:
+    """Write the report of a stuck step to flight/rank{r}.stuck.json.
 
     Raises:
         OSError: it cannot be written.
     """
-    with atomic_write(context.run_directory / stuck_path(context.identity.rank)) as temporary:
+    with atomic_write(context.run_directory / RankFile.STUCK_REPORT.path(context.identity.rank)) as temporary:
         document = {"schema": STUCK_SCHEMA} | asdict(report)
         temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def stacks_file(context: RunContext) -> Path:
-    return context.run_directory / stacks_path(context.identity.rank)
+def stacks_file_path(context: RunContext) -> Path:
+    """Path of the file with the stacks of all threads of a rank whose step is stuck."""
+    return context.run_directory / RankFile.STACKS.path(context.identity.rank)
 
 
 def _completed(
@@ -85,23 +86,23 @@ def _completed(
         report,
         seen_ns=time.time_ns(),
         open_spans=spans,
-        where=code_location(spans, list(frames_of(thread_id)), collective),
+        where=code_location(spans, list(thread_frames(thread_id)), collective),
         collective=collective,
         threads=_threads(),
     )
 
 
 def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
-    """Name of the innermost known activity: a collective, the wait for data, a phase, or a function of the user.
+    """Where a stuck step is: its innermost known activity, a collective, the wait for data, a phase, or a function.
 
     Args:
         spans: open spans of stepscope.
         frames: of the training thread, innermost first.
         collective: the oldest unfinished one.
     """
-    in_collective = collective_frames(frames)
-    if in_collective:
-        return _named(in_collective)
+    if in_collective := [frame.f_code.co_name for frame in collective_frames(frames)]:
+        public = (name for name in in_collective if not name.startswith("_") and name != "wrapper")
+        return next(public, in_collective[0])
     for span in reversed(spans):
         if span == DATA_SPAN:
             return "the wait for data"
@@ -116,13 +117,8 @@ def code_location(spans: list[str], frames: list[FrameType], collective: dict[st
 
 
 def collective_frames(frames: list[FrameType]) -> list[FrameType]:
-    """Frames inside calls of torch.distributed; empty where there are none."""
+    """Frames of a stuck thread inside calls of torch.distributed; empty where there are none."""
     return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
-
-
-def _named(frames: list[FrameType]) -> str:
-    names = [frame.f_code.co_name for frame in frames]
-    return next((name for name in names if not name.startswith("_") and name != "wrapper"), names[0])
 
 
 def _threads() -> list[dict[str, Any]]:
@@ -130,13 +126,13 @@ def _threads() -> list[dict[str, Any]]:
     return [
         {
             "name": names.get(thread_id, str(thread_id)),
-            "frames": frame_entries(frames_of(thread_id)),
+            "frames": frame_entries(thread_frames(thread_id)),
         }
         for thread_id in sys._current_frames()
     ]
 
 
-def least_timeout_seconds() -> float | None:
+def shortest_collective_timeout() -> float | None:
     """Shortest timeout of this process's groups, after which torch's watchdog ends the job; None without groups."""
     found: list[float] = []
     for group in _groups():
@@ -169,7 +165,7 @@ def unfinished_collective() -> dict[str, Any] | None:
 
 
 def flight_record(*, has_stacks: bool = True) -> bytes | None:
-    """torch's flight recorder as it dumps it, a pickle without code; None where there is none.
+    """Dump of torch's flight recorder for the report of a stuck step, a pickle without code; None where there is none.
 
     Args:
         has_stacks: include the stack of each call. The first time this takes about a second of CPU time;
@@ -180,19 +176,17 @@ def flight_record(*, has_stacks: bool = True) -> bytes | None:
 
 def _call(ending: str, **options: bool) -> bytes | None:
     recorder = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
-    if recorder is None or not list(_groups()):
+    groups = _groups()
+    if recorder is None or not groups:
         return None
-    names = ("_dump_nccl_trace", "_dump_fr_trace") if _has_nccl() else ("_dump_fr_trace", "_dump_nccl_trace")
+    has_nccl = any("nccl" in str(getattr(group, "name", lambda: "")()).lower() for group in groups)
+    names = ("_dump_nccl_trace", "_dump_fr_trace") if has_nccl else ("_dump_fr_trace", "_dump_nccl_trace")
     for name in names:
         dump = getattr(recorder, name + ending, None)
         if dump is not None:
             with suppress(RuntimeError, TypeError):
                 return bytes(dump(**options))
     return None
-
-
-def _has_nccl() -> bool:
-    return any("nccl" in str(getattr(group, "name", lambda: "")()).lower() for group in _groups())
 
 
 def _groups() -> list[Any]:

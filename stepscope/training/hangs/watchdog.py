@@ -24,23 +24,10 @@ from typing import Any
 
 from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
+from stepscope.training.hangs import stall, stuck_report
 from stepscope.training.hangs.live_hang import LiveStateWriter
-from stepscope.training.hangs.stall import (
-    SHARE_OF_TIMEOUT,
-    StallThresholds,
-    StepSituation,
-    ThreadProgress,
-    is_thread_compiling,
-)
-from stepscope.training.hangs.stuck_report import (
-    OpenStep,
-    least_timeout_seconds,
-    stacks_file,
-    write_report,
-    write_stuck_report,
-)
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import run_within
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -56,7 +43,7 @@ _REPORT_BUSY_EVERY = 0.1  # of the limit
 
 
 class StepWatchdog:
-    """Reports each stuck step once.
+    """Watchdog of training steps that do not end: reports each stuck step once.
 
     A step is stuck when it is older than its limit and its thread makes no progress. A rank that waits for another one
     which is visibly at work, as all do while rank 0 evaluates, is not stuck: ranks with a suspect step leave marker
@@ -65,12 +52,12 @@ class StepWatchdog:
 
     def __init__(self, context: RunContext, seconds: float | None) -> None:
         self._context = context
-        self._thresholds = StallThresholds(seconds)
+        self._thresholds = stall.StallThresholds(seconds)
         self._min_checked_seconds = min(_MIN_CHECKED_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
-        self._progress = ThreadProgress(self._thread_id)
-        self._open: OpenStep | None = None
-        self._episode_step: OpenStep | None = None
+        self._progress = stall.ThreadProgress(self._thread_id)
+        self._open: stuck_report.OpenStep | None = None
+        self._episode_step: stuck_report.OpenStep | None = None
         self._has_reported = False
         self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
@@ -84,7 +71,7 @@ class StepWatchdog:
         self._live = LiveStateWriter(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
-        self._open = OpenStep(index, time.monotonic(), time.time_ns())
+        self._open = stuck_report.OpenStep(index, time.monotonic(), time.time_ns())
 
     def step_ended(self, record: StepRecord) -> None:
         self._open = None
@@ -94,8 +81,8 @@ class StepWatchdog:
         """Look at the open step; about once a second, on the thread of the background loop."""
         if self._is_closed:  # a signal that should have ended the process did not
             return
-        now, timeout = time.monotonic(), least_timeout_seconds()
-        suspect_limit = self._thresholds.limit_seconds(StepSituation(timeout_seconds=timeout))
+        now, timeout = time.monotonic(), stuck_report.shortest_collective_timeout()
+        suspect_limit = self._thresholds.limit_seconds(stall.StepSituation(timeout_seconds=timeout))
         self._check_gil_timer(now, suspect_limit)
         step = self._open
         look_after = self._thresholds.look_seconds(timeout)
@@ -108,7 +95,7 @@ class StepWatchdog:
         age = now - step.began_seconds
         if age < suspect_limit / 2:
             return
-        situation = StepSituation(self._is_long_by_nature(), timeout)
+        situation = stall.StepSituation(self._is_long_by_nature(), timeout)
         limit = self._thresholds.limit_seconds(situation)
         if self._suspect_since is None:
             self._suspect_since = now
@@ -127,7 +114,7 @@ class StepWatchdog:
     def close(self) -> None:
         """Stop watching; a step that is still open never ended."""
         self._is_closed = True
-        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file(self._context)))
+        run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stuck_report.stacks_file_path(self._context)))
 
     def _leave(self) -> None:
         self._live.close(is_open=self._open is not None)
@@ -138,7 +125,7 @@ class StepWatchdog:
             self._gil_timer.close()
         if self._stacks is not None:
             self._stacks.close()
-            path = stacks_file(self._context)
+            path = stuck_report.stacks_file_path(self._context)
             with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
@@ -146,7 +133,7 @@ class StepWatchdog:
                         path.parent.rmdir()  # only when empty
 
     def _is_long_by_nature(self) -> bool:
-        return bool(open_phases(self._context.open_spans())) or is_thread_compiling(self._thread_id)
+        return bool(open_phases(self._context.open_spans())) or stall.is_thread_compiling(self._thread_id)
 
     def _report_to_other_ranks(self, now: float, limit: float, *, is_busy: bool) -> None:
         """Tell other ranks whether this one is busy; not at every check."""
@@ -160,10 +147,10 @@ class StepWatchdog:
     def _is_stuck(self, is_still: bool, age: float, limit: float, timeout: float | None) -> bool:
         if not is_still:
             return self._others.one_is_stuck()
-        at_last = SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
+        at_last = stall.SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
+    def _write_report(self, step: stuck_report.OpenStep, is_still: bool, age: float, limit: float) -> None:
         identity, median = self._context.identity, self._thresholds.median_seconds
         report = StuckReport(
             rank=identity.rank,
@@ -183,8 +170,9 @@ class StepWatchdog:
             except Exception:  # the report below matters more
                 logger.debug("writing the pending steps failed", exc_info=True)
         try:
-            self._report = write_stuck_report(self._context, report, self._thread_id, self._stacks)
-            written = f"{self._report.where}; stacks and flight recorder: {stacks_file(self._context).parent}"
+            self._report = stuck_report.write_stuck_report(self._context, report, self._thread_id, self._stacks)
+            folder = stuck_report.stacks_file_path(self._context).parent
+            written = f"{self._report.where}; stacks and flight recorder: {folder}"
         except OSError as error:
             written = f"a place that cannot be reported: {error}"
         usual = "" if median is None else f" (usually {median:.2g} s)"
@@ -210,11 +198,11 @@ class StepWatchdog:
             seconds = (time.time_ns() - report.began_ns) / 1e9
             logger.warning("step %d is over after %.0f s", report.step, seconds)
             with suppress(OSError):
-                write_report(self._context, replace(report, ended_ns=time.time_ns()))
+                stuck_report.save_stuck_report(self._context, replace(report, ended_ns=time.time_ns()))
 
     def _check_gil_timer(self, now: float, seconds: float) -> None:
         if self._stacks is None:
-            path = stacks_file(self._context)
+            path = stuck_report.stacks_file_path(self._context)
             self._made_folder = not path.parent.is_dir()
             self._stacks = _opened(path)
             self._others.withdraw_busy()  # left by an earlier attempt
@@ -225,7 +213,7 @@ class StepWatchdog:
                 "no other thread could run for %.0f s: a call held the GIL, the process was stopped or its"
                 " disk did not respond; stacks: %s",
                 now - self._last_run,
-                stacks_file(self._context),
+                stuck_report.stacks_file_path(self._context),
             )
         self._last_run, self._gil_timer_seconds = now, seconds
         if self._gil_timer is not None:
@@ -323,7 +311,7 @@ class _TimerSpecification(ctypes.Structure):
 
 
 class GilTimer:
-    """Kernel timer that writes all stacks to a file unless the thread that made it resets the timer in time.
+    """Kernel timer against a held GIL: writes all stacks to a file unless the thread that made it resets it in time.
 
     Raises:
         OSError: the kernel has no free timer, or every signal is in use.

@@ -17,7 +17,7 @@ Storages = dict[str, list[tuple[int, int]]]
 
 
 class MemoryOwners:
-    """Knows the models and optimizers of this process, weakly."""
+    """Owners of GPU memory: the models and optimizers of this process, referred to weakly."""
 
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -66,8 +66,8 @@ class MemoryOwners:
                 self._optimizers.add(each)
 
 
-def by_category(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, dict[str, Any]]:
-    """The blocks in use, by category.
+def blocks_by_owner(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, dict[str, Any]]:
+    """The blocks in use of a CUDA memory snapshot by owner: parameters, gradients, optimizer state, other.
 
     Args:
         snapshot: torch's memory snapshot.

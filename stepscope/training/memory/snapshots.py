@@ -24,16 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.core.documents.run_directory import (
-    memory_owners_path,
-    oom_report_path,
-    oom_snapshot_path,
-    periodic_snapshot_path,
-)
-from stepscope.training.hangs.stall import frame_entries, frames_of
-from stepscope.training.memory.owners import MemoryOwners, by_category
+from stepscope.core.documents.run_directory import RankFile
+from stepscope.training.hangs.stall import frame_entries, thread_frames
+from stepscope.training.memory.owners import MemoryOwners, blocks_by_owner
+from stepscope.training.run.context import RunContext
 from stepscope.training.run.run_files import atomic_write, run_within
-from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -86,7 +81,7 @@ class OutOfMemoryReporter:
 
     def _attach(self) -> None:
         _watch(self)
-        self._has_history = self._wants_history and begin_history()
+        self._has_history = self._wants_history and begin_memory_history()
         self._is_attached = True
 
     def step_ended(self, record: StepRecord) -> None:
@@ -102,7 +97,7 @@ class OutOfMemoryReporter:
         if _watching is not None and _watching() is self:  # else a later run's watches
             _watch(None)
         if self._has_history:
-            end_history()
+            end_memory_history()
 
     def ran_out(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """torch is about to raise; on the thread that asked for memory. Never raises itself."""
@@ -116,7 +111,7 @@ class OutOfMemoryReporter:
                 "requested_bytes": requested_bytes,
                 "device_total_bytes": total_bytes,
                 "device_free_bytes": free_bytes,
-                "stack": _stack(frames_of(threading.get_ident())),
+                "stack": _stack(thread_frames(threading.get_ident())),
             }
         )
 
@@ -131,12 +126,12 @@ class OutOfMemoryReporter:
         begun = time.monotonic()
         self._is_unwritten = False
         try:
-            snapshot_path = self._context.run_directory / oom_snapshot_path(self._context.identity.rank)
-            report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
+            snapshot_path = self._context.run_directory / RankFile.OOM_SNAPSHOT.path(self._context.identity.rank)
+            report_path = self._context.run_directory / RankFile.OOM_REPORT.path(self._context.identity.rank)
             report = self._report(moment)
             try:
-                snapshot = take_snapshot()
-                report["categories"] = by_category(snapshot, self._owners.storages())
+                snapshot = take_memory_snapshot()
+                report["categories"] = blocks_by_owner(snapshot, self._owners.storages())
                 _write_pickle(snapshot_path, snapshot)
                 report["snapshot"] = snapshot_path.name
             except Exception:  # the figures alone are worth having
@@ -151,7 +146,7 @@ class OutOfMemoryReporter:
     def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
         step, began_ns = self._step or (None, None)
         unwound = moment["taken"] == "after unwinding"
-        main = moment["stack"] if unwound else _stack(frames_of(self._thread_id))
+        main = moment["stack"] if unwound else _stack(thread_frames(self._thread_id))
         report = {
             "schema": OOM_SCHEMA,
             "rank": self._context.identity.rank,
@@ -173,7 +168,7 @@ class OutOfMemoryReporter:
 
 
 def training_phase(stack: list[dict[str, Any]]) -> str:
-    """forward | backward | optimizer | unknown: from the training thread's frames, the innermost first."""
+    """Phase in which the GPU's memory ran out, by the thread's frames: forward | backward | optimizer | unknown."""
     for frame in stack:
         filename = frame["filename"]
         if "/torch/optim/" in filename:
@@ -228,8 +223,8 @@ _LAST_WITHIN_SECONDS = 30.0
 OWNERS_SCHEMA = "stepscope.memory_owners/1"
 
 
-class PeriodicSnapshots:
-    """Takes a snapshot when a step of the plan ends, some 10 us a block; it is written beside training."""
+class PeriodicMemorySnapshots:
+    """Takes a CUDA memory snapshot at every Nth step's end, some 10 us a block; it is written beside training."""
 
     def __init__(self, context: RunContext, every: int, owners: MemoryOwners) -> None:
         self._context = context
@@ -241,13 +236,13 @@ class PeriodicSnapshots:
         if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()
-        snapshot = take_snapshot()
+        snapshot = take_memory_snapshot()
         owners = {
             "schema": OWNERS_SCHEMA,
             "rank": self._context.identity.rank,
             "step": record.index,
             "time_ns": record.end_ns,
-            "categories": by_category(snapshot, self._owners.storages()),
+            "categories": blocks_by_owner(snapshot, self._owners.storages()),
         }
         self._waiting.append((record.index, snapshot, owners))
         record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
@@ -262,8 +257,8 @@ class PeriodicSnapshots:
 
     def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
         rank = self._context.identity.rank
-        _write_pickle(self._context.run_directory / periodic_snapshot_path(step, rank), snapshot)
-        with atomic_write(self._context.run_directory / memory_owners_path(step, rank)) as temporary:
+        _write_pickle(self._context.run_directory / RankFile.PERIODIC_SNAPSHOT.path(rank, step), snapshot)
+        with atomic_write(self._context.run_directory / RankFile.MEMORY_OWNERS.path(rank, step)) as temporary:
             temporary.write_text(json.dumps(owners) + "\n", encoding="utf-8")
 
 
@@ -272,7 +267,7 @@ _HISTORY = "+history"
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What is written of the GPU's memory.
+    """Options of CUDA memory snapshots: when they are written.
 
     Attributes:
         when_out: when the memory runs out.
@@ -286,7 +281,7 @@ class MemoryOptions:
 
 
 def parse_memory_option(memory: str | int) -> MemoryOptions:
-    """From "off", "oom" or a number of steps, the latter two also with "+history" behind.
+    """Memory snapshots by "off", "oom" or a number of steps, the latter two also with "+history" behind.
 
     Raises:
         ValueError: it is none of these.
@@ -328,7 +323,7 @@ def when_cuda_is_used(begin: Callable[[], None]) -> bool:
     return True
 
 
-def take_snapshot() -> dict[str, Any]:
+def take_memory_snapshot() -> dict[str, Any]:
     """torch's memory snapshot: segments and blocks, and the history where it is recorded."""
     import torch
 
@@ -336,7 +331,7 @@ def take_snapshot() -> dict[str, Any]:
     return found
 
 
-def begin_history() -> bool:
+def begin_memory_history() -> bool:
     """Have torch remember allocations with Python's stacks, 2 us each; False where it does already."""
     import torch
 
@@ -347,14 +342,15 @@ def begin_history() -> bool:
     return True
 
 
-def end_history() -> None:
+def end_memory_history() -> None:
+    """Have torch forget allocations again."""
     import torch
 
     torch.cuda.memory._record_memory_history(None)
 
 
 def allocator_totals(device: int) -> dict[str, int]:
-    """Of torch's allocator: what it has given out, holds, and held at most."""
+    """Totals of torch's CUDA allocator: what it has given out, holds, and held at most."""
     import torch
 
     stats = torch.cuda.memory_stats_as_nested_dict(device)

@@ -12,7 +12,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -36,7 +35,6 @@ batch script has it without being a task of so many."""
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
-_MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,8 @@ class Identity:
     host: str
 
 
-def identify() -> Identity:
-    """From torch.distributed when it is initialised, else from what a launcher set, else a job of one."""
+def identify_process() -> Identity:
+    """Rank and host of this process: by torch.distributed, else by what a launcher set, else a job of one."""
     rank_variable, size_variable, local_variable = launcher()
     rank, world_size = _number(rank_variable, 0), _number(size_variable, 1)
     distributed = initialized_distributed()
@@ -65,23 +63,12 @@ def identify() -> Identity:
 
 
 def launcher() -> tuple[str, str, str]:
-    """Launcher, one of `LAUNCHERS`, whose variables give this process its rank; the first where none does."""
+    """Variables of the launcher, one of `LAUNCHERS`, that gives this process its rank; the first where none does."""
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
-def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
-    """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
-    if not isinstance(ranks, str):
-        return identity.rank in set(ranks)
-    if ranks == "all":
-        return True
-    if ranks != "auto":
-        raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
-    return identity.rank < _MAX_RANKS_CAPTURED
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides how a step runs."""
+def software_versions() -> dict[str, str]:
+    """Versions of the software that decides how a step runs, for the run's manifest."""
     found = {"stepscope": __version__, "python": platform.python_version(), "kernel": platform.release()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -95,7 +82,7 @@ def versions() -> dict[str, str]:
 
 
 def relevant_environment() -> dict[str, str]:
-    """Variables that change how a step runs; none that could hold a secret."""
+    """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -104,6 +91,7 @@ def relevant_environment() -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
+    """Number of CPUs that this training process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -117,7 +105,7 @@ def _number(variable: str, default: int) -> int:
 
 
 def gpu_uuid(identity: Identity) -> str | None:
-    """NVML's name of the current device (GPU-... or MIG-...); None when unknown. On the thread that trains."""
+    """UUID of the GPU that this rank trains on (GPU-... or MIG-...); None when unknown. On the thread that trains."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [name.strip() for name in visible]
     is_named = bool(names) and all(name.startswith(("GPU-", "MIG-")) and len(name) > len("GPU-") + 8 for name in names)
@@ -142,13 +130,13 @@ def initialized_distributed() -> Any:
 
 
 def job_store() -> Any:
-    """torch.distributed's default store; None before it is initialised, and in a torch that hides it."""
+    """The store of this run's job, torch.distributed's default one; None before it is there or where it is hidden."""
     find = getattr(getattr(initialized_distributed(), "distributed_c10d", None), "_get_default_store", None)
     return None if find is None else find()
 
 
 def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> str:
-    """Rank 0's value, by way of the job's store and without a collective; on rank 0 its own.
+    """Rank 0's value on all ranks of a run, by way of the job's store and without a collective; on rank 0 its own.
 
     Raises:
         RuntimeError: the store does not answer, or rank 0 has not come within seconds.
@@ -161,8 +149,8 @@ def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> 
     return str(store.get(key).decode())
 
 
-def own_connection(store: Any, timeout: timedelta) -> Any:
-    """The same store over a connection of its own, so that a wait on one thread never holds another up.
+def own_store_connection(store: Any, timeout: timedelta) -> Any:
+    """The job's store over a connection of its own, so that a wait on one thread never holds another up.
 
     A torch that cannot make one (before 2.7) gives the store itself.
 
@@ -193,7 +181,7 @@ _shared_names = count()  # every rank calls profile() equally often, so equal nu
 
 
 def check_run_name(name: str) -> str:
-    """The name, when it can be a folder's.
+    """Check a run's name and return it: it has to be a folder's.
 
     Raises:
         ValueError: it cannot, or readers would pass it over.
@@ -208,7 +196,7 @@ def check_run_name(name: str) -> str:
     return name
 
 
-def run_name(run: str | None, identity: Identity) -> str:
+def choose_run_name(run: str | None, identity: Identity) -> str:
     """The run's name, the same on all ranks: given, from STEPSCOPE_RUN, the scheduler or torchrun, else rank 0's own.
 
     Raises:
@@ -264,7 +252,7 @@ def _name_by_launcher() -> str:
 
 
 def process_start(process_id: int) -> str | None:
-    """When a process began, in clock ticks since boot; with its number it names one process of this host's uptime."""
+    """Start of a process in clock ticks since boot; with its number it names one process of this host's uptime."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError, ValueError):

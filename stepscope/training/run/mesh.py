@@ -52,7 +52,7 @@ _PAIR = re.compile(r"\s*(\w+)\s*=\s*([1-9]\d*)\s*")
 
 
 def mesh_sizes(mesh: Any, world_size: int) -> dict[str, int]:
-    """Sizes by dimension (tp, pp, dp, ep, cp); those not known are absent.
+    """Sizes of the run's parallel dimensions (tp, pp, dp, ep, cp); those not known are absent.
 
     Args:
         mesh: a torch DeviceMesh with named dimensions, sizes by name, Megatron's parallel_state, DeepSpeed's grid. With
@@ -85,8 +85,8 @@ def _sizes_of(mesh: Any) -> dict[str, int]:
     raise TypeError(f"mesh is a DeviceMesh, sizes by name, Megatron's state or DeepSpeed's grid, not {mesh!r:.80}")
 
 
-def is_dimension(name: str) -> bool:
-    """Whether a name that some framework gives means a dimension."""
+def is_mesh_dimension(name: str) -> bool:
+    """Whether a name that some framework gives means a dimension of the mesh."""
     return name.lower() in _DIMENSION_OF_NAME
 
 

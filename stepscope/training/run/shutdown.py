@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from stepscope.training.background_loop import BackgroundLoop
-from stepscope.training.run.manifest import attempt_ending
+from stepscope.training.run.context import attempt_ending
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ OwnerT = TypeVar("OwnerT")
 
 
 class ShutdownHandler(Generic[OwnerT]):
-    """Watches for the end of this process, from `start` to `stop`.
+    """Ends a run in order when this process ends or a signal comes, from `start` to `stop`.
 
     Args:
         owner: what measures; referred to weakly, so that one that is never left can go.

@@ -18,9 +18,9 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from stepscope.training.patching import Patch
+from stepscope.core.process import Patch
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader, Numbers, split_scalars
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -56,7 +56,7 @@ class LocalGradientNorm:
         try:
             if every < 1:
                 raise ValueError(f"every is a number of steps, not {every}")
-            self._sources += sources_of(model)
+            self._sources += gradient_sources(model)
             self._interval = max(int(every), self._interval)
         except Exception as error:  # training must never be hurt, and everything else goes on
             logger.warning("prof.watch leaves this model alone: %s", error)
@@ -143,18 +143,8 @@ GradientCallback = Callable[[object, Any], None]
 """Callback with the parameter's name and its gradient, which changes later. Called inside training: never raises."""
 
 
-class GradientSource(Protocol):
-    """What sees gradients."""
-
-    def watch(self, note: GradientCallback) -> None:
-        """Show all gradients from now on."""
-
-    def leave(self) -> None:
-        """Show no more."""
-
-
-def sources_of(model: Any) -> list[GradientSource]:
-    """What sees all gradients of a model.
+def gradient_sources(model: Any) -> list[GradientSource]:
+    """What sees all gradients of a model: its plain parameters, and those that fully_shard has sharded.
 
     Raises:
         ValueError: its way of reducing gradients is unknown; the message names it.
@@ -175,7 +165,7 @@ def sources_of(model: Any) -> list[GradientSource]:
 
 
 class PlainParameters:
-    """Parameters whose gradients are whole on this rank once accumulated."""
+    """Gradients of parameters that are whole on this rank once accumulated."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
@@ -198,7 +188,7 @@ class PlainParameters:
 
 
 class ShardedParameters:
-    """Parameters of FSDP2: those of one `fully_shard` hand their gradients over together.
+    """Gradients of FSDP2's parameters: those of one `fully_shard` hand them over together.
 
     torch's own interface for this (`set_custom_reduce_scatter`) would replace the communication that the user chose,
     and sees nothing where there is one shard; the function that starts the reduction has begun the same since 2.4.
@@ -227,6 +217,10 @@ class ShardedParameters:
         if self._wrapping is not None:
             self._wrapping.leave()
             self._wrapping = None
+
+
+GradientSource = PlainParameters | ShardedParameters
+"""What sees gradients."""
 
 
 def _groups(module: Any) -> list[Any]:
@@ -309,8 +303,8 @@ _CALLED_BY_UPDATE = "_check_scale_growth_tracker"
 until then the scale is that of this step's loss, and what the optimizers found has not been cleared."""
 
 
-class LossScale:
-    """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
+class LossScaleFigures:
+    """Adds `loss_scale` to a step, by which its loss was multiplied, and `overflow` (1 when gradients were not finite).
 
     Neither is read from the GPU before its work is done, or at all where that needs waiting (XPU, MPS).
     Where several scalers are updated in a step, the last counts.

@@ -15,15 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
-from stepscope.training.exporters import StepExport, chosen_exporters
 from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
-from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicSnapshots, parse_memory_option
-from stepscope.training.settings import RunContext
-from stepscope.training.steps.gradients import ClippedGradientNorm, LossScale
+from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
+from stepscope.training.run.context import RunContext
+from stepscope.training.steps.exporters import StepExport, chosen_exporters
+from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
 from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -36,44 +36,43 @@ class _Closable(Protocol):
 
 
 class StepListener(_Closable, Protocol):
-    """Something that watches the steps from the training thread: each call must be over in microseconds.
+    """Watches the training steps from the training thread: each call must be over in microseconds.
 
-    One that has `step_began(index)` as well is called when a step begins.
+    One that has `step_began(index)` as well is called when a step begins; one that has `left_by(error)` once, before
+    `close`, with the error by which the with block is left.
     """
 
     def step_ended(self, record: StepRecord) -> None:
         """The step is over and not written yet; figures added to the record are written with it."""
 
 
-@runtime_checkable
-class LeaveListener(Protocol):
-    """A StepListener that also wants to know by what error the with block is left."""
-
-    def left_by(self, error: BaseException) -> None:
-        """Called once, before `close`."""
-
-
 class SettledListener(_Closable, Protocol):
-    """Listener that gets a step once all its figures are known, also on the training thread."""
+    """Watches settled training steps, once all their figures are known, also on the training thread."""
 
     def step_settled(self, record: StepRecord) -> None:
         """The step is about to be written; what is added to the record is written with it."""
 
 
-ListenerT = TypeVar("ListenerT", bound=_Closable)
+class StepListeners:
+    """Step listeners of a run, called on the training thread; one that fails is logged and left out from then on."""
 
+    _METHODS = ("step_began", "step_ended", "step_settled", "left_by")
 
-class _ListenerGroup(Generic[ListenerT]):
-    """Group of listeners; an error of one is logged, and the listener left out from then on.
-
-    Args:
-        methods: names of the methods that are called at each step, where a listener has them; looked up once.
-    """
-
-    def __init__(self, listeners: Iterable[ListenerT], methods: Iterable[str]) -> None:
+    def __init__(self, listeners: Iterable[StepListener | SettledListener] = ()) -> None:
         self._listeners = list(listeners)
-        self._names = tuple(methods)
         self._look_up()
+
+    def step_began(self, index: int) -> None:
+        self._call("step_began", index)
+
+    def step_ended(self, record: StepRecord) -> None:
+        self._call("step_ended", record)
+
+    def step_settled(self, record: StepRecord) -> None:
+        self._call("step_settled", record)
+
+    def left_by(self, error: BaseException) -> None:
+        self._call("left_by", error)
 
     def close(self) -> None:
         listeners, self._listeners = self._listeners, []
@@ -85,9 +84,10 @@ class _ListenerGroup(Generic[ListenerT]):
                 self._leave_out(listener, error)
 
     def _look_up(self) -> None:
+        """The methods that the listeners have, looked up once and not at each step."""
         self._methods = {
             name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)]
-            for name in self._names
+            for name in self._METHODS
         }
 
     def _call(self, name: str, what: object) -> None:
@@ -97,42 +97,11 @@ class _ListenerGroup(Generic[ListenerT]):
             except Exception as error:  # training must never be hurt
                 self._leave_out(listener, error)
 
-    def _leave_out(self, listener: ListenerT, error: Exception) -> None:
+    def _leave_out(self, listener: StepListener | SettledListener, error: Exception) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
         self._look_up()  # makes new lists: one may be iterated over now
         name = type(listener).__name__
         logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
-
-
-class StepListeners(_ListenerGroup[StepListener]):
-    """Listeners called on the training thread when a step begins and ends."""
-
-    def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
-        super().__init__(listeners, ("step_began", "step_ended"))
-
-    def step_began(self, index: int) -> None:
-        self._call("step_began", index)
-
-    def step_ended(self, record: StepRecord) -> None:
-        self._call("step_ended", record)
-
-    def left_by(self, error: BaseException) -> None:
-        for listener in tuple(self._listeners):
-            if isinstance(listener, LeaveListener):
-                try:
-                    listener.left_by(error)
-                except Exception as failure:  # training must never be hurt
-                    self._leave_out(listener, failure)
-
-
-class SettledListeners(_ListenerGroup[SettledListener]):
-    """Listeners that wait for a step's deferred scalars."""
-
-    def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
-        super().__init__(listeners, ("step_settled",))
-
-    def step_settled(self, record: StepRecord) -> None:
-        self._call("step_settled", record)
 
 
 T = TypeVar("T")
@@ -148,7 +117,7 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
     makers: dict[str, Callable[[], StepListener]] = {
         "garbage collector's pauses": GcPauses,
         "memory figures": MemoryFigures,
-        "loss scale": lambda: LossScale(scalar_reader),
+        "loss scale": lambda: LossScaleFigures(scalar_reader),
         "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader),
     }
     stuck_seconds = parse_stuck_after(_argument_or_environment(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
@@ -156,13 +125,14 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
         makers["watch for stuck steps"] = lambda: StepWatchdog(context, stuck_seconds)
     plan = parse_memory_option(_argument_or_environment(settings.memory, "STEPSCOPE_MEMORY", "oom"))
     if (every := plan.every) is not None:
-        makers["memory snapshots"] = lambda: PeriodicSnapshots(context, every, context.owners)
+        makers["memory snapshots"] = lambda: PeriodicMemorySnapshots(context, every, context.owners)
     if plan.when_out:
         makers["watch for memory that runs out"] = lambda: OutOfMemoryReporter(context, plan, context.owners)
     return _make_all(makers)
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:
+    """Listeners of settled steps that a run has: anomalies, and the export of metrics."""
     rank = context.identity.rank
     makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyMonitor(rank)}
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
@@ -197,7 +167,7 @@ _LONGEST_HURRY_SECONDS = 1.0
 
 
 class PendingSteps:
-    """Passes finished steps on in their order, each once its deferred scalars are there.
+    """Finished training steps that wait for scalars from the GPU; passed on in their order, each once those are there.
 
     Args:
         listeners: called with each step before it is written.
@@ -205,7 +175,7 @@ class PendingSteps:
     """
 
     def __init__(self, listeners: Iterable[SettledListener], write: Callable[[StepRecord], None]) -> None:
-        self._listeners = SettledListeners(listeners)
+        self._listeners = StepListeners(listeners)
         self._write = write
         self._waiting: deque[StepRecord] = deque()
         self._lock = threading.Lock()
@@ -263,7 +233,7 @@ _MEMORY_INTERVAL_NS = 250_000_000
 
 
 class MemoryFigures:
-    """Adds memory figures to the first step that ends in each quarter of a second.
+    """Adds memory figures to the first training step that ends in each quarter of a second.
 
     GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
     does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
@@ -322,7 +292,7 @@ def _stats(cuda: Any) -> Any:
 
 
 class GcPauses:
-    """Adds `gc_pause_ns` to the steps in which the collector ran. It stops all threads of the process."""
+    """Adds `gc_pause_ns` to the training steps in which the garbage collector ran, which stops all threads."""
 
     def __init__(self) -> None:
         self._started_ns = 0

@@ -19,7 +19,7 @@ _LARGEST = int(sys.float_info.max)
 
 
 class StepScalarReader:
-    """Reader of each step's figures, which logs once what it leaves out."""
+    """Reader of the figures given to `prof.step`, which logs once what it leaves out."""
 
     def __init__(self, scalar_reader: DeviceScalarReader) -> None:
         self._scalar_reader = scalar_reader
@@ -39,7 +39,7 @@ class StepScalarReader:
 def split_scalars(
     figures: Mapping[str, object], is_on_device: Callable[[Any], bool]
 ) -> tuple[dict[str, int | float], dict[str, Any], list[str]]:
-    """The numbers by name, the tensors on a GPU that hold one, and the names of what is neither.
+    """Figures given to `prof.step` by kind: numbers, tensors on a GPU that hold one, and the names of what is neither.
 
     Taken: Python's and numpy's real numbers, arrays and tensors of no dimension, DTensors of which each rank holds
     the whole. Left out: other subclasses of tensors and other DTensors, as reading one may need the other ranks.
@@ -110,7 +110,7 @@ _SLOT_BYTES = 8  # the widest real number
 
 
 class DeviceCopier(Protocol):
-    """What reading deferred scalars needs of a device."""
+    """What reading a step's deferred scalars needs of a device."""
 
     def holds(self, tensor: Any) -> bool:
         """Whether the tensor is on this device."""
@@ -126,7 +126,7 @@ class DeviceCopier(Protocol):
 
 
 class CudaCopier:
-    """The same of torch.cuda (and of ROCm, which has its name)."""
+    """Copies a step's deferred scalars from CUDA devices (and ROCm's, which torch names so too)."""
 
     def holds(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda)
@@ -146,7 +146,7 @@ class CudaCopier:
 
 
 class DeferredScalars:
-    """Numbers of one step that are on their way to the host.
+    """Numbers of one training step that are on their way from the GPU to the host.
 
     Args:
         take_back: gets the slots back when they are no longer needed; it checks whether the device may still write.
@@ -194,7 +194,7 @@ class DeferredScalars:
 
 
 class DeviceScalarReader:
-    """Copies numbers from the GPU, at most so many at a time as it has places: what finds none is left out."""
+    """Reads a step's scalars from the GPU, at most so many at a time as it has places: what finds none is left out."""
 
     def __init__(self, copies: DeviceCopier | None = None) -> None:
         self._copies = CudaCopier() if copies is None else copies

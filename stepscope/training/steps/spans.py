@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from stepscope.core.documents.run_directory import PHASE_PREFIX
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SpanRecorder:
-    """What a span does to the outside; none of it may raise.
+    """What a span of `prof.data` or `prof.phase` does to the outside; none of it may raise.
 
     Attributes:
         open_span: opens a span of this name in the trace; returns what closes it, or None when measuring is off.
@@ -54,12 +53,12 @@ class SpanRecorder:
 
 
 def wrap_data(loader: Iterable[T], recorder: SpanRecorder) -> Iterable[T]:
-    """`loader` with timed waits: an iterator stays an iterator, a sequence can still be indexed."""
+    """A data loader with timed waits (`prof.data`): an iterator stays an iterator, a sequence can still be indexed."""
     return (IteratorSpans if hasattr(type(loader), "__next__") else DataSpans)(loader, recorder)
 
 
 class DataSpans(Generic[T]):
-    """An iterable that yields what `loader` yields; everything else (len, [], sampler, ...) is the loader's own."""
+    """A data loader whose waits are timed; everything else (len, [], sampler, ...) is the loader's own."""
 
     def __init__(self, loader: Iterable[T], recorder: SpanRecorder) -> None:
         self._loader = loader
@@ -112,7 +111,7 @@ class DataSpans(Generic[T]):
 
 
 class IteratorSpans(DataSpans[T]):
-    """The same for a loader that is an iterator already."""
+    """A data loader whose waits are timed and that is an iterator already."""
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -122,7 +121,7 @@ class IteratorSpans(DataSpans[T]):
 
 
 class PhaseSpan:
-    """A with block of the training loop; exceptions inside pass through unchanged."""
+    """With block of `prof.phase` in the training loop; exceptions inside pass through unchanged."""
 
     def __init__(self, name: str, recorder: SpanRecorder) -> None:
         self._name = name
@@ -134,26 +133,9 @@ class PhaseSpan:
         self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
         self._started_ns = time.monotonic_ns()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._recorder.count_phase(self._name, time.monotonic_ns() - self._started_ns)
         self._recorder.close_span(self._span)
-
-
-class NoSpan(PhaseSpan):
-    """Phase that is not recorded."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
 
 
 def is_compiling() -> bool:
@@ -181,7 +163,7 @@ class _OpenSpan:
 
 
 class OpenSpans:
-    """Opens and closes spans that torch's profiler records; none of it raises.
+    """Opens and closes spans of the training loop that torch's profiler records; none of it raises.
 
     Args:
         is_on: whether spans are wanted.
@@ -231,7 +213,7 @@ class OpenSpans:
 
 
 def open_phases(spans: Iterable[str]) -> list[str]:
-    """The phases among these spans, by their names, in the same order."""
+    """The phases among the open spans of a step, by their names, in the same order."""
     return [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
 
 
@@ -272,7 +254,5 @@ class StepMark:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing: exceptions pass through unchanged."""

@@ -20,12 +20,10 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.documents.run_directory import steps_path
-from stepscope.core.documents.steps import RESERVED_FIELDS
+from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
-from stepscope.training.run.resume import ResumePoint, resume_point
-from stepscope.training.run.run_files import InUseError, WholeLines, run_within
+from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
 from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ _quoted = functools.lru_cache(maxsize=1000)(_encode)
 
 @dataclass(slots=True)
 class StepRecord:
-    """The open step of this rank, which becomes a line that is read back as a `core.documents.steps.Step`.
+    """The open step of this rank, which becomes a line that is read back as a `core.documents.run_directory.Step`.
 
     Attributes:
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
@@ -100,7 +98,7 @@ class StepRecord:
 
 
 class StepWriter:
-    """Appends step records to a file, whole lines only, about once a second and never on the training thread.
+    """Appends step records to the rank's file, whole lines only, about once a second, never on the training thread.
 
     What a disk that does not answer keeps waiting is bounded: the oldest steps are dropped, and counted.
 
@@ -113,7 +111,7 @@ class StepWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = WholeLines(path)
+        self._file = WholeLinesFile(path)
         self.lines_before = self._file.last_before
         self._pending: deque[StepRecord] = deque(maxlen=MOST_PENDING_STEPS)
         self._num_dropped = 0
@@ -165,14 +163,14 @@ class StepWriter:
             self._file.close()
 
 
-class StepTimes:
-    """Durations of recent steps, for the step time without the profiler.
+class UnprofiledStepTime:
+    """Step time without the profiler, by the durations of recent steps.
 
     Times are the GPU's where there is one, else the host's.
     """
 
-    def __init__(self, clock: DeviceClock | None = None) -> None:
-        self._clock = DeviceClock() if clock is None else clock
+    def __init__(self) -> None:
+        self._clock = DeviceClock()
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
         self._seen_first = self._seen_capture = False
@@ -207,7 +205,7 @@ _turns = count()  # every rank begins equally often, so equal numbers belong tog
 
 @dataclass(frozen=True, slots=True)
 class OpenedStepFile:
-    """Where this rank's steps go, and which attempt and number they begin with."""
+    """Where this rank's steps go, and which attempt and step number they begin with."""
 
     run_directory: Path
     writer: StepWriter
@@ -224,7 +222,7 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
         first_step: the number of the first step, where the caller knows it; else None.
 
     Raises:
-        InUseError: another process has this rank's file, and ranks cannot agree on another directory.
+        RunFileInUseError: another process has this rank's file, and ranks cannot agree on another directory.
         OSError: the file cannot be written.
         TypeError: first_step is not a step number.
     """
@@ -234,8 +232,8 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
     for number in count(1):
         run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
-            writer = StepWriter(run_directory / steps_path(identity.rank))
-        except InUseError:
+            writer = StepWriter(run_directory / RankFile.STEPS.path(identity.rank))
+        except RunFileInUseError:
             if identity.world_size > 1:
                 raise
             continue
@@ -255,7 +253,7 @@ _MAX_MARKS = 64  # the steps just before a capture are those to compare it with
 
 
 class DeviceClock:
-    """Marks the ends of steps on the current CUDA stream."""
+    """GPU times of training steps: marks their ends on the current CUDA stream."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, Any]] = deque(maxlen=_MAX_MARKS)
@@ -284,7 +282,7 @@ _MIN_STEPS = 2
 
 
 class RecentStepTime:
-    """Remembers the latest uncaptured steps; the first after a start, which is like no other, is left out."""
+    """Median time of the latest uncaptured steps; the first after a start, which is like no other, is left out."""
 
     def __init__(self) -> None:
         self._seen_first = False

@@ -23,7 +23,7 @@ from stepscope.core.protocol.captures import (
     CaptureState,
     RankCapture,
     order_document,
-    whole_state,
+    state_of_ranks,
 )
 from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.text.numbers import counted, number_runs, ranks_words
@@ -77,7 +77,7 @@ class CapturedJob:
     @property
     def state(self) -> CaptureState:
         """As a whole."""
-        return whole_state(self.ranks)
+        return state_of_ranks(self.ranks)
 
     @property
     def folder(self) -> str | None:

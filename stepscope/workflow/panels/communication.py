@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.documents.analysis import Analysis, Collective, DimensionCost, Pipeline, RankArrivals
-from stepscope.core.hardware.links import SLOW_BELOW
+from stepscope.core.hardware.gpu_catalogue import SLOW_BELOW
 from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, counted, milliseconds, percent, size
 from stepscope.core.text.wording import bubble_parts
 from stepscope.workflow.panels.elements import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.core.documents.analysis import Analysis, CopyTime, KernelFinding, KernelTime, Roofline
-from stepscope.core.text.names import short_kernel_name
-from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, milliseconds, percent, size
+from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, milliseconds, percent, short_kernel_name, size
 from stepscope.core.text.wording import category_words
 from stepscope.workflow.panels.elements import (
     MAX_NAME_CHARS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from stepscope.core.documents.analysis import Analysis, Job
+from stepscope.core.documents.analysis import AnalysedJob, Analysis
 from stepscope.core.text.numbers import counted, milliseconds, moment, percent
 from stepscope.core.text.wording import device_words, mesh_words
 from stepscope.workflow.panels.communication import communication_panel, pipeline_panel
@@ -20,7 +20,7 @@ from stepscope.workflow.panels.verdict import (
 )
 
 
-def page_head(title: str, job: Job, *, started_ns: int | None = None) -> Element:
+def page_head(title: str, job: AnalysedJob, *, started_ns: int | None = None) -> Element:
     """The run, its size, and when it began."""
     mesh = mesh_words(job.mesh)
     missing = "" if len(job.ranks) == job.world_size else f"{len(job.ranks)} of "
@@ -57,7 +57,7 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
     ]
 
 
-def _figures(job: Job) -> Element:
+def _figures(job: AnalysedJob) -> Element:
     figures = {
         "Step, captured": milliseconds(job.step_ms),
         "Step, unprofiled": None if job.unprofiled_step_ms is None else milliseconds(job.unprofiled_step_ms),

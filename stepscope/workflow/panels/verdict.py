@@ -5,8 +5,16 @@ from __future__ import annotations
 from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
 from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
-from stepscope.core.text.verdict import clean_words, find_problems, quality_lines
-from stepscope.core.text.wording import action_words, cause_words, evidence_span, metric_words, reason_words
+from stepscope.core.text.wording import (
+    action_words,
+    cause_words,
+    clean_words,
+    evidence_span,
+    find_problems,
+    metric_words,
+    quality_lines,
+    reason_words,
+)
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence
 from stepscope.workflow.panels.elements import (
     Child,

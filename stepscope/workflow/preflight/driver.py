@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.core.metrics.readings import GPU, Collection, Finding, labels_from, read_alone
+from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, labels_from
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
 from stepscope.workflow.preflight.performance import why_failed
 from stepscope.workflow.preflight.request import Programs
@@ -137,7 +137,7 @@ class DriverWatch:
         """Read all before."""
         for index, reply in self._ask_all("read").items():
             if isinstance(reply, dict):
-                self._before[index] = read_alone(reply["collection"])
+                self._before[index] = StreamReader().read(reply["collection"])
                 self._ends[index] = reply["ends"]
 
     def watch(self) -> None:
@@ -157,10 +157,10 @@ class DriverWatch:
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
                 states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it sent nothing")
                 continue
-            after = read_alone(reply["collection"])
+            after = StreamReader().read(reply["collection"])
             states[index] = GpuState(
                 self._before[index],
-                tuple(map(read_alone, sampled["samples"])) or (after,),
+                tuple(StreamReader().read(sample) for sample in sampled["samples"]) or (after,),
                 after,
                 None if logged is None else logged.get(self._keys[index], ()),
             )

@@ -21,8 +21,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from stepscope.core.documents.machine_checks import CheckResult, Outcome
-from stepscope.core.hardware.gpu_catalogue import GpuModel
-from stepscope.core.hardware.links import NVLINK_SHARE, PCIE_BYTES_PER_SECOND, bus_factor, pcie_link, scale_up_link
+from stepscope.core.hardware.gpu_catalogue import (
+    NVLINK_SHARE,
+    PCIE_BYTES_PER_SECOND,
+    GpuModel,
+    bus_factor,
+    pcie_link,
+    scale_up_link,
+)
 from stepscope.core.text.numbers import counted, form
 from stepscope.workflow.preflight.device import Products, Timing
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported

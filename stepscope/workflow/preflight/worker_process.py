@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.collectors.nvml.binding import GpuUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
-from stepscope.core.metrics.readings import GPU, Collection, written_alone
+from stepscope.core.metrics.readings import GPU, Collection, StreamWriter
 from stepscope.workflow.preflight.device import Pace, UnsupportedError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class DriverServer:
 
     def read(self, key: str) -> Answer:
         """All readings of one GPU, and where its NVLinks end."""
-        return {"collection": written_alone(self._read(key)), "ends": self._ends(key)}
+        return {"collection": StreamWriter().write(self._read(key)), "ends": self._ends(key)}
 
     def watch(self, key: str) -> Answer:
         """Sample one GPU from now on."""
@@ -145,7 +145,7 @@ class DriverServer:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
-        return {"samples": [written_alone(sample) for sample in self._samples]}
+        return {"samples": [StreamWriter().write(sample) for sample in self._samples]}
 
     def _read(self, key: str) -> Collection:
         return Collection.joined(self._collector.sweep(key).values())

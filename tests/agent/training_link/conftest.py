@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.training_link.server import TrainingServer
-from stepscope.core.protocol.messages import Hello, LineBuffer, Message, decode, encode
+from stepscope.core.protocol.messages import Hello, LineBuffer, Message, decode_message, encode_message
 
 
 class Process:
@@ -26,14 +26,16 @@ class Process:
 
     def say(self, message: Message | bytes) -> None:
         """Send it."""
-        self.socket.sendall(message if isinstance(message, bytes) else encode(message))
+        self.socket.sendall(message if isinstance(message, bytes) else encode_message(message))
 
     def hear(self) -> Message:
         """The next message."""
         while not self._heard:
             block = self.socket.recv(4096)
             assert block, "the agent has hung up"
-            self._heard += [message for line in self._lines.feed(block) if (message := decode(line)) is not None]
+            self._heard += [
+                message for line in self._lines.feed(block) if (message := decode_message(line)) is not None
+            ]
         return self._heard.pop(0)
 
     def is_left(self) -> bool:

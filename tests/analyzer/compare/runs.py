@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import (
+    AnalysedJob,
     Analysis,
     Collective,
-    Job,
     KernelTime,
     MeshSizes,
     Pipeline,
@@ -49,7 +49,7 @@ def make_run(
     )
     rows = [_cause(c, share, rank.step_ms or 0.0) for c, share in (causes or {}).items()]
     analysis = Analysis(
-        job=Job(1, [0], [], MeshSizes(), "NVIDIA H100", len(steps), rank.step_ms, None, mfu, device_kind="gpu"),
+        job=AnalysedJob(1, [0], [], MeshSizes(), "NVIDIA H100", len(steps), rank.step_ms, None, mfu, device_kind="gpu"),
         trace_quality=TraceQuality(),
         ledger=shares,
         ranks=[rank],

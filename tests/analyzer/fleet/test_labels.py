@@ -15,7 +15,7 @@ from benchmarks.fleet_class.windows import (
     pace_within,
     undisturbed,
 )
-from stepscope.core.documents.steps import Step
+from stepscope.core.documents.run_directory import Step
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.workflow.analyze import analyze
 

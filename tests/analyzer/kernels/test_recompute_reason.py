@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
-from stepscope.core.documents.analysis import Job, MeshSizes, Roofline, RooflineCoverage, RootCause
+from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Roofline, RooflineCoverage, RootCause
 from stepscope.core.vocabulary import Cause, Reason
 
 _ROOFLINE = Roofline(RooflineCoverage(1.0, 0.0, 0.0), [])
 
 
 def _reasons(cause: Cause, mfu: float | None, hfu: float | None) -> list[Reason]:
-    job = Job(1, [0], [], MeshSizes(), None, 3, 100.0, None, mfu=mfu, hfu=hfu)
+    job = AnalysedJob(1, [0], [], MeshSizes(), None, 3, 100.0, None, mfu=mfu, hfu=hfu)
     row = RootCause(cause, [], 0.9, 90.0, (0.8, 1.0), [0], [])
     return with_kernel_reasons([row], _ROOFLINE, job)[0].reasons
 

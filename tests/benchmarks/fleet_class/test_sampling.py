@@ -20,7 +20,7 @@ from benchmarks.fleet_class.states import running
 from benchmarks.fleet_class.windows import Captured
 from benchmarks.ranks import results_of, run_on_one_gpu
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
-from stepscope.core.documents.steps import Step
+from stepscope.core.documents.run_directory import Step
 from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.reference_workloads.plan import ParallelPlan

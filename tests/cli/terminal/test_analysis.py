@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stepscope.cli.terminal.analysis import print_kernels
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.text.names import short_kernel_name
+from stepscope.core.text.numbers import short_kernel_name
 from tests.dashboard import example_run as example
 
 

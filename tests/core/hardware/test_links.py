@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.hardware.gpu_catalogue import find_gpu
-from stepscope.core.hardware.links import (
+from stepscope.core.hardware.gpu_catalogue import (
     Link,
     LinkKind,
     bus_factor,
     expected_seconds,
+    find_gpu,
     is_latency_bound,
     network_link,
     pcie_link,

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 
 from stepscope.core.metrics.readings import (
     Collection,
+    CollectionWireError,
     Finding,
     Missing,
     MissingReason,
     Reading,
     StreamReader,
     StreamWriter,
-    WireError,
     labels_of,
-    read_alone,
     with_labels,
-    written_alone,
 )
 
 GPU = labels_of(uuid="GPU-1", gpu=0)
@@ -103,7 +101,7 @@ def test_what_stays_the_same_is_written_once() -> None:
 def test_a_stream_cannot_be_read_from_its_middle() -> None:
     writer = StreamWriter()
     writer.write(TOLD)
-    with pytest.raises(WireError, match="without a shape"):
+    with pytest.raises(CollectionWireError, match="without a shape"):
         StreamReader().read(writer.write(TOLD))
 
 
@@ -128,10 +126,12 @@ def shaped(readings: list[Any], missing: list[Any], labels: list[Any], **told: A
     ],
 )
 def test_nonsense_is_an_error_of_its_own(message: dict[str, Any]) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(CollectionWireError):
         StreamReader().read(message)
 
 
 def test_a_collection_alone_is_read_alone() -> None:
     readings = (Reading("stepscope_gpu_up", 1.0, (("gpu", "0"),), 5),)
-    assert read_alone(json.loads(json.dumps(written_alone(Collection(readings))))) == Collection(readings)
+    assert StreamReader().read(json.loads(json.dumps(StreamWriter().write(Collection(readings))))) == Collection(
+        readings
+    )

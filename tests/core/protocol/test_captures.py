@@ -19,12 +19,12 @@ from stepscope.core.protocol.captures import (
     CaptureTarget,
     RankCapture,
     order_document,
-    order_of,
+    read_order,
     report_document,
-    whole_state,
+    state_of_ranks,
 )
 from stepscope.core.protocol.fields import FieldError, read_object
-from stepscope.core.protocol.messages import ANSWER_STATES, Answer, ProtocolError, decode, encode
+from stepscope.core.protocol.messages import ANSWER_STATES, Answer, ProtocolError, decode_message, encode_message
 
 _WHOLE = st.integers(0, 2**63 - 1)
 _MAYBE = st.none() | _WHOLE
@@ -80,7 +80,7 @@ def test_any_other_value_is_read_or_refused(value: object, order: CaptureOrder) 
     document = json.loads(json.dumps(order_document(order)))
     for name in document:
         with suppress(FieldError):
-            order_of(document | {name: value})
+            read_order(document | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_any_other_value_is_read_or_refused(value: object, order: CaptureOrder) 
 )
 def test_what_is_no_order(document: object, line: str) -> None:
     with pytest.raises(FieldError) as raised:
-        order_of(document)
+        read_order(document)
     assert str(raised.value).startswith(line)
 
 
@@ -111,7 +111,7 @@ def test_every_answer_of_a_process_is_a_state_of_one_process() -> None:
     assert set(CaptureState) - set(ANSWER_STATES) == {CaptureState.ASKED, CaptureState.PARTIAL}
     for state in (CaptureState.ASKED, CaptureState.PARTIAL):
         with pytest.raises(ProtocolError, match='answer: "state" must be one of accepted, started'):
-            decode(encode(Answer("a", CaptureProgress(state))))
+            decode_message(encode_message(Answer("a", CaptureProgress(state))))
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_every_answer_of_a_process_is_a_state_of_one_process() -> None:
 def test_the_state_of_all_together(states: str, whole: str) -> None:
     target = CaptureTarget("k", "b")
     ranks = tuple(RankCapture(target, CaptureProgress(CaptureState(state))) for state in states.split())
-    assert whole_state(ranks) is CaptureState(whole)
+    assert state_of_ranks(ranks) is CaptureState(whole)

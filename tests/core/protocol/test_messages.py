@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.protocol import captures, messages
-from stepscope.core.protocol.messages import MAX_LINE_BYTES, LineBuffer, ProtocolError, decode, encode
+from stepscope.core.protocol.messages import MAX_LINE_BYTES, LineBuffer, ProtocolError, decode_message, encode_message
 
 _whole = st.integers(0, 2**63 - 1)
 _rank = st.integers(0, 2**24)
@@ -85,34 +85,34 @@ _messages: st.SearchStrategy[messages.Message] = st.one_of(
 
 @given(_messages)
 def test_what_is_encoded_is_decoded(message: messages.Message) -> None:
-    line = encode(message)
+    line = encode_message(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert decode(line) == message
+    assert decode_message(line) == message
 
 
 @given(
     _messages, st.dictionaries(st.text(max_size=9).map("x_".__add__), st.none() | st.text() | st.lists(st.integers()))
 )
 def test_fields_of_a_later_version_are_ignored(message: messages.Message, more: dict[str, Any]) -> None:
-    assert decode(json.dumps(json.loads(encode(message)) | more).encode()) == message
+    assert decode_message(json.dumps(json.loads(encode_message(message)) | more).encode()) == message
 
 
 def test_a_type_of_a_later_version_is_passed_over() -> None:
-    assert decode(b'{"type":"snapshot","id":"a"}') is None
+    assert decode_message(b'{"type":"snapshot","id":"a"}') is None
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_message_or_a_protocol_error(line: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        decode(line)
+        decode_message(line)
 
 
 @given(_messages, st.data())
 def test_a_field_of_the_wrong_kind_is_a_message_or_a_protocol_error(
     message: messages.Message, data: st.DataObject
 ) -> None:
-    document = json.loads(encode(message))
+    document = json.loads(encode_message(message))
     name = data.draw(st.sampled_from(sorted(document)))
     document[name] = data.draw(
         st.none()
@@ -124,7 +124,7 @@ def test_a_field_of_the_wrong_kind_is_a_message_or_a_protocol_error(
         | st.just({"a": [1]})
     )
     with contextlib.suppress(ProtocolError):
-        decode(json.dumps(document).encode())
+        decode_message(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_a_field_of_the_wrong_kind_is_a_message_or_a_protocol_error(
 )
 def test_what_is_wrong_is_said_with_the_capture_it_is_about(line: bytes, message: str, capture_id: str | None) -> None:
     with pytest.raises(ProtocolError) as caught:
-        decode(line)
+        decode_message(line)
     assert message in str(caught.value)
     assert caught.value.capture_id == capture_id
 
 
 def test_a_line_has_at_most_64_kib() -> None:
     with pytest.raises(ProtocolError, match="at most 65536"):
-        decode(b" " * (MAX_LINE_BYTES + 1))
+        decode_message(b" " * (MAX_LINE_BYTES + 1))
     with pytest.raises(ValueError, match="at most 65536"):
-        encode(captures.CaptureRequest("a", 1, ranks=tuple(range(20_000))))
-    assert len(encode(captures.CaptureRequest("a", 1, ranks=tuple(range(10_000))))) <= MAX_LINE_BYTES
+        encode_message(captures.CaptureRequest("a", 1, ranks=tuple(range(20_000))))
+    assert len(encode_message(captures.CaptureRequest("a", 1, ranks=tuple(range(10_000))))) <= MAX_LINE_BYTES
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30).map(lambda line: line.replace(b"\n", b".")), max_size=8), st.data())

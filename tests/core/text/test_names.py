@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.text.names import label_text, nearest
+from stepscope.core.text.numbers import label_text, nearest
 
 
 @given(st.text(), st.integers(1, 20))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.text.verdict import headline, quality_lines, verdict_lines
+from stepscope.core.text.wording import headline, quality_lines, verdict_lines
 from stepscope.core.vocabulary import Evidence
 from tests.dashboard import example_run as example
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import StepReport
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.steps import read_steps
 

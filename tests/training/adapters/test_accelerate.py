@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import StepReport
 from stepscope.training import once
 
 torch = pytest.importorskip("torch")

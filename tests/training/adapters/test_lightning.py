@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.documents.steps import StepReport
+from stepscope.core.documents.run_directory import StepReport
 from stepscope.training import once
 
 torch = pytest.importorskip("torch")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.anomalies.detectors import Anomaly, MemoryGrowth
+from stepscope.training.anomalies.detectors import Anomaly, MemoryGrowthDetector
 
 _GIB = float(2**30)
 _NUM_SAMPLES = 3000
 
 
 def _events(samples: list[float], steps_apart: int = 1) -> list[tuple[int, Anomaly]]:
-    growth = MemoryGrowth("memory_allocated_bytes", least_bytes=16 * 2**20, least_ratio=0.01)
+    growth = MemoryGrowthDetector("memory_allocated_bytes", least_bytes=16 * 2**20, least_ratio=0.01)
     seen = ((place, growth.see(place * steps_apart, num_bytes)) for place, num_bytes in enumerate(samples))
     return [(place, event) for place, event in seen if event is not None]
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.anomalies.detectors import Anomaly, StepTimeChange
+from stepscope.training.anomalies.detectors import Anomaly, StepTimeChangeDetector
 
 
 def _events(durations: list[float]) -> list[tuple[int, Anomaly]]:
-    change = StepTimeChange()
+    change = StepTimeChangeDetector()
     return [(place, event) for place, duration in enumerate(durations) if (event := change.see(duration)) is not None]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.training.captures.plan import CaptureCalendar, CaptureSlot
-from stepscope.training.captures.schedule import Schedule, State, every, once
+from stepscope.training.captures.schedule import ProfilerState, Schedule, every, once
 
 _requests = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 12)), max_size=10)
 
@@ -46,7 +46,7 @@ def test_no_step_is_captured_twice_and_what_is_joined_is_held(
         else:
             assert not any(_occupied(place) & _occupied(other) for other in own.values())
             steps_taken = range(max(place.start - 1, 0), place.start + place.steps)
-            assert all(schedule.state(step) is not State.ACTIVE for step in steps_taken)
+            assert all(schedule.state(step) is not ProfilerState.ACTIVE for step in steps_taken)
             own[number] = place
 
 

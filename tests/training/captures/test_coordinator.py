@@ -10,8 +10,8 @@ import pytest
 from stepscope.core.protocol.captures import Alignment, CaptureRequest, CaptureState
 from stepscope.core.protocol.messages import Answer
 from stepscope.training.captures import coordinator as subject
-from stepscope.training.captures.coordinator import CaptureCoordinator
-from stepscope.training.captures.schedule import Schedule, SlowSteps, slow_step
+from stepscope.training.captures.coordinator import RankCaptureCoordinator
+from stepscope.training.captures.schedule import Schedule, SlowStepWatch, slow_step
 from stepscope.training.run.identity import Identity
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
@@ -26,8 +26,8 @@ class _Rank:
     def __init__(self, rank: int, world_size: int = 2, *, rule: bool = False, takes_scheduled: bool = True) -> None:
         self.answers: list[Answer] = []
         self.step_time = RecentStepTime()
-        self.slow_steps = SlowSteps(slow_step(steps=2)) if rule else None
-        self.coordinator = CaptureCoordinator(
+        self.slow_steps = SlowStepWatch(slow_step(steps=2)) if rule else None
+        self.coordinator = RankCaptureCoordinator(
             "r",
             Identity(rank, rank, world_size, "h"),
             Schedule(first=10**6),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.training.captures import trace_export
-from stepscope.training.captures.trace_export import empty_recording, save_recording
+from stepscope.training.captures.trace_export import free_recording, save_recording
 
 torch = pytest.importorskip("torch")
 
@@ -69,14 +69,14 @@ def test_without_the_native_way_torch_writes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_other_threads_run_while_it_is_freed() -> None:
-    assert _least_share_waited(empty_recording) < 0.5  # torch's own way: all of it
+    assert _least_share_waited(free_recording) < 0.5  # torch's own way: all of it
 
 
 def test_what_is_freed_is_an_empty_result() -> None:
     recording = _record()
     assert recording.trace_start_ns()
     for _ in range(3):
-        empty_recording(recording)
+        free_recording(recording)
         assert recording.trace_start_ns() == 0
         assert recording.events() == []
     del recording  # Python frees what is left
@@ -87,7 +87,7 @@ def test_without_the_native_way_python_frees_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(trace_export, missing, lambda *_: None)
     recording = _record()
     began = recording.trace_start_ns()
-    empty_recording(recording)
+    free_recording(recording)
     assert recording.trace_start_ns() == began
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState
 from stepscope.core.protocol.messages import Answer, Cancel
 from stepscope.training.captures.plan import AgreedCapture, CapturePlan, CaptureSlot
-from stepscope.training.captures.schedule import Schedule, State, every, once
+from stepscope.training.captures.schedule import ProfilerState, Schedule, every, once
 
 
 def _plan(schedule: Schedule, *, takes_scheduled: bool = True) -> tuple[CapturePlan, list[Answer]]:
@@ -25,7 +25,7 @@ def _captured(plan: CapturePlan, steps: range) -> dict[int, int]:
     for step in steps:
         plan.advance(step)
         window = plan.window_for(step)
-        assert (plan.state(step) is State.ACTIVE) >= (window is not None and step >= window.start)
+        assert (plan.state(step) is ProfilerState.ACTIVE) >= (window is not None and step >= window.start)
         if window is not None and step >= window.start:
             found[step] = window.start
     return found
@@ -58,7 +58,7 @@ def test_a_request_is_accepted_before_the_next_step_and_captured_with_a_warm_up(
     for step in range(20, 24):
         plan.advance(step)
         states.append(plan.state(step))
-    assert states == [State.WAIT, State.WARMUP, State.ACTIVE, State.WAIT]
+    assert states == [ProfilerState.WAIT, ProfilerState.WARMUP, ProfilerState.ACTIVE, ProfilerState.WAIT]
 
 
 def test_a_step_that_has_begun_is_too_late() -> None:
@@ -119,7 +119,7 @@ def test_a_rank_that_takes_no_scheduled_captures_takes_those_asked_for() -> None
     assert [answer.progress.state for answer in answers] == ["accepted", "accepted"]
     plan.advance(30)
     assert plan.window_for(30) is None
-    assert plan.state(30) is State.ACTIVE  # other ranks take it
+    assert plan.state(30) is ProfilerState.ACTIVE  # other ranks take it
 
 
 def test_what_has_not_begun_fails_at_the_end() -> None:

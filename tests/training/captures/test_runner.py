@@ -11,7 +11,7 @@ import pytest
 
 import stepscope
 from stepscope.training.captures import runner, trace_export
-from stepscope.training.run.run_files import compress_trace
+from stepscope.training.captures.trace_export import gzip_trace
 
 pytest.importorskip("torch")
 
@@ -25,9 +25,9 @@ def test_a_trace_that_a_slow_disk_keeps_costs_the_next_capture_and_a_bounded_wai
 
     def slowly(plain: Path, target: Path) -> int:
         answers.wait(60)
-        return compress_trace(plain, target)
+        return gzip_trace(plain, target)
 
-    monkeypatch.setattr(trace_export, "compress_trace", slowly)
+    monkeypatch.setattr(trace_export, "gzip_trace", slowly)
     with stepscope.profile("r", tmp_path, stepscope.every(5, warmup=1, active=1)) as prof:
         for _ in range(7):  # a capture of step 5, whose beginning may take torch seconds
             prof.step()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State, every, once
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, every, once
 
 
 @st.composite
@@ -30,14 +30,17 @@ def capture_at(schedule: Schedule, step: int) -> int | None:
 
 def test_default_captures_steps_four_to_six_after_one_warm_up() -> None:
     states = [DEFAULT_SCHEDULE.state(step) for step in range(9)]
-    assert states == [State.WAIT] * 3 + [State.WARMUP] + [State.ACTIVE] * 3 + [State.WAIT] * 2
+    assert (
+        states
+        == [ProfilerState.WAIT] * 3 + [ProfilerState.WARMUP] + [ProfilerState.ACTIVE] * 3 + [ProfilerState.WAIT] * 2
+    )
 
 
 def test_every_repeats_from_its_first_step() -> None:
     schedule = every(100, warmup=2, active=3, first=10, repeat=2)
-    active = [step for step in range(400) if schedule.state(step) is State.ACTIVE]
+    active = [step for step in range(400) if schedule.state(step) is ProfilerState.ACTIVE]
     assert active == [10, 11, 12, 110, 111, 112]
-    assert [step for step in range(400) if schedule.state(step) is State.WARMUP] == [8, 9, 108, 109]
+    assert [step for step in range(400) if schedule.state(step) is ProfilerState.WARMUP] == [8, 9, 108, 109]
 
 
 def test_once_waits_warms_up_and_captures() -> None:
@@ -46,7 +49,7 @@ def test_once_waits_warms_up_and_captures() -> None:
 
 @given(schedules(), st.integers(0, 200))
 def test_active_exactly_where_a_capture_is(schedule: Schedule, step: int) -> None:
-    assert (schedule.state(step) is State.ACTIVE) == (capture_at(schedule, step) is not None)
+    assert (schedule.state(step) is ProfilerState.ACTIVE) == (capture_at(schedule, step) is not None)
 
 
 @given(schedules())
@@ -57,9 +60,9 @@ def test_each_capture_has_its_length_and_its_warm_up(schedule: Schedule) -> None
         captured = [step for step in range(horizon + 10) if capture_at(schedule, step) == start]
         assert captured == list(range(start, start + schedule.active))
         before = range(start - schedule.warmup, start)
-        assert all(schedule.state(step) is State.WARMUP for step in before)
+        assert all(schedule.state(step) is ProfilerState.WARMUP for step in before)
         assert all(schedule.capture_from(step) == start for step in before)
-    num_warmups = sum(schedule.state(step) is State.WARMUP for step in range(horizon))
+    num_warmups = sum(schedule.state(step) is ProfilerState.WARMUP for step in range(horizon))
     assert num_warmups <= (len(starts) + 1) * schedule.warmup
 
 

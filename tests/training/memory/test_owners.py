@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.training.memory.owners import MemoryOwners, by_category
+from stepscope.training.memory.owners import MemoryOwners, blocks_by_owner
 from tests.training.fake_device_memory import FakeDeviceMemory
 
 torch = pytest.importorskip("torch")
@@ -38,7 +38,7 @@ def test_a_trained_models_blocks_are_told_apart() -> None:
     memory.hold([*parameters, *buffers, *(each.grad for each in parameters), *state, *activations])
     owners = MemoryOwners()
     owners.watch(model)
-    found = by_category(memory.snapshot(), owners.storages())
+    found = blocks_by_owner(memory.snapshot(), owners.storages())
     assert found["parameters"]["bytes"] == _rounded([*parameters, *buffers])
     assert found["gradients"]["bytes"] == _rounded(parameters)
     assert found["optimizer"]["bytes"] == _rounded(state)
@@ -56,7 +56,7 @@ def test_without_being_shown_the_optimizers_parameters_are_found_and_what_is_on_
         value.data = apart[place * 4096 :][: value.numel()].view(value.shape)
     memory = FakeDeviceMemory()
     memory.hold(model.parameters())
-    found = by_category(memory.snapshot(), MemoryOwners().storages())
+    found = blocks_by_owner(memory.snapshot(), MemoryOwners().storages())
     assert found["parameters"]["bytes"] >= _rounded(model.parameters())
     assert found["optimizer"]["bytes"] == 0
     assert found["optimizer"]["outside_bytes"] >= apart.nbytes
@@ -110,7 +110,7 @@ def test_every_byte_in_use_has_one_category(sizes: list[int], free: set[int], pl
     storages: dict[str, list[tuple[int, int]]] = {"parameters": [], "gradients": []}
     for address, category in places:
         storages[category].append((address, 1))
-    found = by_category(snapshot, storages)
+    found = blocks_by_owner(snapshot, storages)
     in_use = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     assert sum(part["bytes"] for part in found.values()) == in_use
     told = [address for category in storages for address in found[category]["addresses"]]
@@ -119,4 +119,4 @@ def test_every_byte_in_use_has_one_category(sizes: list[int], free: set[int], pl
 
 def test_a_real_snapshot_adds_up_to_torchs_own_counter(shared_traces: Path) -> None:
     snapshot = pickle.loads(gzip.decompress((shared_traces / "diag/memory_h100/leak.pickle.gz").read_bytes()))
-    assert by_category(snapshot, {})["other"]["bytes"] == 8_381_636_096
+    assert blocks_by_owner(snapshot, {})["other"]["bytes"] == 8_381_636_096

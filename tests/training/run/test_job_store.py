@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.training.run.identity import job_store, own_connection
+from stepscope.training.run.identity import job_store, own_store_connection
 
 torch = pytest.importorskip("torch")
 
@@ -19,7 +19,7 @@ def test_there_is_none_before_torch_distributed_is_initialised() -> None:
 @pytest.mark.usefixtures("one_rank_group")
 def test_what_one_connection_writes_the_other_reads() -> None:
     store = job_store()
-    own = own_connection(store, timedelta(seconds=3))
+    own = own_store_connection(store, timedelta(seconds=3))
     own.set("stepscope/test", "x")
     assert store.get("stepscope/test") == b"x"
 
@@ -27,7 +27,7 @@ def test_what_one_connection_writes_the_other_reads() -> None:
 def test_patience_is_the_own_connections_alone() -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = torch.distributed.PrefixStore("attempt_0", server)
-    own = own_connection(store, timedelta(seconds=1))
+    own = own_store_connection(store, timedelta(seconds=1))
     assert own.timeout == timedelta(seconds=1)
     assert store.timeout > timedelta(seconds=1)
     own.set("a", "1")
@@ -39,4 +39,4 @@ def test_a_store_of_a_torch_that_cannot_clone_is_used_itself(tmp_path: Path) -> 
         folder = tmp_path
 
     old = Old()
-    assert own_connection(old, timedelta(seconds=1)) is old
+    assert own_store_connection(old, timedelta(seconds=1)) is old

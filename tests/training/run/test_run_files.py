@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.documents.run_directory import Attempt, RunManifest
+from stepscope.training.captures.trace_export import gzip_trace
 from stepscope.training.run.run_files import (
     atomic_write,
-    compress_trace,
     read_attempts,
     remove_leftovers,
     write_manifest,
@@ -32,7 +32,7 @@ def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
 def test_compressed_trace_holds_the_same_bytes(tmp_path: Path) -> None:
     plain = tmp_path / "plain.json"
     plain.write_text(json.dumps({"traceEvents": list(range(300_000))}) + "\n")
-    num_bytes = compress_trace(plain, tmp_path / "rank0.json.gz")
+    num_bytes = gzip_trace(plain, tmp_path / "rank0.json.gz")
     assert gzip.decompress((tmp_path / "rank0.json.gz").read_bytes()) == plain.read_bytes()
     assert num_bytes == plain.stat().st_size
 
@@ -41,7 +41,7 @@ def test_trace_cut_short_by_a_full_disk_does_not_appear(tmp_path: Path) -> None:
     plain = tmp_path / "plain.json"
     plain.write_text('{"traceEvents": [{"ph": "X", "na')
     with pytest.raises(OSError, match="cut short"):
-        compress_trace(plain, tmp_path / "rank0.json.gz")
+        gzip_trace(plain, tmp_path / "rank0.json.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["plain.json"]
 
 

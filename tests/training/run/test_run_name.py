@@ -23,7 +23,7 @@ def _rank(rank: int, world_size: int) -> Identity:
 
 
 def _names(world_size: int) -> set[str]:
-    return {subject.run_name(None, _rank(rank, world_size)) for rank in range(world_size)}
+    return {subject.choose_run_name(None, _rank(rank, world_size)) for rank in range(world_size)}
 
 
 def test_what_is_given_goes_before_the_scheduler_and_the_scheduler_before_torchrun(
@@ -35,7 +35,7 @@ def test_what_is_given_goes_before_the_scheduler_and_the_scheduler_before_torchr
     assert _names(8) == {"slurm-77"}
     monkeypatch.setenv("STEPSCOPE_RUN", "mine")
     assert _names(8) == {"mine"}
-    assert subject.run_name("given", _rank(0, 8)) == "given"
+    assert subject.choose_run_name("given", _rank(0, 8)) == "given"
 
 
 def test_a_later_step_of_srun_in_one_allocation_is_another_run_and_a_launcher_on_each_node_is_not(
@@ -51,7 +51,7 @@ def test_a_later_step_of_srun_in_one_allocation_is_another_run_and_a_launcher_on
 
 
 def test_processes_of_one_second_have_names_of_their_own() -> None:
-    assert subject.run_name(None, _rank(0, 1)).endswith(f"-{os.getpid()}")
+    assert subject.choose_run_name(None, _rank(0, 1)).endswith(f"-{os.getpid()}")
 
 
 def test_ranks_of_one_host_are_named_after_the_process_that_launched_them(
@@ -82,7 +82,7 @@ def _tell_name(rank: int, rendezvous: str, results: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=timedelta(seconds=30))
-    names = [subject.run_name(None, _rank(rank, 2)) for _ in range(2)]
+    names = [subject.choose_run_name(None, _rank(rank, 2)) for _ in range(2)]
     results.put(names)
     dist.barrier()
     dist.destroy_process_group()
@@ -116,11 +116,11 @@ def test_a_silent_rank_zero_costs_a_warning_and_no_error(
 ) -> None:
     monkeypatch.setattr(subject, "job_store", _SilentStore)
     with caplog.at_level(logging.WARNING):
-        assert subject.run_name(None, _rank(1, 2)).startswith("run-")
+        assert subject.choose_run_name(None, _rank(1, 2)).startswith("run-")
     assert "call profile() on all ranks" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", " ", "../evil", ".hidden", "a\nb", " a", "x" * 300, "é" * 150])
 def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="run's name"):
-        subject.run_name(name, _rank(0, 1))
+        subject.choose_run_name(name, _rank(0, 1))

@@ -21,7 +21,7 @@ import pytest
 import stepscope
 from stepscope.training import once
 from stepscope.training.run import shutdown
-from stepscope.training.run.run_files import WholeLines
+from stepscope.training.run.run_files import WholeLinesFile
 from stepscope.training.steps import telemetry
 from tests.training.processes import fork
 
@@ -95,7 +95,7 @@ class TestSignals:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(telemetry, "_CLOSES_WITHIN_SECONDS", 1.0)
-        monkeypatch.setattr(WholeLines, "write", lambda *_: time.sleep(60))
+        monkeypatch.setattr(WholeLinesFile, "write", lambda *_: time.sleep(60))
 
         def train(tell: Tell) -> None:
             with stepscope.profile("r", tmp_path) as prof:

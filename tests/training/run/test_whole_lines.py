@@ -7,16 +7,16 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.run.run_files import WholeLines
+from stepscope.training.run.run_files import WholeLinesFile
 from tests.training.full_disk import run_on_small_disk, run_with_file_limit
 
 _FILL = """
 import sys
 from pathlib import Path
-from stepscope.training.run.run_files import WholeLines
+from stepscope.training.run.run_files import WholeLinesFile
 
 path = Path(sys.argv[1]) / "deep" / "lines"
-lines, whole = WholeLines(path), 0
+lines, whole = WholeLinesFile(path), 0
 try:
     while True:
         lines.write(b"".join(b"%06d %s\\n" % (number, b"x" * 92) for number in range(whole, whole + 7)))
@@ -47,7 +47,7 @@ def test_a_file_that_may_not_grow_ends_with_a_whole_line(tmp_path: Path) -> None
 def test_the_half_line_of_a_killed_process_is_removed_and_whole_ones_stay(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "lines"
     path.write_bytes(before)
-    lines = WholeLines(path)
+    lines = WholeLinesFile(path)
     lines.write(b"next\n")
     lines.close()
     lines.close()

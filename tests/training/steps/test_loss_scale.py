@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.steps.gradients import LossScale
+from stepscope.training.steps.gradients import LossScaleFigures
 from stepscope.training.steps.listeners import PendingSteps
 from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
@@ -34,7 +34,7 @@ def _step(scaler: Any, factor: float = 1.0, num_optimizers: int = 1) -> None:
     scaler.update()
 
 
-def _ended(loss_scale: LossScale, **figures: float) -> StepRecord:
+def _ended(loss_scale: LossScaleFigures, **figures: float) -> StepRecord:
     record = StepRecord(0, 0, figures=dict(figures))
     loss_scale.step_ended(record)
     return record
@@ -58,7 +58,7 @@ def test_the_scale_is_the_one_of_the_steps_loss(tmp_path: Path) -> None:
 
 def test_on_a_gpu_it_is_deferred() -> None:
     device, scaler = FakeDevice(), _scaler()
-    loss_scale = LossScale(DeviceScalarReader(device))
+    loss_scale = LossScaleFigures(DeviceScalarReader(device))
     try:
         _step(scaler)
         assert loss_scale._figures == {"loss_scale": 1024.0, "overflow": 0}
@@ -83,7 +83,7 @@ def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: py
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
     reader = DeviceScalarReader(device)
-    loss_scale, scaler = LossScale(reader), _scaler()
+    loss_scale, scaler = LossScaleFigures(reader), _scaler()
     other = torch.amp.GradScaler("cpu", init_scale=8.0)
     try:
         for index in range(600):
@@ -102,7 +102,7 @@ def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: py
 
 def test_a_run_that_is_never_ended_is_forgotten() -> None:
     method = torch.amp.GradScaler._check_scale_growth_tracker
-    loss_scale = LossScale(DeviceScalarReader())
+    loss_scale = LossScaleFigures(DeviceScalarReader())
     reference = weakref.ref(loss_scale)
     del loss_scale
     gc.collect()
@@ -112,7 +112,7 @@ def test_a_run_that_is_never_ended_is_forgotten() -> None:
 
 
 def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
-    loss_scale = LossScale(DeviceScalarReader())
+    loss_scale = LossScaleFigures(DeviceScalarReader())
     try:
         _step(_scaler(enabled=False))
         assert _ended(loss_scale).figures == {}
@@ -128,7 +128,7 @@ def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
 def test_the_scaler_of_fsdp_is_found_as_well() -> None:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    loss_scale = LossScale(DeviceScalarReader())
+    loss_scale = LossScaleFigures(DeviceScalarReader())
     try:
         _step(ShardedGradScaler("cpu", init_scale=256.0))
         assert _ended(loss_scale).figures == {"loss_scale": 256.0, "overflow": 0}
@@ -137,7 +137,7 @@ def test_the_scaler_of_fsdp_is_found_as_well() -> None:
 
 
 def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    loss_scale, scaler = LossScale(DeviceScalarReader()), _scaler()
+    loss_scale, scaler = LossScaleFigures(DeviceScalarReader()), _scaler()
     try:
         scaler.scale(torch.ones(()))
         num_warnings = []
@@ -153,7 +153,7 @@ def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.
 
 
 def test_a_scale_that_only_waiting_would_tell_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    loss_scale = LossScale(DeviceScalarReader())
+    loss_scale = LossScaleFigures(DeviceScalarReader())
     elsewhere = SimpleNamespace(_scale=torch.empty((), device="meta"), _per_optimizer_states={})
     loss_scale._updating(elsewhere)
     assert _ended(loss_scale).figures == {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.training.run.identity import Identity
-from stepscope.training.run.run_files import InUseError
+from stepscope.training.run.run_files import RunFileInUseError
 from stepscope.training.steps.telemetry import open_step_file
 from tests.training.processes import fork
 
@@ -56,7 +56,7 @@ def test_a_second_live_process_takes_a_directory_of_its_own_and_says_so(
 
 
 def test_ranks_cannot_agree_on_another_directory_and_step_aside(tmp_path: Path) -> None:
-    with _another_process(tmp_path / "r"), pytest.raises(InUseError, match="another process writes it"):
+    with _another_process(tmp_path / "r"), pytest.raises(RunFileInUseError, match="another process writes it"):
         open_step_file(tmp_path / "r", _rank(0, 2), None)
 
 
@@ -122,7 +122,7 @@ def test_ranks_with_a_store_take_rank_zeros_word(
             return bytes(self[key], "ascii")
 
     store = Store()
-    monkeypatch.setattr("stepscope.training.run.resume.job_store", lambda: store)
+    monkeypatch.setattr("stepscope.training.run.run_files.job_store", lambda: store)
     monkeypatch.setattr("stepscope.training.steps.telemetry._turns", iter([0, 0, 1]))
     _write_lines(tmp_path, 0, _line(18))
     _write_lines(tmp_path, 1, _line(20))

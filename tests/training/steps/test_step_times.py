@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.training.steps.telemetry import DeviceClock, StepRecord, StepTimes
+from stepscope.training.steps.telemetry import DeviceClock, StepRecord, UnprofiledStepTime
 
 
 class _FakeEvent:
@@ -70,7 +70,7 @@ def test_a_process_without_cuda_marks_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_gpus_step_time_counts_where_the_host_ran_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     _use_fake_cuda(monkeypatch, is_initialized=True)
-    times: Any = StepTimes()
+    times: Any = UnprofiledStepTime()
     for step, now_ms in ((0, 0.0), (1, 40.0), (2, 80.0)):
         _FakeEvent.now_ms = now_ms
         times.add(StepRecord(step, start_ns=0, end_ns=2_000_000))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.documents.steps import RESERVED_FIELDS
+from stepscope.core.documents.run_directory import RESERVED_FIELDS
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.run.run_files import WholeLines
+from stepscope.training.run.run_files import WholeLinesFile
 from stepscope.training.steps import telemetry
-from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
+from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime
 
 _MS = 1_000_000
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_written_is_told_to_the_one_who_adds(tmp_path: Path, monk
     writer = StepWriter(tmp_path / "rank0.jsonl")
     writer.add(_record(0, 1))
     with monkeypatch.context() as full:
-        full.setattr(WholeLines, "write", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        full.setattr(WholeLinesFile, "write", lambda *_: (_ for _ in ()).throw(OSError("full")))
         writer.run_task()
     with pytest.raises(OSError, match="full"):
         writer.add(_record(1, 1))
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_is_told_to_the_one_who_adds(tmp_path: Path, monk
 
 
 def test_unprofiled_step_is_the_median_before_the_capture_without_the_first_step() -> None:
-    times = StepTimes()
+    times = UnprofiledStepTime()
     for index, milliseconds in enumerate((900, 10, 12, 11)):
         times.add(_record(index, milliseconds))
     times.add(_record(4, 500, "warmup"))
@@ -124,7 +124,7 @@ def test_unprofiled_step_is_the_median_before_the_capture_without_the_first_step
 
 
 def test_unprofiled_step_comes_from_after_the_capture_when_none_was_before() -> None:
-    times = StepTimes()
+    times = UnprofiledStepTime()
     assert times.unprofiled_step_ms() is None
     times.add(_record(0, 900))
     times.add(_record(1, 500, "warmup"))
@@ -136,7 +136,7 @@ def test_unprofiled_step_comes_from_after_the_capture_when_none_was_before() -> 
 
 @given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=30))
 def test_unprofiled_step_lies_between_the_fastest_and_the_slowest(durations: list[float]) -> None:
-    times = StepTimes()
+    times = UnprofiledStepTime()
     times.add(_record(0, 1e9))
     for index, milliseconds in enumerate(durations, start=1):
         times.add(_record(index, milliseconds))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.training.patching import Patch
+from stepscope.core.process import Patch
 
 
 def _louder(original: Callable[..., int]) -> Callable[..., int]:

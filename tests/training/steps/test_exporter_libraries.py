@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.exporters import (
+from stepscope.training.steps.exporters import (
     Exporter,
     MlflowExporter,
     OpenTelemetryExporter,
     StepExport,
     WandbExporter,
-    numbers_of,
+    step_numbers,
 )
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -43,7 +43,7 @@ def test_numbers_are_milliseconds_and_finite_figures() -> None:
     record = _record(3, loss=2.5, grad_norm=math.inf, overflow=True)
     record.phases["checkpoint"] = 7_000_000
     record.anomalies.append(Anomaly("gradient_not_finite", "grad_norm", None, None, None))
-    assert numbers_of(record) == {
+    assert step_numbers(record) == {
         "step_ms": 250.0,
         "data_wait_ms": 5.0,
         "phase_checkpoint_ms": 7.0,

@@ -29,7 +29,7 @@ _CLOSES_WITHIN_SECONDS = 5.0
 
 
 class StepExport:
-    """Queues settled steps and exports them on a thread of its own; what finds no place in the queue is counted.
+    """Export of settled training steps, queued for a thread of its own; what finds no place in the queue is counted.
 
     Args:
         says_what_is_missing: whether to say once that nothing is open to export to; one rank does.
@@ -106,7 +106,7 @@ VARIABLE = "STEPSCOPE_EXPORT"
 
 
 def chosen_exporters(asked: str | Iterable[str] | None, run: str, rank: int) -> list[Exporter]:
-    """The exporters of these names; one that is not known or not installed costs one warning, of rank 0.
+    """Exporters of step metrics by name; one that is not known or not installed costs one warning, of rank 0.
 
     Args:
         asked: names (otel, wandb, mlflow), in one text with commas between them as well; None: see STEPSCOPE_EXPORT.
@@ -140,7 +140,7 @@ def _is_installed(package: str) -> bool:
 
 
 class Exporter(Protocol):
-    """Hands step metrics to one library, into what the training code has opened with it; it opens nothing itself.
+    """Exporter of steps to one library, into what the training code has opened with it; it opens nothing itself.
 
     Attributes:
         package: the package that has to be installed.
@@ -157,7 +157,7 @@ class Exporter(Protocol):
         """On a thread of its own, with at least one step, after `look` has found something once."""
 
 
-def numbers_of(record: StepRecord) -> dict[str, float]:
+def step_numbers(record: StepRecord) -> dict[str, float]:
     """Finite numbers of a step by name: times in ms, then its figures."""
     numbers = {"step_ms": record.duration_ns / 1e6, "data_wait_ms": record.data_wait_ns / 1e6}
     numbers |= {f"phase_{name}_ms": duration_ns / 1e6 for name, duration_ns in record.phases.items()}
@@ -166,7 +166,7 @@ def numbers_of(record: StepRecord) -> dict[str, float]:
 
 
 class OpenTelemetryExporter:
-    """Histogram `stepscope.step.duration` (s) and counter `stepscope.anomalies` of all steps, gauges of the newest.
+    """Exports steps to OpenTelemetry: histogram `stepscope.step.duration` (s), counter `stepscope.anomalies`, gauges.
 
     Args:
         run, rank: attributes of every point.
@@ -201,7 +201,7 @@ class OpenTelemetryExporter:
                 self._anomalies.add(1, self._attributes | {"kind": anomaly.kind})
         newest: dict[str, float] = {}
         for record in records:
-            newest |= numbers_of(record)
+            newest |= step_numbers(record)
         for name, value in newest.items():
             if name not in {"step_ms", "num_anomalies"}:
                 self._gauge(name).set(value, self._attributes)
@@ -213,7 +213,7 @@ class OpenTelemetryExporter:
 
 
 class WandbExporter:
-    """`stepscope/...` over `stepscope/step`, beside what the training code logs.
+    """Exports steps to Weights & Biases: `stepscope/...` over `stepscope/step`, beside what the training code logs.
 
     The newest figures join the run's open row, which the next `run.log` of the training code or the run's end writes. A
     row of our own would count the run's step up, and W&B drops what is logged later for a lower step.
@@ -238,7 +238,7 @@ class WandbExporter:
             self._defined = self._run
         newest: dict[str, float] = {}
         for record in records:
-            newest |= numbers_of(record)
+            newest |= step_numbers(record)
         row = {f"stepscope/{name}": value for name, value in newest.items()}
         self._run.log({"stepscope/step": records[-1].index, **row}, commit=False)
 
@@ -247,7 +247,7 @@ _MAX_METRICS = 1000  # of one request, by MLflow's REST interface
 
 
 class MlflowExporter:
-    """`stepscope/...` by step; about a request a second, so of very short steps only some, evenly spread."""
+    """Exports steps to MLflow: `stepscope/...`, about a request a second, so of very short steps only some, evenly."""
 
     package = "mlflow"
     remedy = "mlflow.start_run"
@@ -268,10 +268,10 @@ class MlflowExporter:
         if self._client is None:
             self._client = mlflow.MlflowClient()
         metrics: list[Any] = []
-        each = -(-sum(len(numbers_of(record)) for record in records) // _MAX_METRICS)
+        each = -(-sum(len(step_numbers(record)) for record in records) // _MAX_METRICS)
         for record in records[::each]:
             metrics += [
                 mlflow.entities.Metric(f"stepscope/{name}", value, record.end_ns // 1_000_000, record.index)
-                for name, value in numbers_of(record).items()
+                for name, value in step_numbers(record).items()
             ]
         self._client.log_batch(self._run_id, metrics=metrics[:_MAX_METRICS])

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.training import exporters
-from stepscope.training.exporters import StepExport, chosen_exporters
+from stepscope.training.steps import exporters
+from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.telemetry import StepRecord
 
 _SECOND = 1_000_000_000
@@ -126,7 +126,7 @@ def test_one_that_fails_is_said_once_and_hurts_no_other(caplog: pytest.LogCaptur
 def test_names_come_from_the_call_or_the_environment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stepscope.training.exporters._is_installed", lambda package: package != "mlflow")
+    monkeypatch.setattr("stepscope.training.steps.exporters._is_installed", lambda package: package != "mlflow")
     monkeypatch.setenv("STEPSCOPE_EXPORT", "otel, wandb,otel")
     assert [each.package for each in chosen_exporters(None, "r", 0)] == ["opentelemetry.sdk", "wandb"]
     assert [each.package for each in chosen_exporters(["wandb"], "r", 0)] == ["wandb"]

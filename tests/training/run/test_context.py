@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from stepscope.training.run.context import ProfileSettings
 from stepscope.training.run.mesh import mesh_sizes
-from stepscope.training.settings import Settings, implausible_arguments
 
 
 def _doubts(world_size: int, **said: Any) -> list[str]:
-    unsaid: dict[str, Any] = dict.fromkeys(field.name for field in fields(Settings))
-    settings = Settings(**(unsaid | {"ranks": "auto"} | said))
-    return implausible_arguments(settings, mesh_sizes(settings.mesh, world_size), world_size)
+    unsaid: dict[str, Any] = dict.fromkeys(field.name for field in fields(ProfileSettings))
+    settings = ProfileSettings(**(unsaid | {"ranks": "auto"} | said))
+    return settings.warnings(mesh_sizes(settings.mesh, world_size), world_size)
 
 
 @pytest.mark.parametrize(
