@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.analyzer.alignment.arrivals import (
+from stepscope.analyzer.blame.reasons import VerdictInputs
+from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
+from stepscope.analyzer.blame.stragglers import ComputeComparison
+from stepscope.analyzer.blame.waits import attribute_waits
+from stepscope.analyzer.collectives.arrivals import (
     Arrival,
     CallColumns,
     WaitPieces,
@@ -16,16 +20,12 @@ from stepscope.analyzer.alignment.arrivals import (
     split_communication,
     waits_to_attribute,
 )
-from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
-from stepscope.analyzer.alignment.host_calls import complete_together
-from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
-from stepscope.analyzer.alignment.normalization import on_job_clock, on_machines, with_common_steps
-from stepscope.analyzer.alignment.process_groups import by_only_dimension, with_groups
-from stepscope.analyzer.blame.reasons import VerdictInputs
-from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
-from stepscope.analyzer.blame.stragglers import ComputeComparison
-from stepscope.analyzer.blame.waits import attribute_waits
-from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
+from stepscope.analyzer.collectives.clocks import Clocks, estimate_clocks
+from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
+from stepscope.analyzer.collectives.host_calls import complete_together
+from stepscope.analyzer.collectives.matching import CallId, Matches, match_calls
+from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
+from stepscope.analyzer.collectives.process_groups import by_only_dimension, with_groups
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_schedule, explain

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import device_calls
-from stepscope.analyzer.alignment.host_calls import host_calls
+from stepscope.analyzer.collectives.device_calls import device_calls
+from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels

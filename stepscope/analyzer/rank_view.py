@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import Call
+from stepscope.analyzer.collectives.calls import Call
 from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable

@@ -9,9 +9,9 @@ from math import prod
 
 import numpy as np
 
-from stepscope.analyzer.alignment.clocks import Clocks
-from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of_members, sizes_by_traffic
+from stepscope.analyzer.collectives.clocks import Clocks
+from stepscope.analyzer.collectives.matching import CallId, Matches
+from stepscope.analyzer.collectives.process_groups import dimension_of_members, sizes_by_traffic
 from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments

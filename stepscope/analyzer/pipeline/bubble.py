@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import WaitPieces
-from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
+from stepscope.analyzer.collectives.arrivals import WaitPieces
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import (
     Intervals,
     Nanoseconds,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
+from stepscope.analyzer.collectives.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, interleaved_order
 from stepscope.analyzer.rank_view import RankView, compute_by_step

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import calls_in_order
+from stepscope.analyzer.collectives.device_calls import calls_in_order
 from stepscope.analyzer.intervals import Nanoseconds, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans

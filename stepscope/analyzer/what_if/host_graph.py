@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows

@@ -14,8 +14,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
+from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rows import order_of
 from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph

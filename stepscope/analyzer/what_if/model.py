@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
-from stepscope.analyzer.alignment.matching import Matches
-from stepscope.analyzer.communication import link_of
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
+from stepscope.analyzer.collectives.costs import link_of
+from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES

@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS
+from stepscope.analyzer.collectives.calls import P2P_KINDS
 from stepscope.analyzer.intervals import contains, covered_time, intersect, union
 from stepscope.analyzer.pipeline.schedules import (
     MicroBatch,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call_arguments import (
+from stepscope.analyzer.collectives.call_arguments import (
     CallArguments,
     IssuedOperators,
     LaunchContext,
@@ -15,7 +15,7 @@ from stepscope.analyzer.alignment.call_arguments import (
     operators_by_id,
     read_call_arguments,
 )
-from stepscope.analyzer.alignment.calls import (
+from stepscope.analyzer.collectives.calls import (
     AFTER_STEPS,
     BEFORE_STEPS,
     FROM_ROOT_KINDS,
@@ -25,7 +25,7 @@ from stepscope.analyzer.alignment.calls import (
     PeerCall,
     kind_in_name,
 )
-from stepscope.analyzer.alignment.process_groups import dimension_of_call
+from stepscope.analyzer.collectives.process_groups import dimension_of_call
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import distinct, graph_launches

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
+from stepscope.analyzer.collectives.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 
 _Signature = tuple[str, int | None]
 """What is equal on all members: kind and size."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import Call
-from stepscope.analyzer.alignment.clocks import (
+from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.clocks import (
     SAME_CLOCK_NS,
     Clocks,
     Pair,
@@ -19,7 +19,7 @@ from stepscope.analyzer.alignment.clocks import (
     solve,
     weight,
 )
-from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary import Notice

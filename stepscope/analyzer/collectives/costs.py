@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import Arrival, CallColumns
-from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS
-from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of_members
+from stepscope.analyzer.collectives.arrivals import Arrival, CallColumns
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS
+from stepscope.analyzer.collectives.matching import CallId, Matches
+from stepscope.analyzer.collectives.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals
 from stepscope.core.hardware.gpu_catalogue import find_gpu

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.calls import Call
-from stepscope.analyzer.alignment.process_groups import by_only_dimension, dimension_of, dimension_of_call, with_groups
+from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.process_groups import (
+    by_only_dimension,
+    dimension_of,
+    dimension_of_call,
+    with_groups,
+)
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import ProcessGroup

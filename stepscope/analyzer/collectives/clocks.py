@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS, Call
-from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.collectives.matching import Matches
 
 Pair = tuple[str, str]
 """Two hosts, in order of their names."""

@@ -1,4 +1,4 @@
-"""Communication calls: the type that alignment, blame and pipeline share, and its kinds."""
+"""Communication calls: the type that collectives, blame and pipeline share, and its kinds."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call_arguments import LaunchContext, arguments_of, launch_contexts
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall, kind_of_span
-from stepscope.analyzer.alignment.matching import Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of, dimension_of_call
+from stepscope.analyzer.collectives.call_arguments import LaunchContext, arguments_of, launch_contexts
+from stepscope.analyzer.collectives.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall, kind_of_span
+from stepscope.analyzer.collectives.matching import Matches
+from stepscope.analyzer.collectives.process_groups import dimension_of, dimension_of_call
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import on_lanes

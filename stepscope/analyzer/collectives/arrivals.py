@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS, Clocks
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
+from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS, Clocks
+from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.rank_view import RankView

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import NO_TRANSFER, kind_of_span, kind_of_word
-from stepscope.analyzer.alignment.process_groups import names_dimension
+from stepscope.analyzer.collectives.calls import NO_TRANSFER, kind_of_span, kind_of_word
+from stepscope.analyzer.collectives.process_groups import names_dimension
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, Shapes, TraceColumns
