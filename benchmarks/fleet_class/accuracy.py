@@ -31,7 +31,7 @@ from benchmarks.fleet_class.windows import (
     write_windows,
 )
 from stepscope.analyzer.fleet import class_of_job, classify
-from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
+from stepscope.analyzer.fleet.samples import LIMITS, Limits
 from stepscope.core.documents.jobs import FleetClass
 from stepscope.core.vocabulary import Cause
 

@@ -16,16 +16,7 @@ from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, 
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.analysis import (
-    Job,
-    Ledger,
-    MeshSizes,
-    RankLedger,
-    Roofline,
-    RooflineCoverage,
-    StepLedger,
-    TraceQuality,
-)
+from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
@@ -47,7 +38,7 @@ class JobContext:
     """
 
     unprofiled_step_ms: float | None = None
-    mesh: MeshSizes = field(default_factory=MeshSizes)
+    mesh: analysis.MeshSizes = field(default_factory=analysis.MeshSizes)
     num_cpus: int | None = None
     simulated_compute: bool = False
     truncated_files: int = 0
@@ -66,7 +57,7 @@ MIN_COSTED_SHARE = 0.5
 """Least share of kernel time with known cost: with less a sum of FLOPs is that of a few operators."""
 
 
-def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+def describe_job(views: Mapping[int, RankView], context: JobContext) -> analysis.Job:
     """The job section; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
@@ -74,7 +65,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     mfu = mfu_of(views, step_ms)
     hfu = hfu_of(views, step_ms)
     first = next(iter(views.values()))
-    return Job(
+    return analysis.Job(
         world_size=world_size,
         ranks=list(views),
         missing_ranks=[rank for rank in range(world_size) if rank not in views],
@@ -110,9 +101,9 @@ def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], st
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
-def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> MeshSizes:
+def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> analysis.MeshSizes:
     """Sizes from the run, else from the descriptions of process groups and the dimensions of calls."""
-    if context.mesh != MeshSizes():
+    if context.mesh != analysis.MeshSizes():
         return context.mesh
     sizes: dict[str, int] = {}
     for view in views.values():
@@ -127,12 +118,12 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
         )
         if size is not None and fits:
             sizes.setdefault(dimension, size)
-    return MeshSizes(**sizes)
+    return analysis.MeshSizes(**sizes)
 
 
 def trace_quality(
-    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job, context: JobContext
-) -> TraceQuality:
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: analysis.Job, context: JobContext
+) -> analysis.TraceQuality:
     """The quality section: sums over all ranks; some shares are those of the worst rank."""
     facts = [view.facts for view in views.values()]
     in_window = {
@@ -150,7 +141,7 @@ def trace_quality(
     unprofiled_ms = comparable_step_ms(views, job.unprofiled_step_ms)
     if unprofiled_ms and job.step_ms:
         distortion = job.step_ms / unprofiled_ms - 1.0
-    return TraceQuality(
+    return analysis.TraceQuality(
         repaired=sum(f.reading.repaired for f in facts),
         dropped=sum(f.reading.dropped for f in facts),
         clipped=sum(f.reading.clipped for f in facts),
@@ -174,21 +165,21 @@ def trace_quality(
     )
 
 
-def job_ledger(views: Mapping[int, RankView]) -> Ledger:
+def job_ledger(views: Mapping[int, RankView]) -> analysis.Ledger:
     """Share of each category in the sum of all windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
     return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
 
 
-def rank_ledger(view: RankView) -> RankLedger:
+def rank_ledger(view: RankView) -> analysis.RankLedger:
     """One rank's shares by category, of its window and of each step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         part = _cut(view.segments, start, end)
-        steps.append(StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
-    return RankLedger(
+        steps.append(analysis.StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
+    return analysis.RankLedger(
         rank=view.rank,
         window_ms=view.window_ns / 1e6,
         step_ms=float(np.mean(view.window.whole_step_ns)) / 1e6,
@@ -209,7 +200,7 @@ def _cut(segments: Segments, start: int, end: int) -> Segments:
     )
 
 
-def job_roofline(views: Mapping[int, RankView]) -> Roofline:
+def job_roofline(views: Mapping[int, RankView]) -> analysis.Roofline:
     """The roofline section: kernels and copies of all ranks, and how the kernels' limits were decided."""
     ranks = [view.kernel_sums for view in views.values()]
     tables = kernel_tables(ranks)
@@ -218,10 +209,11 @@ def job_roofline(views: Mapping[int, RankView]) -> Roofline:
     window_ms = sum(view.window_ns for view in views.values()) / 1e6
     parts = [view.coverage for view in views.values()]
     shares = {
-        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1) for part in fields(RooflineCoverage)
+        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1)
+        for part in fields(analysis.RooflineCoverage)
     }
-    return Roofline(
-        RooflineCoverage(**shares),
+    return analysis.Roofline(
+        analysis.RooflineCoverage(**shares),
         **tables,
         copies=copies,
         tiny_kernels=tiny_share(total),
@@ -275,7 +267,12 @@ NOTABLE_LOSS = 0.02
 
 
 def notices_of(
-    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+    views: Mapping[int, RankView],
+    job: analysis.Job,
+    quality: analysis.TraceQuality,
+    context: JobContext,
+    *,
+    oversubscribed: bool,
 ) -> list[Notice]:
     """All notices, those about the input first."""
     notices = [*context.notices]
@@ -315,7 +312,7 @@ def notices_of(
     return notices
 
 
-def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
+def _doubts(views: Mapping[int, RankView], job: analysis.Job, quality: analysis.TraceQuality) -> list[Notice]:
     """Notices on doubtful traces."""
     found: list[tuple[str, str]] = []
     if quality.early > NOTABLE_LOSS:

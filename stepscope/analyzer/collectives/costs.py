@@ -19,18 +19,9 @@ from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.collectives.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals
+from stepscope.core.hardware import links
 from stepscope.core.hardware.gpu_catalogue import find_gpu
-from stepscope.core.hardware.links import (
-    SLOW_BELOW,
-    Link,
-    LinkKind,
-    bus_factor,
-    expected_seconds,
-    is_latency_bound,
-    pcie_link,
-    scale_out_link,
-    scale_up_link,
-)
+from stepscope.core.hardware.links import Link, LinkKind
 from stepscope.core.vocabulary import Evidence, Reason
 
 MAX_GPUS_PER_HOST = 8
@@ -86,11 +77,13 @@ def collective_table(
             members = tuple(sorted({c.rank for c in pair}))
             rows[_key(views, members, call, described, kind="p2p")].append(list(pair))
     groups = {(key.members, key.kind) for key in rows}
-    links = {
+    link_of_group = {
         (members, kind): link_of(views, members) or network_of(views, members, kind, network_bytes_per_second)
         for members, kind in groups
     }
-    table = [_row(key, instances, links[key.members, key.kind], arrivals, columns) for key, instances in rows.items()]
+    table = [
+        _row(key, instances, link_of_group[key.members, key.kind], arrivals, columns) for key, instances in rows.items()
+    ]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
 
 
@@ -135,7 +128,7 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
         return None
     name = names.pop()
     gpu = find_gpu(name)
-    return scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
+    return links.scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
 
 
 def network_of(
@@ -149,7 +142,7 @@ def network_of(
     largest = max(hosts, key=lambda host: hosts[host])
     within = tuple(rank for rank in members if views[rank].header.host_name == largest)
     link = link_of(views, within) if len(within) > 1 else None
-    return scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
+    return links.scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
 
 
 def _row(
@@ -167,9 +160,9 @@ def _row(
     algbw = num_bytes / transfer if num_bytes and transfer else None
     expected = latency_bound = None
     if link is not None and num_bytes:
-        best = expected_seconds(link, key.kind, size, num_bytes)
-        expected = num_bytes * bus_factor(key.kind, size) / best / 1e9
-        latency_bound = is_latency_bound(link, key.kind, size, num_bytes)
+        best = links.expected_seconds(link, key.kind, size, num_bytes)
+        expected = num_bytes * links.bus_factor(key.kind, size) / best / 1e9
+        latency_bound = links.is_latency_bound(link, key.kind, size, num_bytes)
     arriver = caused.most_common(1)[0][0] if caused else None
     return Collective(
         group=",".join(map(str, key.members)),
@@ -178,7 +171,7 @@ def _row(
         bytes=num_bytes,
         count=len(instances),
         algbw_gbs=algbw,
-        busbw_gbs=None if algbw is None else algbw * bus_factor(key.kind, size),
+        busbw_gbs=None if algbw is None else algbw * links.bus_factor(key.kind, size),
         expected_busbw_gbs=expected,
         transfer_ms=float(transfers.sum()) / 1e6 if len(transfers) else None,
         wait_ms=float(columns.wait[every].sum()) / 1e6 if len(transfers) else None,
@@ -298,7 +291,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
         if row.busbw_gbs is not None
         and row.expected_busbw_gbs is not None
         and not row.latency_bound
-        and row.busbw_gbs < SLOW_BELOW * row.expected_busbw_gbs
+        and row.busbw_gbs < links.SLOW_BELOW * row.expected_busbw_gbs
     ]
     if _exposed(slow) < FAULT_THRESHOLD * exposed:
         return []
@@ -307,9 +300,12 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
     ranks = [int(rank) for rank in worst.group.split(",")]
     device = next((device.name for device in views[ranks[0]].header.devices), "")
     # no faster than the slower link: the transfer does not use the fast link at all
-    around = worst.link not in (LinkKind.PCIE, LinkKind.NETWORK) and reached <= pcie_link(device).bytes_per_second / 1e9
+    around = (
+        worst.link not in (LinkKind.PCIE, LinkKind.NETWORK)
+        and reached <= links.pcie_link(device).bytes_per_second / 1e9
+    )
     evidence = (
-        Evidence("bus_bandwidth", reached, "GB/s", SLOW_BELOW * expected, ranks),
+        Evidence("bus_bandwidth", reached, "GB/s", links.SLOW_BELOW * expected, ranks),
         Evidence("expected_bus_bandwidth", expected, "GB/s", None, ranks),
     )
     return [(Reason.WRONG_TRANSPORT if around else Reason.SLOW_LINK, evidence)]

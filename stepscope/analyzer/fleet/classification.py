@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.analyzer.fleet.evidence import communicates, hang_evidence, judge_host, throttle_of, time_shares
-from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, SampleWindow, window_of
-from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
+from stepscope.analyzer.fleet.samples import LIMITS, GpuFacts, HostUse, Limits, Sample, SampleWindow, window_of
 from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase, reason_words
@@ -37,8 +36,8 @@ def classify(
         ValueError: there is no sample.
     """
     window = window_of(samples, facts or GpuFacts(), host or HostUse(), limits)
-    shares, counters = time_shares(window, limits)
-    cause, reasons, confidence, evidence = _classified(window, shares, counters, limits)
+    shares, counters = time_shares(window)
+    cause, reasons, confidence, evidence = _classified(window, shares, counters)
     return FleetClass(
         cause,
         reasons,
@@ -52,36 +51,37 @@ def classify(
     )
 
 
-def _classified(window: SampleWindow, shares: TimeShares | None, counters: Counters, limits: Limits) -> Classified:
+def _classified(window: SampleWindow, shares: TimeShares | None, counters: Counters) -> Classified:
     if window.is_contradictory:
         return _unknown(window)
-    hanging = hang_evidence(window, limits)
+    hanging = hang_evidence(window)
     if hanging is not None:
         return Cause.HANG, (), hanging[0], hanging[1]
-    idle = _idle(window, shares, limits)
+    idle = _idle(window, shares)
     if idle is not None:
         return idle
-    throttled = throttle_of(window, limits)
+    throttled = throttle_of(window)
     if throttled is not None:
         return Cause.THROTTLED, (throttled[0],), _TRUST[Counters.SM], throttled[1]
     if shares is None:
         return _unknown(window)
-    loss = _loss(window, shares, counters, limits)
+    loss = _loss(window, shares, counters)
     if loss is not None:
         return loss
     if shares.computing is None:
         return _unknown(window)
-    return _healthy(window, shares.computing, counters, limits)
+    return _healthy(window, shares.computing, counters)
 
 
-def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Classified | None:
+def _idle(window: SampleWindow, shares: TimeShares | None) -> Classified | None:
     """Idle class: no kernels, no copies, and power does not contradict."""
+    limits = window.limits
     draws = window.power is not None and window.power >= limits.high_power
     held = (Reason.HELD,) if window.is_held else ()
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window, limits):
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window):
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -91,14 +91,15 @@ def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Cl
     return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
 
 
-def _never_rests(window: SampleWindow, limits: Limits) -> bool:
+def _never_rests(window: SampleWindow) -> bool:
     """Whether a GPU held by a process runs something all the time, however small; an idle one reports exactly 0."""
     activity = [sample.engine for sample in window.samples]
-    return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
+    return bool(window.is_held) and all(busy is not None and busy >= window.limits.tiny_busy for busy in activity)
 
 
-def _loss(window: SampleWindow, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
+def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Classified | None:
     """Class of the largest loss, if it is above the threshold."""
+    limits = window.limits
     host_side = shares.empty + shares.copying
     # unknown waiting may be all of the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
@@ -106,17 +107,17 @@ def _loss(window: SampleWindow, shares: TimeShares, counters: Counters, limits: 
         if counters is Counters.POWER and _launches_little(shares):
             small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.min_loss)
             return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
-        return _communication(window, shares.waiting, counters, limits)
+        return _communication(window, shares.waiting, counters)
     if host_side < max(limits.min_loss, largest_wait):
         return None
     # that nothing runs is known without power, from utilisation
     trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
     empty = Evidence("empty_ratio", host_side, "ratio", limits.min_loss)
-    copied = _copied(window, shares, limits)
+    copied = _copied(window, shares)
     if copied is not None:
         cause, evidence = copied
         return cause, (), 0.8 * trust, [empty, evidence]
-    cause, reasons, clues, agreement = judge_host(window, shares.busy, limits)
+    cause, reasons, clues, agreement = judge_host(window, shares.busy)
     if cause is Cause.INSUFFICIENT_EVIDENCE:
         return cause, (), _NO_CONFIDENCE, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
@@ -128,11 +129,12 @@ def _launches_little(shares: TimeShares) -> bool:
     return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
 
 
-def _communication(window: SampleWindow, waited: float, counters: Counters, limits: Limits) -> Classified | None:
+def _communication(window: SampleWindow, waited: float, counters: Counters) -> Classified | None:
+    limits = window.limits
     if waited < limits.min_loss:
         return None
     waiting = Evidence("waiting_ratio", waited, "ratio", limits.min_loss)
-    if communicates(window, limits) is None:
+    if communicates(window) is None:
         # small kernels look the same, and no link counter can tell
         return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, [waiting]
     evidence = [waiting]
@@ -145,8 +147,9 @@ def _communication(window: SampleWindow, waited: float, counters: Counters, limi
     return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, limits), evidence
 
 
-def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
+def _copied(window: SampleWindow, shares: TimeShares) -> tuple[Cause, Evidence] | None:
     """Whether the time without kernels went into copies; one-way copies to the host are a checkpoint."""
+    limits = window.limits
     sent, received = window.mean.pcie_transmit, window.mean.pcie_receive
     if sent is None or received is None:
         return None
@@ -158,8 +161,9 @@ def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[C
     return None
 
 
-def _healthy(window: SampleWindow, share: float, counters: Counters, limits: Limits) -> Classified:
+def _healthy(window: SampleWindow, share: float, counters: Counters) -> Classified:
     """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
+    limits = window.limits
     mean, computing = window.mean, max(share, limits.idle_busy)
     trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), limits)
     if mean.dram is not None:

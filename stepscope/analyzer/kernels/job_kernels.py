@@ -8,19 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.flags import (
-    CATEGORIES,
-    DECIDED,
-    INEFFICIENT_SHARE,
-    LIMITERS,
-    LOW_OCCUPANCY,
-    MIN_CHAIN,
-    TINY_NS,
-    Flag,
-    Sum,
-    flagged,
-)
-from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
+from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, Sum, flagged
+from stepscope.analyzer.kernels.occupancy import Limiter
 from stepscope.analyzer.kernels.rank_kernels import (
     CopySums,
     Example,
@@ -80,14 +69,14 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[K
 
 def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:
     """Row of a group; its limit is that of most of its time."""
-    limiter = Limiter(int(sums[LIMITERS].argmax()))
+    limiter = Limiter(int(sums[Columns.LIMITERS].argmax()))
     launch = example.launch
     return KernelTime(
         name=key,
         count=int(sums[Sum.COUNT]),
         ms=float(sums[Sum.OWNED_NS]) / 1e6,
-        limit=CATEGORY_ORDER[int(sums[CATEGORIES].argmax())],
-        decided_by=DecidedBy(int(sums[DECIDED].argmax())).name.lower(),
+        limit=CATEGORY_ORDER[int(sums[Columns.CATEGORIES].argmax())],
+        decided_by=DecidedBy(int(sums[Columns.DECIDED].argmax())).name.lower(),
         operator=example.operator,
         module=example.module,
         shapes=example.shapes,
@@ -132,30 +121,6 @@ MANY_TINY = 0.5
 """Least share of tiny kernels, by number, from which on launching, not work, determines the step."""
 PAGEABLE_COPIES = "pageable_copies"
 
-_MESSAGES = {
-    Flag.NO_TENSOR_CORES: "matrix kernels that multiply on the plain units of a GPU that has tensor cores",
-    Flag.UNALIGNED: "tensor-core kernels that load one or two elements at a time, as their operands are not aligned",
-    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
-    Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
-    Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
-    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_SHARE:.0%} of what the GPU allows them",
-    Flag.UNFUSED: f"element-wise kernels, {MIN_CHAIN} or more in a row, each reading and writing memory anew",
-    Flag.TINY_KERNELS: f"kernels under {TINY_NS / 1e3:.0f} us, which cost about as much to launch as to run",
-}
-_ADVICE = {
-    Flag.NO_TENSOR_CORES: (
-        "float32: torch.set_float32_matmul_precision('high') (TF32, from Ampere on) or autocast to a 16-bit type; "
-        "16-bit: make the dimensions multiples of 8"
-    ),
-    Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
-    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
-    Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
-    Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
-    Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",
-    Flag.UNFUSED: "torch.compile for chains in the model; foreach or fused=True for the optimizer",
-    Flag.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
-}
-
 
 def kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
@@ -187,14 +152,14 @@ def _of_flag(
     flag: Flag, total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], window_ms: float
 ) -> KernelFinding:
     time = flagged(total, flag) / 1e6
-    message = f"{time * 1e6 / total[Sum.OWNED_NS]:.0%} of kernel time is in {_MESSAGES[flag]}"
+    message = f"{time * 1e6 / total[Sum.OWNED_NS]:.0%} of kernel time is in {MESSAGES[flag]}"
     if flag is Flag.TINY_KERNELS:
         message = f"{tiny_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
         message += f"; the largest is {short_kernel_name(worst.name)}{where}"
-    return KernelFinding(flag.name.lower(), time / window_ms, time, message, _ADVICE[flag])
+    return KernelFinding(flag.name.lower(), time / window_ms, time, message, ADVICE[flag])
 
 
 def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> KernelFinding:

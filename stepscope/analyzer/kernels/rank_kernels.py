@@ -14,18 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.flags import (
-    CATEGORIES,
-    DECIDED,
-    FLAGS,
-    LIMITERS,
-    SIZE,
-    Flag,
-    Mask,
-    Sum,
-    Sums,
-    flag_kernels,
-)
+from stepscope.analyzer.kernels.flags import Columns, Flag, Mask, Sum, Sums, flag_kernels
 from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, is_nvidia
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
@@ -122,7 +111,7 @@ class StepTimes:
 class RankKernels:
     """One rank's compute kernels, and the copies in its window.
 
-    `total` has shape (SIZE,): of all kernels, also of those whose group is not kept.
+    `total` has shape (Columns.SIZE,): of all kernels, also of those whose group is not kept.
     """
 
     by_name: KernelGroups
@@ -173,7 +162,7 @@ class _Combinations:
     def grouped(self, keys: list[IntColumn], key_at: Callable[[int], str], most: int = NUM_GROUPS_KEPT) -> KernelGroups:
         """Combinations summed by some of their columns; the largest groups with owned time."""
         which, first = combinations(tuple(keys))
-        sums = np.zeros((len(first), SIZE))
+        sums = np.zeros((len(first), Columns.SIZE))
         np.add.at(sums, which, self.sums)
         largest = np.zeros(len(first), np.intp)
         by_time = np.argsort(self.sums[:, Sum.OWNED_NS], kind="stable")
@@ -226,8 +215,8 @@ def rank_kernels(
 
 def no_kernels() -> RankKernels:
     """The empty result of a rank without a device."""
-    none = KernelGroups([], np.zeros((0, SIZE)), [])
-    return RankKernels(none, none, none, none, np.zeros(SIZE), [], StepTimes([], np.zeros((0, 0))))
+    none = KernelGroups([], np.zeros((0, Columns.SIZE)), [])
+    return RankKernels(none, none, none, none, np.zeros(Columns.SIZE), [], StepTimes([], np.zeros((0, 0))))
 
 
 def _step_times(
@@ -296,7 +285,7 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
         flat = np.bincount(which * size + codes, weights=owned_ns, minlength=count * size)
         return flat.astype(np.float64).reshape(count, size)
 
-    sums = np.zeros((count, SIZE))
+    sums = np.zeros((count, Columns.SIZE))
     owns = owned_ns > 0
     floor = np.fmax(limits.floor_ns_flops, limits.floor_ns_bytes)
     modelled = ~np.isnan(floor)
@@ -307,9 +296,9 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     sums[:, Sum.MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
     sums[:, Sum.FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
     for flag, mask in flags.items():
-        sums[:, FLAGS.start + flag] = total(owned_ns * mask)
-    sums[:, CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
-    sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
+        sums[:, Columns.FLAGS.start + flag] = total(owned_ns * mask)
+    sums[:, Columns.CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
+    sums[:, Columns.DECIDED] = spread(limits.decided_by, Columns.DECIDED.stop - Columns.DECIDED.start)
     return sums
 
 
@@ -321,7 +310,7 @@ def _add_fit(sums: Sums, fit: LaunchFit, launch: IntColumn) -> None:
     sums[:, Sum.FITTED_NS] = np.where(known, owned, 0.0)
     sums[:, Sum.OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
     sums[:, Sum.ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
-    sums[np.arange(len(sums)), LIMITERS.start + fit.limiter[launch]] = owned
+    sums[np.arange(len(sums)), Columns.LIMITERS.start + fit.limiter[launch]] = owned
 
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}

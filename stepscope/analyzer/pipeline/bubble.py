@@ -9,19 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer import intervals
 from stepscope.analyzer.collectives.arrivals import WaitPieces
 from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
-from stepscope.analyzer.intervals import (
-    Intervals,
-    Nanoseconds,
-    clip,
-    covered_time,
-    empty,
-    join,
-    pieces,
-    subtract,
-    union,
-)
+from stepscope.analyzer.intervals import Intervals, Nanoseconds
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, replay
 from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe
@@ -57,7 +48,7 @@ def attribute_schedule(
     cross_stage = np.array([call.kind in P2P_KINDS for call in calls] or [False])[waits.call]
     waiting = Intervals(waits.start_ns[cross_stage], waits.end_ns[cross_stage])
     bubble, missing = _scheduled(waiting, calls, step_bounds_ns, structural)
-    uneven, _ = _scheduled(subtract(waiting, bubble), calls, step_bounds_ns, imbalance)
+    uneven, _ = _scheduled(intervals.subtract(waiting, bubble), calls, step_bounds_ns, imbalance)
     queued = segments.intervals_of(TimeCategory.DEVICE_GAP, TimeCategory.SYNCHRONIZATION)
     caused_idle, _ = _first_of_each_step(queued, step_bounds_ns, missing)
     segments = _relabel(segments, bubble, category=TimeCategory.BUBBLE, cause=Cause.PIPELINE_BUBBLE)
@@ -69,16 +60,16 @@ def _scheduled(
     waiting: Intervals, calls: list[Call], bounds: Nanoseconds, idle: ScheduledIdle
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
     """The waiting that scheduled idle time explains (at each receive, then first in the step), and the rest of that."""
-    spans = [empty()]
+    spans = [intervals.empty()]
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         for place, budget in _receives(calls, begin, end, idle.at_receive_ns):
-            during = clip(waiting, calls[place].exposed_from_ns, calls[place].end_ns)
+            during = intervals.clip(waiting, calls[place].exposed_from_ns, calls[place].end_ns)
             spans.append(_first_of(during, budget))
-    at_receives = join(*spans)
-    taken = covered_time(bounds[:-1], bounds[1:], at_receives)
+    at_receives = intervals.join(*spans)
+    taken = intervals.covered_time(bounds[:-1], bounds[1:], at_receives)
     left = np.maximum(idle.total_ns - taken, 0.0)
-    more, missing = _first_of_each_step(subtract(waiting, at_receives), bounds, left)
-    return join(at_receives, more), missing
+    more, missing = _first_of_each_step(intervals.subtract(waiting, at_receives), bounds, left)
+    return intervals.join(at_receives, more), missing
 
 
 def _receives(calls: list[Call], begin: int, end: int, idle_ns: Sequence[float]) -> list[tuple[int, float]]:
@@ -100,7 +91,7 @@ def _first_of(time: Intervals, budget: float) -> Intervals:
     """The first `budget` nanoseconds of the time."""
     length = time.end - time.start
     take = np.clip(round(budget) - (np.cumsum(length) - length), 0, length)
-    return union(time.start, time.start + take)
+    return intervals.union(time.start, time.start + take)
 
 
 def _first_of_each_step(
@@ -108,16 +99,16 @@ def _first_of_each_step(
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
     """The first `budget_ns` of the time in each step, and the budget left over."""
     taken = [
-        _first_of(clip(time, start, end), budget)
+        _first_of(intervals.clip(time, start, end), budget)
         for start, end, budget in zip(bounds[:-1].tolist(), bounds[1:].tolist(), budget_ns.tolist(), strict=True)
     ]
     left = budget_ns - np.array([part.total for part in taken], np.float64)
-    return join(*taken), np.maximum(left, 0.0)
+    return intervals.join(*taken), np.maximum(left, 0.0)
 
 
 def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | None, cause: Cause) -> Segments:
     """Give a new cause, and perhaps category, to what under `cover` has no cause yet or is idle."""
-    inside, start, end = pieces(segments.start_ns, segments.end_ns, cover)
+    inside, start, end = intervals.pieces(segments.start_ns, segments.end_ns, cover)
     eligible = np.isin(
         segments.cause[inside], [TO_ATTRIBUTE, CAUSE_CODE[Cause.DEVICE_GAP], CAUSE_CODE[Cause.SYNCHRONIZATION]]
     )
@@ -139,8 +130,8 @@ def _outside(segments: Segments, cover: Intervals) -> tuple[npt.NDArray[np.intp]
     """The pieces of segments outside `cover`: index of the segment, start, end."""
     if not len(segments):
         return np.empty(0, np.intp), segments.start_ns, segments.end_ns
-    whole = union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
-    return pieces(segments.start_ns, segments.end_ns, subtract(whole, cover))
+    whole = intervals.union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
+    return intervals.pieces(segments.start_ns, segments.end_ns, intervals.subtract(whole, cover))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fleet_class.windows import MODES, as_minute, projected, read_windows, right_of, write_windows
 from stepscope.analyzer.fleet import HostUse, classify
 from stepscope.analyzer.fleet.evidence import is_polling
-from stepscope.analyzer.fleet.thresholds import LIMITS
+from stepscope.analyzer.fleet.samples import LIMITS
 from stepscope.core.documents.jobs import Counters
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import series
