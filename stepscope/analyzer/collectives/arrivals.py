@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from stepscope.analyzer.collectives.calls import FROM_ROOT_KINDS, SYNCHRONIZING_
 from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS, Clocks
 from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
-from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, assemble
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary import CATEGORY_CODE, COMPUTE_CATEGORIES, Cause, TimeCategory
 from stepscope.trace.columns import IntColumn
@@ -109,17 +109,17 @@ def _root_of(calls: Mapping[int, Call]) -> int | None:
     return root if root in calls else None
 
 
-def seen_arrivals(
-    calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
-) -> dict[CallId, int]:
+def _seen_arrivals(views: Mapping[int, RankView], matches: Matches, clocks: Clocks) -> dict[CallId, int]:
     """For calls with a member whose trace is missing, the last arrival of the others.
 
     Until then they waited, whatever the missing member did; what followed is unknown.
     """
     seen: dict[CallId, int] = {}
     for match in matches.partial:
-        calls = [calls_of_rank[rank][call.place] for rank, call in match.items()]
-        if len({island[rank] for rank in match}) == 1 and all(call.kind in SYNCHRONIZING_KINDS for call in calls):
+        calls = [views[rank].calls[call.place] for rank, call in match.items()]
+        if len({clocks.island[rank] for rank in match}) == 1 and all(
+            call.kind in SYNCHRONIZING_KINDS for call in calls
+        ):
             seen |= dict.fromkeys(match.values(), max(call.start_ns for call in calls))
     return seen
 
@@ -136,16 +136,15 @@ class WaitPieces:
         return len(self.start_ns)
 
 
-def split_communication(
-    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> Segments:
-    """Replace `communication_unsplit` by communication and wait where arrivals are known.
+def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> RankView:
+    """The view with `communication_unsplit` split into transfer and waiting for late ranks where arrivals are known.
 
     Of concurrent calls: `wait` only while every running one lacks a participant; transfer wins over unknown. Time
     without a call (a host entering or leaving one, or not yet waiting for a send that is done) is host-bound. Waiting
     in which the host was late anyway keeps the host's cause, transfer does not.
     """
-    transfer, unknown, waiting = _by_state(rank, calls, arrivals)
+    segments = view.segments
+    transfer, unknown, waiting = _by_state(view, arrivals)
     alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
     others = Intervals(segments.start_ns[~alone], segments.end_ns[~alone])
     parts = [CategorySpans(others, segments.category[~alone], segments.cause[~alone])]
@@ -167,16 +166,15 @@ def split_communication(
         parts.append(CategorySpans(Intervals(start, end), category, codes))
     for done in (transfer, undecided, waiting):
         time = subtract(time, done)
-    return assemble([*parts, CategorySpans(time, TimeCategory.HOST_BOUND)])
+    return replace(view, segments=assemble([*parts, CategorySpans(time, TimeCategory.HOST_BOUND)]))
 
 
-def waits_to_attribute(
-    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> WaitPieces:
+def waits_to_attribute(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
     """The waiting without a cause yet; overlapping waits belong to the call that began first."""
-    places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
+    segments, calls = view.segments, view.calls
+    places = [place for place in range(len(calls)) if CallId(view.rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
-    end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
+    end = np.array([min(calls[place].end_ns, arrivals[CallId(view.rank, place)].at_ns) for place in places], np.int64)
     start, end = owned(start, np.maximum(start, end), tie=np.arange(len(start)))
     open_ = segments.cause == TO_ATTRIBUTE
     cover = union(segments.start_ns[open_], segments.end_ns[open_])
@@ -185,13 +183,11 @@ def waits_to_attribute(
     return WaitPieces(piece_start[order], piece_end[order], np.array(places, np.int64)[index][order])
 
 
-def _by_state(
-    rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> tuple[Intervals, Intervals, Intervals]:
+def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Intervals, Intervals, Intervals]:
     """Time in which some call transferred, in which one with unknown arrivals ran, and in which one waited."""
     spans: tuple[list[tuple[int, int]], ...] = ([], [], [])
-    for place, call in enumerate(calls):
-        arrival = arrivals.get(CallId(rank, place))
+    for place, call in enumerate(view.calls):
+        arrival = arrivals.get(CallId(view.rank, place))
         if arrival is None:
             spans[1].append((call.exposed_from_ns, call.end_ns))
             continue
@@ -243,16 +239,10 @@ class CallColumns:
 
 
 def call_columns(
-    views: Mapping[int, RankView],
-    arrivals: Mapping[CallId, Arrival],
-    seen_ns: Mapping[CallId, int],
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, arrivals: Mapping[CallId, Arrival]
 ) -> CallColumns:
-    """All ranks' calls as columns.
-
-    Args:
-        views: on the job's clock, with their final categories.
-        seen_ns: as `seen_arrivals` returns.
-    """
+    """Collective calls of all ranks as columns; `views` are on the job's clock, with their final categories."""
+    seen_ns = _seen_arrivals(views, matches, clocks)
     first: dict[int, int] = {}
     parts = []
     count = 0
@@ -309,16 +299,14 @@ def _owned_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanos
     return covered_time(own_start, own_end, cover)
 
 
-def movable_wait(columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks) -> dict[int, int]:
-    """By rank, nanoseconds of exposed communication that a clock error of the residual moves between waiting and
-    transfer; ranks without any are absent."""
-    moved: dict[int, int] = {}
-    if not clocks.residual_ns:
-        return moved
+def movable_wait_share(
+    views: Mapping[int, RankView], columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks
+) -> float:
+    """Share of all ranks' windows that a clock error of the residual moves between waiting and transfer."""
+    moved = 0
     exposed = columns.exposed_wait + columns.exposed_transfer
     for call, arrival in arrivals.items():
         error = clocks.uncertainty_ns(call.rank, arrival.rank)
         if error and clocks.island[call.rank] == clocks.island[arrival.rank]:
-            time = min(int(np.ceil(error)), int(exposed[columns.first[call.rank] + call.place]))
-            moved[call.rank] = moved.get(call.rank, 0) + time
-    return moved
+            moved += min(int(np.ceil(error)), int(exposed[columns.first[call.rank] + call.place]))
+    return moved / sum(view.window_ns for view in views.values())

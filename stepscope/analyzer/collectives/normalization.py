@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from stepscope.analyzer.collectives.calls import Call
-from stepscope.analyzer.collectives.clocks import (
-    SAME_CLOCK_NS,
-    Clocks,
-    Pair,
-    PairOffset,
-    islands,
-    offsets_by_ends,
-    solve,
-    weight,
-)
+from stepscope.analyzer.collectives.clocks import Clocks, machine_of_rank
 from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
@@ -87,72 +77,6 @@ def _on_machine(view: RankView, machine: str | None) -> RankView:
         header=replace(view.header, host_name=machine),
         notices=[*view.notices, Notice("shared_host_name", apart)],
     )
-
-
-MIN_OFFSET_SPREADS = 10.0
-"""A host name covers several machines when its ranks' ends are apart by this many times their spread. A straggler that
-leaves late (20 us on the recorded one) and gloo's ranks (66 us with a spread of 44) stay on one machine."""
-
-
-def machine_of_rank(
-    calls_of_rank: Mapping[int, list[Call]],
-    matches: Matches,
-    host_of_rank: Mapping[int, str | None],
-    largest_offset_ns: float,
-) -> dict[int, str | None]:
-    """The machine of each rank: its host name, numbered where ranks of one name have different clocks.
-
-    Idea: the ends of synchronizing collectives coincide within some 20 us on the GPUs of one machine; on two machines
-    they are apart by the difference of the clocks.
-
-    Args:
-        largest_offset_ns: larger differences are calls matched wrongly (by a whole step), not clocks.
-    """
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, name in host_of_rank.items():
-        if name is not None:
-            ranks_of[name].append(rank)
-    machine = dict(host_of_rank)
-    for name, ranks in ranks_of.items():
-        clusters = _clusters(calls_of_rank, matches, sorted(ranks), largest_offset_ns) if len(ranks) > 1 else []
-        for number, cluster in enumerate(clusters[1:], start=2):
-            machine |= dict.fromkeys(cluster, f"{name} (machine {number})")
-    return machine
-
-
-def _clusters(
-    calls_of_rank: Mapping[int, list[Call]], matches: Matches, ranks: Sequence[int], largest_offset_ns: float
-) -> list[list[int]]:
-    """Ranks by clock, those of the lowest rank first; all together unless their ends contradict that."""
-    chosen = set(ranks)
-    own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
-    names = {rank: f"{rank:09d}" for rank in ranks}
-    pairs = offsets_by_ends(calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0)
-    if not any(_contradicts(pair, largest_offset_ns) for pair in pairs.values()):
-        return [list(ranks)]
-    if any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
-        return [list(ranks)]
-    return _ranks_by_clock(ranks, names, pairs)
-
-
-def _contradicts(pair: PairOffset, largest_offset_ns: float) -> bool:
-    return max(SAME_CLOCK_NS, MIN_OFFSET_SPREADS * pair.residual_ns) < abs(pair.ahead_ns) <= largest_offset_ns
-
-
-def _ranks_by_clock(
-    ranks: Sequence[int], names: Mapping[int, str], pairs: Mapping[Pair, PairOffset]
-) -> list[list[int]]:
-    island = islands(list(names.values()), pairs)
-    ahead = solve(list(names.values()), island, {pair: (p.ahead_ns, weight(p)) for pair, p in pairs.items()})
-    clusters: list[list[int]] = []
-    before = None
-    for place, value, rank in sorted((island[names[rank]], ahead[names[rank]], rank) for rank in ranks):
-        if before is not None and before[0] == place and value - before[1] <= SAME_CLOCK_NS:
-            clusters[-1].append(rank)
-        else:
-            clusters.append([rank])
-        before = place, value
-    return sorted(sorted(cluster) for cluster in clusters)
 
 
 def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:

@@ -7,34 +7,8 @@ from statistics import fmean
 
 import numpy as np
 
+from stepscope.analyzer.compare import parts, run_record, statistics
 from stepscope.analyzer.compare.gates import Condition, judge_gate
-from stepscope.analyzer.compare.parts import (
-    COLLECTIVE_SPREAD,
-    ComparisonBasis,
-    Sides,
-    compare_calls,
-    compare_categories,
-    compare_causes,
-    compare_collectives,
-    compare_kernels,
-    compare_rates,
-)
-from stepscope.analyzer.compare.run_record import (
-    RunRecord,
-    bandwidth_figure,
-    captured_steps,
-    comparability_notices,
-    mfu_figure,
-)
-from stepscope.analyzer.compare.statistics import (
-    MIN_EFFECT,
-    MIN_RUNS_TO_MEASURE,
-    Average,
-    Estimate,
-    estimate,
-    judge,
-    summarise_steps,
-)
 from stepscope.core.documents.comparison import (
     CauseDifference,
     Change,
@@ -71,10 +45,10 @@ def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95 % interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        parts = f"; but {_list_causes(moved)}" if moved else ""
-        if abs(step.relative or 0.0) >= MIN_EFFECT:
-            return f"not certain: {figures} ({size}): this may be noise{parts}"
-        return f"no change seen: {figures}{parts}"
+        others = f"; but {_list_causes(moved)}" if moved else ""
+        if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
+            return f"not certain: {figures} ({size}): this may be noise{others}"
+        return f"no change seen: {figures}{others}"
     same_way = [row for row in moved if row.ms.state is step.state]
     return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
 
@@ -84,7 +58,9 @@ def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference],
     if sure:
         named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
         rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
-        others = f", other causes together {rest:+,.1f} ms" if abs(rest) >= MIN_EFFECT * (step.a or 0.0) else ""
+        others = (
+            f", other causes together {rest:+,.1f} ms" if abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0) else ""
+        )
         return f": {_list_causes(sure)}{others}"
     way = 1.0 if step.state is Change.SLOWER else -1.0
     likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
@@ -93,7 +69,9 @@ def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference],
     return f"; likely {_list_causes(likely)}, but no single cause is certain"
 
 
-def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]) -> Notice:
+def evidence_notice(
+    sides: parts.Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]
+) -> Notice:
     """How much was measured, and what would make the verdict more certain."""
     few = min(num_steps) < FEW_STEPS
     steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
@@ -101,7 +79,7 @@ def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: st
     steps += f" {form(max(num_steps), f'{source} step')}"
     basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} each"
     visible = f"changes under {(step.smallest_visible or 0.0) / (step.a or 1.0):.1%} cannot be seen"
-    if len(sides[0]) + len(sides[1]) >= MIN_RUNS_TO_MEASURE:
+    if len(sides[0]) + len(sides[1]) >= statistics.MIN_RUNS_TO_MEASURE:
         return Notice("evidence", f"stands on {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
     advice = "give 3 or more runs a side to measure it"
     if few and source == "captured":
@@ -123,7 +101,7 @@ def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
     return [Notice("rare_stalls", text)]
 
 
-def micro_batch_notice(sides: Sides, step: Difference) -> list[Notice]:
+def micro_batch_notice(sides: parts.Sides, step: Difference) -> list[Notice]:
     """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
@@ -150,12 +128,12 @@ def _busy_share(stages: int, micro_batches: float) -> float:
     return micro_batches / (micro_batches + stages - 1)
 
 
-def _micro_batches(side: Sequence[RunRecord]) -> float | None:
+def _micro_batches(side: Sequence[run_record.RunRecord]) -> float | None:
     known = {run.analysis.pipeline.micro_batches for run in side if run.analysis.pipeline}
     return float(known.pop()) if len(known) == 1 else None
 
 
-def _throughput_gain(sides: Sides, step: Difference) -> float | None:
+def _throughput_gain(sides: parts.Sides, step: Difference) -> float | None:
     """Throughput of b over a: from tokens, else from MFU, else from step times of equal work."""
     tokens = [_mean([run.tokens for run in side]) for side in sides]
     if step.a and step.b and tokens[0] and tokens[1]:
@@ -196,8 +174,8 @@ UNPROFILED, CAPTURED = "unprofiled", "captured"
 
 
 def compare(
-    a: Sequence[RunRecord],
-    b: Sequence[RunRecord],
+    a: Sequence[run_record.RunRecord],
+    b: Sequence[run_record.RunRecord],
     *,
     names: tuple[str, str],
     conditions: Sequence[Condition] = (),
@@ -212,14 +190,16 @@ def compare(
         assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs.
         notices: warnings from reading the runs.
     """
-    sides: Sides = (a, b)
+    sides: parts.Sides = (a, b)
     source = UNPROFILED if all(run.unprofiled_ms for run in (*a, *b)) else CAPTURED
     steps = [[_steps(run, source) for run in side] for side in sides]
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
-    step_time, step_time_mean = (judge(found, smallest=MIN_EFFECT * found.a) for found in (median, mean))
+    step_time, step_time_mean = (
+        statistics.judge(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
+    )
     changed = step_time.state is not Change.NOT_SEEN or step_time_mean.state is not Change.NOT_SEEN
-    basis = ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
-    causes = compare_causes(sides, basis)
+    basis = parts.ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
+    causes = parts.compare_causes(sides, basis)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
     known = evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
@@ -231,30 +211,34 @@ def compare(
         step_time_mean=step_time_mean,
         run_spread=spread,
         run_spread_source="measured" if median.is_measured else "assumed",
-        mfu=compare_rates(sides, mfu_figure, assumed_spread),
-        busbw_gbs=compare_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD),
-        headings=compare_categories(sides, basis),
+        mfu=parts.compare_rates(sides, run_record.mfu_figure, assumed_spread),
+        busbw_gbs=parts.compare_rates(sides, run_record.bandwidth_figure, parts.COLLECTIVE_SPREAD),
+        headings=parts.compare_categories(sides, basis),
         causes=causes,
-        kernels=compare_kernels(sides, basis),
-        calls=compare_calls(sides, basis),
-        collectives=compare_collectives(sides, basis),
+        kernels=parts.compare_kernels(sides, basis),
+        calls=parts.compare_calls(sides, basis),
+        collectives=parts.compare_collectives(sides, basis),
         memory=_memory(sides),
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
         findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_notice(sides, step_time)],
-        warnings=[*notices, *comparability_notices(a, b)],
+        warnings=[*notices, *run_record.comparability_notices(a, b)],
     )
 
 
-def _steps(run: RunRecord, source: str) -> Sequence[float]:
-    return run.unprofiled_ms if source == UNPROFILED else captured_steps(run.analysis)
+def _steps(run: run_record.RunRecord, source: str) -> Sequence[float]:
+    return run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis)
 
 
-def _estimate(steps: list[list[Sequence[float]]], average: Average, assumed_spread: float) -> Estimate:
-    a, b = ([summarise_steps(run, average) for run in side] for side in steps)
-    return estimate(a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a])))
+def _estimate(
+    steps: list[list[Sequence[float]]], average: statistics.Average, assumed_spread: float
+) -> statistics.Estimate:
+    a, b = ([statistics.summarise_steps(run, average) for run in side] for side in steps)
+    return statistics.estimate(a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a])))
 
 
-def _side(name: str, runs: Sequence[RunRecord], source: str, steps: Sequence[Sequence[float]]) -> ComparedSide:
+def _side(
+    name: str, runs: Sequence[run_record.RunRecord], source: str, steps: Sequence[Sequence[float]]
+) -> ComparedSide:
     every = np.concatenate([np.asarray(run, dtype=float) for run in steps])
     return ComparedSide(
         name=name,
@@ -267,12 +251,12 @@ def _side(name: str, runs: Sequence[RunRecord], source: str, steps: Sequence[Seq
     )
 
 
-def _memory(sides: Sides) -> list[MemoryDifference]:
+def _memory(sides: parts.Sides) -> list[MemoryDifference]:
     a, b = (_largest_memory(side) for side in sides)
     return [MemoryDifference(name, a[name], b[name]) for name in sorted(a.keys() & b.keys())]
 
 
-def _largest_memory(side: Sequence[RunRecord]) -> dict[str, float]:
+def _largest_memory(side: Sequence[run_record.RunRecord]) -> dict[str, float]:
     """Bytes by name of the figure: the maximum over all runs of a side."""
     names = {name for run in side for name in run.memory_bytes}
     return {name: max(run.memory_bytes.get(name, 0.0) for run in side) for name in names}

@@ -13,17 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from stepscope.analyzer.compare.parts import (
-    COLLECTIVE_SPREAD,
-    KERNEL_SPREAD,
-    ComparisonBasis,
-    Sides,
-    category_figures,
-    cause_figures,
-    estimate_rates,
-    have_steps,
-    kernel_figures,
-)
+from stepscope.analyzer.compare import parts
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
 from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
 from stepscope.core.documents.comparison import Change, Gate, GateOutcome
@@ -92,7 +82,9 @@ def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]
     return conditions
 
 
-def judge_gate(condition: Condition, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate) -> Gate:
+def judge_gate(
+    condition: Condition, sides: parts.Sides, basis: parts.ComparisonBasis, step: Estimate, mean: Estimate
+) -> Gate:
     """Compare the confidence interval of a metric's difference with the limit."""
     found, unit = _measure(condition.metric, sides, basis, step, mean)
     if found is None:
@@ -161,36 +153,36 @@ def _usage_error(text: str, why: str, what_next: str, *, option: str) -> UsageEr
 
 
 def _measure(
-    metric: str, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate
+    metric: str, sides: parts.Sides, basis: parts.ComparisonBasis, step: Estimate, mean: Estimate
 ) -> tuple[Estimate | None, str]:
     """The metric's estimate (None if a side does not have it) and its unit."""
     if metric in ("step_time", "step_time_mean"):
         return step if metric == "step_time" else mean, "ms"
     if metric == "mfu":
-        return estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
+        return parts.estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
     if metric == "busbw":
-        return estimate_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD), "GB/s"
+        return parts.estimate_rates(sides, bandwidth_figure, parts.COLLECTIVE_SPREAD), "GB/s"
     prefix, _, name = metric.rpartition(":") if not metric.startswith("kernel:") else ("kernel", ":", metric[7:])
     if prefix == "kernel":
         return _estimate_kernels(sides, re.compile(name)), "ms"
     if prefix == "collective":
         return _estimate_transfers(sides, name), "ms"
     is_cause = prefix != "heading" and name in set(Cause)
-    figures = cause_figures(sides, Cause(name)) if is_cause else category_figures(sides, TimeCategory(name))
+    figures = parts.cause_figures(sides, Cause(name)) if is_cause else parts.category_figures(sides, TimeCategory(name))
     return estimate(*figures, assumed_spread=basis.assumed_spread * basis.step_ms), "ms"
 
 
-def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None:
+def _estimate_kernels(sides: parts.Sides, pattern: re.Pattern[str]) -> Estimate | None:
     chosen = [[[k for k in run.analysis.roofline.kernels if pattern.search(k.name)] for run in side] for side in sides]
     if not any(kernels for side in chosen for kernels in side):
         return None
-    by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
-    a, b = (kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
+    by_step = parts.have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
+    a, b = (parts.kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
     scale = max(fmean(run.value for run in side) for side in (a, b))
-    return estimate(a, b, assumed_spread=KERNEL_SPREAD * scale)
+    return estimate(a, b, assumed_spread=parts.KERNEL_SPREAD * scale)
 
 
-def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:
+def _estimate_transfers(sides: parts.Sides, kind: str) -> Estimate | None:
     totals = [
         [sum(c.transfer_ms or 0.0 for c in run.analysis.collectives if c.kind == kind) / run.num_steps for run in side]
         for side in sides
@@ -198,10 +190,10 @@ def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:
     if not any(total for side in totals for total in side):
         return None
     a, b = ([RunFigure(total) for total in side] for side in totals)
-    return estimate(a, b, assumed_spread=COLLECTIVE_SPREAD * max(total for side in totals for total in side))
+    return estimate(a, b, assumed_spread=parts.COLLECTIVE_SPREAD * max(total for side in totals for total in side))
 
 
-def _base(metric: str, found: Estimate, basis: ComparisonBasis) -> float:
+def _base(metric: str, found: Estimate, basis: parts.ComparisonBasis) -> float:
     """Value that a percentage refers to: the metric in a, or the step for a part that a hardly has."""
     if metric in _RATES or abs(found.a) >= MIN_EFFECT * basis.step_ms:
         return abs(found.a)

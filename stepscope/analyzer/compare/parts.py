@@ -13,27 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from stepscope.analyzer.compare import statistics
 from stepscope.analyzer.compare.run_record import RunRecord, category_figure, cause_figure
-from stepscope.analyzer.compare.statistics import (
-    LEVEL,
-    MIN_EFFECT,
-    Estimate,
-    Figures,
-    RunFigure,
-    estimate,
-    judge,
-    summarise_steps,
-    unknown,
-)
+from stepscope.core.documents import comparison
 from stepscope.core.documents.analysis import Collective, KernelTime
-from stepscope.core.documents.comparison import (
-    CategoryDifference,
-    CauseDifference,
-    Change,
-    CollectiveDifference,
-    Difference,
-    KernelDifference,
-)
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 KERNEL_SPREAD = 0.03
@@ -46,9 +29,9 @@ MIN_KERNEL_EFFECT = 0.002
 """Smallest share of the step by which a kernel's time must change to be reported as a change."""
 
 Sides = tuple[Sequence[RunRecord], Sequence[RunRecord]]
-RateFigure = Callable[[RunRecord], RunFigure | None]
+RateFigure = Callable[[RunRecord], statistics.RunFigure | None]
 _Part = TypeVar("_Part", bound=str)
-_Row = TypeVar("_Row", CategoryDifference, CauseDifference, KernelDifference)
+_Row = TypeVar("_Row", comparison.CategoryDifference, comparison.CauseDifference, comparison.KernelDifference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +50,34 @@ class ComparisonBasis:
 
     def level(self, num_rows: int) -> float:
         """Significance level of one row in a table of `num_rows`."""
-        return LEVEL if self.step_changed else LEVEL / max(num_rows, 1)
+        return statistics.LEVEL if self.step_changed else statistics.LEVEL / max(num_rows, 1)
 
 
-def compare_categories(sides: Sides, basis: ComparisonBasis) -> list[CategoryDifference]:
+def compare_categories(sides: Sides, basis: ComparisonBasis) -> list[comparison.CategoryDifference]:
     """Time categories present on either side, largest change first."""
     differences = _differences(sides, basis, TimeCategory, category_figures)
-    return _largest_first([CategoryDifference(category, ms) for category, ms in differences.items()])
+    return _largest_first([comparison.CategoryDifference(category, ms) for category, ms in differences.items()])
 
 
-def compare_causes(sides: Sides, basis: ComparisonBasis) -> list[CauseDifference]:
+def compare_causes(sides: Sides, basis: ComparisonBasis) -> list[comparison.CauseDifference]:
     """Root causes present on either side, largest change first."""
     differences = _differences(sides, basis, Cause, cause_figures)
     return _largest_first(
-        [CauseDifference(cause, ms, *(_culprits(side, cause) for side in sides)) for cause, ms in differences.items()]
+        [
+            comparison.CauseDifference(cause, ms, *(_culprits(side, cause) for side in sides))
+            for cause, ms in differences.items()
+        ]
     )
 
 
-def compare_kernels(sides: Sides, basis: ComparisonBasis) -> list[KernelDifference]:
+def compare_kernels(sides: Sides, basis: ComparisonBasis) -> list[comparison.KernelDifference]:
     """Kernels of either side by name, largest change first."""
     tables = [[{k.name: k for k in run.analysis.roofline.kernels} for run in side] for side in sides]
     names = dict.fromkeys(name for side in tables for table in side for name in table)
     return _compare_kernel_times(names, sides, tables, basis)
 
 
-def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[KernelDifference]:
+def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[comparison.KernelDifference]:
     """Kernel time by operator and input shapes, for the calls that every run lists.
 
     An analysis lists only its largest calls, so a call that one run does not list may still have happened there.
@@ -101,7 +87,7 @@ def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[KernelDifference
     return _compare_kernel_times([name for name in every[0] if all(name in t for t in every)], sides, tables, basis)
 
 
-def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[CollectiveDifference]:
+def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[comparison.CollectiveDifference]:
     """Collectives of either side by group, kind and size, largest change first."""
     tables = [[{_key(row): row for row in run.analysis.collectives} for run in side] for side in sides]
     keys = dict.fromkeys(key for side in tables for table in side for key in table)
@@ -109,30 +95,30 @@ def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[Collective
     return sorted(rows, key=lambda row: -(abs(row.transfer_ms.change or 0.0) + abs(row.wait_ms.change or 0.0)))
 
 
-def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> Difference:
-    """Difference of a rate (more is better); `spread` is its relative standard deviation between runs."""
+def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> comparison.Difference:
+    """comparison.Difference of a rate (more is better); `spread` is its relative standard deviation between runs."""
     found = estimate_rates(sides, figure, spread)
     if found is not None:
         return _judge_rate(found)
     known = [[rate.value for run in side if (rate := figure(run)) is not None] for side in sides]
-    return unknown(*(fmean(side) if side else None for side in known))
+    return statistics.unknown(*(fmean(side) if side else None for side in known))
 
 
-def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> Estimate | None:
+def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> statistics.Estimate | None:
     """Estimated difference of a rate over the runs that have it; None if no run of a side has."""
     a, b = ([rate for run in side if (rate := figure(run)) is not None] for side in sides)
     if not a or not b:
         return None
-    return estimate(a, b, assumed_spread=spread * fmean(rate.value for rate in a))
+    return statistics.estimate(a, b, assumed_spread=spread * fmean(rate.value for rate in a))
 
 
-def category_figures(sides: Sides, category: TimeCategory) -> Figures:
+def category_figures(sides: Sides, category: TimeCategory) -> statistics.Figures:
     """Milliseconds per step in a time category, for each run of both sides."""
     a, b = ([category_figure(run.analysis, category) for run in side] for side in sides)
     return a, b
 
 
-def cause_figures(sides: Sides, cause: Cause) -> Figures:
+def cause_figures(sides: Sides, cause: Cause) -> statistics.Figures:
     """Milliseconds per step attributed to a cause, for each run of both sides."""
     a, b = ([cause_figure(run.analysis, cause) for run in side] for side in sides)
     return a, b
@@ -140,14 +126,14 @@ def cause_figures(sides: Sides, cause: Cause) -> Figures:
 
 def kernel_figures(
     side: Sequence[RunRecord], chosen: Sequence[Sequence[KernelTime]], *, by_step: bool
-) -> list[RunFigure]:
+) -> list[statistics.RunFigure]:
     """Milliseconds per step of the chosen kernels of each run, summed; `by_step` takes the noise from single steps."""
     figures = []
     for run, kernels in zip(side, chosen, strict=True):
         if by_step and kernels:
-            figures.append(summarise_steps(np.sum([k.step_ms for k in kernels], axis=0).tolist(), np.mean))
+            figures.append(statistics.summarise_steps(np.sum([k.step_ms for k in kernels], axis=0).tolist(), np.mean))
         else:
-            figures.append(RunFigure(sum(k.ms for k in kernels) / run.num_rank_steps))
+            figures.append(statistics.RunFigure(sum(k.ms for k in kernels) / run.num_rank_steps))
     return figures
 
 
@@ -161,18 +147,21 @@ def _largest_first(rows: list[_Row]) -> list[_Row]:
 
 
 def _differences(
-    sides: Sides, basis: ComparisonBasis, parts: Iterable[_Part], figures_of: Callable[[Sides, _Part], Figures]
-) -> dict[_Part, Difference]:
-    """Difference of each part that any run has."""
+    sides: Sides,
+    basis: ComparisonBasis,
+    parts: Iterable[_Part],
+    figures_of: Callable[[Sides, _Part], statistics.Figures],
+) -> dict[_Part, comparison.Difference]:
+    """comparison.Difference of each part that any run has."""
     figures = {part: figures_of(sides, part) for part in parts}
     present = {part: pair for part, pair in figures.items() if any(run.value for side in pair for run in side)}
     level = basis.level(len(present))
     return {part: _difference(pair, basis, level) for part, pair in present.items()}
 
 
-def _difference(pair: Figures, basis: ComparisonBasis, level: float) -> Difference:
-    found = estimate(*pair, assumed_spread=basis.assumed_spread * basis.step_ms)
-    return judge(found, smallest=MIN_EFFECT * basis.step_ms, level=level)
+def _difference(pair: statistics.Figures, basis: ComparisonBasis, level: float) -> comparison.Difference:
+    found = statistics.estimate(*pair, assumed_spread=basis.assumed_spread * basis.step_ms)
+    return statistics.judge(found, smallest=statistics.MIN_EFFECT * basis.step_ms, level=level)
 
 
 def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
@@ -182,7 +171,7 @@ def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
 
 def _compare_kernel_times(
     names: Iterable[str], sides: Sides, tables: Sequence[Sequence[Mapping[str, KernelTime]]], basis: ComparisonBasis
-) -> list[KernelDifference]:
+) -> list[comparison.KernelDifference]:
     """One row per name; `tables` holds the kernels of each run by name."""
     names = list(names)
     level = basis.level(len(names))
@@ -195,21 +184,21 @@ def _compare_kernel_times(
             fmean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
             for side, own in zip(sides, chosen, strict=True)
         ]
-        found = estimate(*times, assumed_spread=KERNEL_SPREAD * _larger_mean(times))
-        difference = judge(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
-        rows.append(KernelDifference(name, _new_or_gone(difference, calls), *calls))
+        found = statistics.estimate(*times, assumed_spread=KERNEL_SPREAD * _larger_mean(times))
+        difference = statistics.judge(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
+        rows.append(comparison.KernelDifference(name, _new_or_gone(difference, calls), *calls))
     return _largest_first(rows)
 
 
-def _larger_mean(sides: Sequence[Sequence[RunFigure]]) -> float:
+def _larger_mean(sides: Sequence[Sequence[statistics.RunFigure]]) -> float:
     return max(fmean(run.value for run in side) for side in sides)
 
 
-def _new_or_gone(difference: Difference, calls: Sequence[float]) -> Difference:
+def _new_or_gone(difference: comparison.Difference, calls: Sequence[float]) -> comparison.Difference:
     """A significant change of something that one side never calls is reported as new or gone."""
-    if difference.state is Change.NOT_SEEN or all(calls):
+    if difference.state is comparison.Change.NOT_SEEN or all(calls):
         return difference
-    return replace(difference, state=Change.NEW if calls[1] else Change.GONE)
+    return replace(difference, state=comparison.Change.NEW if calls[1] else comparison.Change.GONE)
 
 
 _CollectiveKey = tuple[str, str, int | None, str | None]
@@ -225,32 +214,40 @@ def _compare_collective(
     tables: Sequence[Sequence[Mapping[_CollectiveKey, Collective]]],
     basis: ComparisonBasis,
     level: float,
-) -> CollectiveDifference:
+) -> comparison.CollectiveDifference:
     num_members = key[0].count(",") + 1
     transfers, waits, bandwidths, calls = [], [], [], []
     for side, by_run in zip(sides, tables, strict=True):
         rows = [(by_key.get(key), run.num_steps) for run, by_key in zip(side, by_run, strict=True)]
-        transfers.append([RunFigure((c.transfer_ms or 0.0) / steps if c else 0.0) for c, steps in rows])
-        waits.append([RunFigure((c.wait_ms or 0.0) / steps / num_members if c else 0.0) for c, steps in rows])
-        bandwidths.append([RunFigure(c.busbw_gbs) for c, _ in rows if c and c.busbw_gbs is not None])
+        transfers.append([statistics.RunFigure((c.transfer_ms or 0.0) / steps if c else 0.0) for c, steps in rows])
+        waits.append(
+            [statistics.RunFigure((c.wait_ms or 0.0) / steps / num_members if c else 0.0) for c, steps in rows]
+        )
+        bandwidths.append([statistics.RunFigure(c.busbw_gbs) for c, _ in rows if c and c.busbw_gbs is not None])
         calls.append(fmean(c.count / steps if c else 0.0 for c, steps in rows))
-    moved = estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(transfers))
-    return CollectiveDifference(
+    moved = statistics.estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(transfers))
+    return comparison.CollectiveDifference(
         *key[:3],
         calls[0],
         calls[1],
-        _new_or_gone(judge(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls),
+        _new_or_gone(statistics.judge(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls),
         _new_or_gone(_difference((waits[0], waits[1]), basis, level), calls),
         _compare_bandwidth(bandwidths, level),
     )
 
 
-def _compare_bandwidth(sides: Sequence[Sequence[RunFigure]], level: float) -> Difference:
+def _compare_bandwidth(sides: Sequence[Sequence[statistics.RunFigure]], level: float) -> comparison.Difference:
     if not all(sides):
-        return unknown(*(fmean(run.value for run in side) if side else None for side in sides))
-    found = estimate(*sides, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(sides))
+        return statistics.unknown(*(fmean(run.value for run in side) if side else None for side in sides))
+    found = statistics.estimate(*sides, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(sides))
     return _judge_rate(found, level)
 
 
-def _judge_rate(found: Estimate, level: float = LEVEL) -> Difference:
-    return judge(found, smallest=MIN_EFFECT * abs(found.a), rose=Change.HIGHER, fell=Change.LOWER, level=level)
+def _judge_rate(found: statistics.Estimate, level: float = statistics.LEVEL) -> comparison.Difference:
+    return statistics.judge(
+        found,
+        smallest=statistics.MIN_EFFECT * abs(found.a),
+        rose=comparison.Change.HIGHER,
+        fell=comparison.Change.LOWER,
+        level=level,
+    )

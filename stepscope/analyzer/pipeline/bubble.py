@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,31 +29,26 @@ class ScheduledIdle:
     at_receive_ns: tuple[float, ...]
 
 
-def attribute_schedule(
-    segments: Segments,
-    waits: WaitPieces,
-    calls: list[Call],
-    *,
-    step_bounds_ns: Nanoseconds,
-    structural: ScheduledIdle,
-    imbalance: ScheduledIdle,
-) -> Segments:
-    """Turn up to `structural` of cross-stage waiting in each step into bubble, and attribute up to `imbalance` more to
-    uneven stages. Scheduled idle time beyond the waiting is found in idle device time.
+def attribute_bubble(view: RankView, parts: PipelineParts, waits: WaitPieces) -> RankView:
+    """Turn a rank's waiting for other stages into pipeline bubble, as far as the schedule idles in each step.
+
+    As much more as uneven stages add is attributed to these. Scheduled idle time beyond the waiting is found in idle
+    device time.
 
     Waiting at a receive is first explained by the schedule's idle time there; more is some rank's lateness (a slow
     loader in the first stage shows at the first receive of all others). What is left of a step's scheduled idle time
     explains the first waiting of the step.
     """
+    segments, calls, step_bounds_ns = view.segments, view.calls, view.step_bounds_ns
     cross_stage = np.array([call.kind in P2P_KINDS for call in calls] or [False])[waits.call]
     waiting = Intervals(waits.start_ns[cross_stage], waits.end_ns[cross_stage])
-    bubble, missing = _scheduled(waiting, calls, step_bounds_ns, structural)
-    uneven, _ = _scheduled(intervals.subtract(waiting, bubble), calls, step_bounds_ns, imbalance)
+    bubble, missing = _scheduled(waiting, calls, step_bounds_ns, parts.structural_ns[view.rank])
+    uneven, _ = _scheduled(intervals.subtract(waiting, bubble), calls, step_bounds_ns, parts.imbalance_ns[view.rank])
     queued = segments.intervals_of(TimeCategory.DEVICE_GAP, TimeCategory.SYNCHRONIZATION)
     caused_idle, _ = _first_of_each_step(queued, step_bounds_ns, missing)
     segments = _relabel(segments, bubble, category=TimeCategory.BUBBLE, cause=Cause.PIPELINE_BUBBLE)
     segments = _relabel(segments, uneven, category=None, cause=Cause.IMBALANCE)
-    return _relabel(segments, caused_idle, category=None, cause=Cause.PIPELINE_BUBBLE)
+    return replace(view, segments=_relabel(segments, caused_idle, category=None, cause=Cause.PIPELINE_BUBBLE))
 
 
 def _scheduled(
@@ -159,7 +154,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     rest of idle time is the schedule's own) and once with the measured durations (what that adds is imbalance). What
     the measurement exceeds both by is variance.
     """
-    ranks = [views[rank] for rank in chain.ranks]
+    ranks = [views[rank] for rank in chain]
     observed = observe(chain, views)
     if observed is None:
         return None
@@ -203,7 +198,7 @@ def _idle_of_ranks(
 ) -> tuple[dict[int, ScheduledIdle], dict[int, ScheduledIdle]]:
     """By rank, the idle time of a step due to the schedule, and what uneven stages add."""
     scheduled, added = {}, {}
-    for place, rank in enumerate(chain.ranks):
+    for place, rank in enumerate(chain):
         more = [max(long - short, 0.0) for short, long in zip(even.idle_ns[place], uneven.idle_ns[place], strict=True)]
         waiting = max(uneven.period_ns - uneven.busy_ns[place] - structural, 0.0)
         scheduled[rank] = ScheduledIdle(structural, even.idle_ns[place])
@@ -213,7 +208,7 @@ def _idle_of_ranks(
 
 def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:
     mean = float(np.mean(uneven.busy_ns))
-    excess = {rank: own - mean for rank, own in zip(chain.ranks, uneven.busy_ns, strict=True) if own > mean}
+    excess = {rank: own - mean for rank, own in zip(chain, uneven.busy_ns, strict=True) if own > mean}
     total = sum(excess.values())
     return {rank: own / total for rank, own in excess.items()}
 

@@ -16,12 +16,8 @@ from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES
 from stepscope.trace.columns import NONE
 
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The ranks of one pipeline in the order in which activations travel."""
-
-    ranks: tuple[int, ...]
+Chain = tuple[int, ...]
+"""The ranks of one pipeline in the order in which activations travel."""
 
 
 def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
@@ -52,7 +48,7 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
                 break  # no gradient comes back, so it is not a pipeline
             ranks.append(following)
         if len(ranks) > 1:
-            chains.append(Chain(tuple(ranks)))
+            chains.append(tuple(ranks))
     return chains
 
 
@@ -71,7 +67,7 @@ def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], st
     gradient before each backward, the last one an activation before each forward. Activations from the last rank to the
     first show several stages per device; between two ranks these look like gradients, so there one stage is assumed.
     """
-    ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain.ranks)]
+    ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain)]
     down = Counter(ways[0])[True, True]
     back = Counter(ways[-1])[True, True]
     if back >= down or down % (down - back):
@@ -89,8 +85,7 @@ def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], st
 
 def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
     """One rank's traffic in issue order; sends of a call come first, as they complete the passes before."""
-    ranks = chain.ranks
-    rank, following, previous = ranks[place], ranks[(place + 1) % len(ranks)], ranks[place - 1]
+    rank, following, previous = chain[place], chain[(place + 1) % len(chain)], chain[place - 1]
     found = []
     for call in calls:
         if call.step != step:
@@ -98,7 +93,7 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
         for peer in sorted(call.peers, key=lambda peer: peer.source != rank):
             is_send = peer.source == rank
             other = peer.destination if is_send else peer.source
-            if len(ranks) == 2 and other == following:
+            if len(chain) == 2 and other == following:
                 found.append((is_send, is_send == (place == 0)))
             elif other in (following, previous):
                 found.append((is_send, is_send == (other == following)))
@@ -159,7 +154,7 @@ class Observed:
 
 def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
     """Passes by marks where every rank has some, else by traffic; None where neither gives a whole step."""
-    ranks = [views[rank] for rank in chain.ranks]
+    ranks = [views[rank] for rank in chain]
     if all(view.micro_batches for view in ranks):
         return _from_marks(ranks)
     return _from_traffic(chain, ranks)

@@ -222,7 +222,7 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
 def _ranks_above_mean(schedule: PipelineSchedule) -> list[int]:
     """Ranks that compute more than the mean."""
     busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
-    return [rank for rank, own in zip(schedule.chain.ranks, busy, strict=True) if own > np.mean(busy)]
+    return [rank for rank, own in zip(schedule.chain, busy, strict=True) if own > np.mean(busy)]
 
 
 def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
@@ -301,7 +301,7 @@ _PassRuns = Mapping[Task, PassRun]
 
 def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
     """Schedule of a pipeline from its ranks' micro-batch marks; None if these do not cover whole steps."""
-    ranks = [views[rank] for rank in chain.ranks]
+    ranks = [views[rank] for rank in chain]
     if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None
     observed = observe(chain, views)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepscope.analyzer.collectives.clocks import machine_of_rank
 from stepscope.analyzer.collectives.matching import match_calls
-from stepscope.analyzer.collectives.normalization import machine_of_rank
 from tests.analyzer.collectives.test_clocks import MS, US, job
 
 HALF_A_STEP_NS = 50 * MS
