@@ -162,10 +162,9 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _AlignedJob:
     pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
     schedules = [found for chain in chains if (found := pipeline_schedule.recorded_schedule(chain, by_rank))]
     pieces = {rank: arrivals.waits_to_attribute(view, last) for rank, view in by_rank.items()}
-    for parts in pipelines:
-        for rank in parts.chain:
-            by_rank[rank] = attribute_bubble(by_rank[rank], parts, pieces[rank])
-            pieces[rank] = arrivals.waits_to_attribute(by_rank[rank], last)
+    changed = {rank: attribute_bubble(by_rank[rank], one, pieces[rank]) for one in pipelines for rank in one.chain}
+    by_rank |= changed
+    pieces |= {rank: arrivals.waits_to_attribute(view, last) for rank, view in changed.items()}
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain)}
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
     waits = attribute_waits(by_rank, pieces, last, matches, comparison.cause)

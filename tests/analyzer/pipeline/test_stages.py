@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay
-from stepscope.analyzer.pipeline.stages import Chain, order_from_traffic
+from stepscope.analyzer.pipeline.stages import order_from_traffic
 from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.pipeline.scheduled import gpipe_order, scheduled
@@ -137,7 +137,7 @@ def test_replicas_of_a_pipeline_are_explained_each_and_the_worst_is_shown() -> N
 def test_half_a_step_of_traffic_tells_no_order() -> None:
     views = [view_of(trace) for trace in scheduled(interleaved_order(2, 4), usual, marked=False)]
     calls = {view.rank: view.calls for view in views}
-    chain = Chain((0, 1))
+    chain = (0, 1)
     assert order_from_traffic(chain, calls, 1) == interleaved_order(2, 4)
     assert order_from_traffic(chain, {**calls, 0: calls[0][:-1]}, 2) is None
     assert order_from_traffic(chain, calls, 99) is None
