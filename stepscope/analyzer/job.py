@@ -72,7 +72,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         data_waits_ns=context.data_waits_ns,
     )
     resampled = resample(aligned.table)
-    rows = with_kernel_reasons(root_causes(inputs, resampled), roofline, job)
+    rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
     unprofiled_ms = summaries.comparable_step_ms(by_rank, context.unprofiled_step_ms)
     certain = [row for row in rows if not inputs.is_guess(row)]
     what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)

@@ -122,18 +122,12 @@ def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
     calls = trace.rows_of(Category.RUNTIME)
     ids, wanted = trace.correlation[calls], trace.correlation[activity_rows]
     found = last_row_of_id(ids, calls, wanted)
-    repeated = _repeated(ids)
+    ordered = np.sort(ids, kind="stable")
+    repeated = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
     if len(repeated):
         several = np.flatnonzero(np.isin(wanted, repeated))
         found[several] = _last_begun(trace, calls[np.isin(ids, repeated)], activity_rows[several])
     return found
-
-
-def _repeated(ids: IntColumn) -> IntColumn:
-    """The ids that several rows have; ids below 1 are not ids."""
-    ordered = np.sort(ids, kind="stable")
-    again: IntColumn = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
-    return again
 
 
 def last_row_of_id(ids: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:

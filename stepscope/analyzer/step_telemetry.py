@@ -24,11 +24,13 @@ def step_report(ranks: Sequence[RankSteps]) -> StepReport:
     settled = {row.index for row in rows[1:] if not row.captured}
     of_settled = [step for rank in ranks for step in rank.steps if step.index in settled]
     names = sorted({name for step in of_settled for name in step.phases})
+    milliseconds = [row.ms for row in rows if row.index in settled]
+    quantiles = np.percentile(milliseconds, (50, 95, 100)).tolist() if milliseconds else [None] * 3
     return StepReport(
         ranks=[rank.rank for rank in ranks],
         num_steps=len(rows),
         num_settled=len(settled),
-        step_ms=_times([row.ms for row in rows if row.index in settled]),
+        step_ms=StepTime(*quantiles),
         data_wait=_share(of_settled, [step.data_wait_ns for step in of_settled]),
         phases={name: _share(of_settled, [step.phases.get(name, 0) for step in of_settled]) or 0.0 for name in names},
         steps=rows,
@@ -54,13 +56,6 @@ def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
         captured=any(step.captured for _, step in steps),
         anomalies=sorted({name for _, step in steps for name in step.anomalies}),
     )
-
-
-def _times(milliseconds: list[float]) -> StepTime:
-    if not milliseconds:
-        return StepTime(None, None, None)
-    p50, p95, longest = np.percentile(milliseconds, (50, 95, 100))
-    return StepTime(float(p50), float(p95), float(longest))
 
 
 def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 
@@ -62,8 +62,8 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> analysis
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
-    mfu = mfu_of(views, step_ms)
-    hfu = hfu_of(views, step_ms)
+    mfu = _utilization(views, lambda view: view.step_flops, step_ms)
+    hfu = _utilization(views, lambda view: view.executed_flops, step_ms)
     first = next(iter(views.values()))
     return analysis.Job(
         world_size=world_size,
@@ -81,23 +81,15 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> analysis
     )
 
 
-def mfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Model FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
-    return _utilization([(view.step_flops, view.peak_flops) for view in _costed(views)], step_ms)
+def _utilization(
+    views: Mapping[int, RankView], flops_of: Callable[[RankView], float | None], step_ms: float | None
+) -> float | None:
+    """FLOPs of a step / FLOPs at peak, mean over ranks.
 
-
-def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Hardware FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
-    return _utilization([(view.executed_flops, view.peak_flops) for view in _costed(views)], step_ms)
-
-
-def _costed(views: Mapping[int, RankView]) -> list[RankView]:
-    return [view for view in views.values() if view.coverage.costed >= MIN_COSTED_SHARE]
-
-
-def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
-    """FLOPs of a step / FLOPs at peak, mean over ranks."""
-    shares = [flops / peak for flops, peak in flops_and_peak if flops and peak]
+    Above 1 where the peak is wrong; None where FLOPs, peak or step are unknown.
+    """
+    costed = [view for view in views.values() if view.coverage.costed >= MIN_COSTED_SHARE]
+    shares = [flops / view.peak_flops for view in costed if (flops := flops_of(view)) and view.peak_flops]
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
@@ -293,7 +285,7 @@ def notices_of(
             "and what capturing adds to them is not known"
         )
         notices.append(Notice("unlike_steps", differ))
-    hfu = hfu_of(views, job.step_ms)
+    hfu = _utilization(views, lambda view: view.executed_flops, job.step_ms)
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))

@@ -60,8 +60,10 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
     inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
     linked = activities.launch_ns != NONE
     kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
-    losses = lost_launches(trace, activities)
+    lost, lost_at_start = _lost_launches(trace, activities)
     largest, name = _largest(trace, activities, window)
+    places = distinct(steps.position_of(activities.launch_ns[linked]))
+    filled = places[places != NONE]
     graphs = graph_launches(trace)
     in_graph = np.isin(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
     return TraceFacts(
@@ -71,21 +73,15 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
         num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
         num_kernels=len(kernels),
         num_graph_kernels=int(np.count_nonzero(in_graph)),
-        lost_launches=losses.share,
-        lost_at_start=losses.num_at_start,
+        lost_launches=lost,
+        lost_at_start=lost_at_start,
         step_indices=tuple(steps.index.tolist()),
-        empty_steps=_empty_steps(activities, steps),
+        # none where no activity has a known step
+        empty_steps=tuple(np.delete(steps.index, filled).tolist()) if len(filled) else (),
         largest_share=largest,
         largest_name=name,
-        untraced_iterations=has_untraced_iterations(trace, activities, graphs),
+        untraced_iterations=_has_untraced_iterations(trace, activities, graphs),
     )
-
-
-def _empty_steps(activities: Activities, steps: HostSteps) -> tuple[int, ...]:
-    """Marked steps in which no device activity was launched; none where no activity has a known step."""
-    places = distinct(steps.position_of(activities.launch_ns[activities.launch_ns != NONE]))
-    filled = places[places != NONE]
-    return tuple(np.delete(steps.index, filled).tolist()) if len(filled) else ()
 
 
 def _largest(trace: TraceColumns, activities: Activities, window: Window) -> tuple[float, str]:
@@ -106,31 +102,21 @@ _LAUNCHES_WORK = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Calls that launched device work which is missing in the trace.
+def _lost_launches(trace: TraceColumns, activities: Activities) -> tuple[float, int]:
+    """Share of the launches whose device work is missing in the trace, and how many are before the first that has it.
 
-    Attributes:
-        share: of all calls that launch work; 0 without such calls.
-        num_at_start: those before the first whose work is there: the profiler was not recording the device yet.
+    At these the profiler was not recording the device yet.
     """
-
-    share: float
-    num_at_start: int
-
-
-def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
-    """Launches of the trace without device work."""
     calls = trace.rows_named(_LAUNCHES_WORK.match, Category.RUNTIME)
     calls = calls[trace.correlation[calls] > 0]
     if not len(calls):
-        return Losses(0.0, 0)
+        return 0.0, 0
     kept = are_among(trace.correlation[calls], trace.correlation[activities.row])
     share = 1.0 - float(kept.mean())
     if not kept.any():
-        return Losses(share, 0)
+        return share, 0
     first_kept = trace.start_ns[calls[kept]].min()
-    return Losses(share, int(np.count_nonzero(trace.start_ns[calls[~kept]] < first_kept)))
+    return share, int(np.count_nonzero(trace.start_ns[calls[~kept]] < first_kept))
 
 
 _WAITS_FOR_DEVICE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
@@ -140,7 +126,7 @@ MIN_SILENCE_RATIO = 10
 """Least ratio of the wait without device work to the recorded part of the graph."""
 
 
-def has_untraced_iterations(trace: TraceColumns, activities: Activities, graphs: npt.NDArray[np.intp]) -> bool:
+def _has_untraced_iterations(trace: TraceColumns, activities: Activities, graphs: npt.NDArray[np.intp]) -> bool:
     """Whether a call that waits for the device outlasts all recorded work by far, right after a graph's kernels.
 
     Of a graph with a conditional `while` node CUPTI records the first iteration only (pytorch/kineto#1062): the host

@@ -219,7 +219,12 @@ class IssuedOperators:
             arguments = [read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
         else:
             rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
-            arguments = [_arguments_of_span(trace, row) for row in rows.tolist()]
+            arguments = []
+            for row in rows.tolist():
+                name = trace.names[int(trace.name[row])]
+                dims, types, concrete = arguments_of(trace, row)
+                kind, size = "send" if "send" in name else "recv", largest_tensor_bytes(dims, types)
+                arguments.append(CallArguments(kind, num_bytes=size, peer_place=peer_of(name, concrete)))
         order = np.argsort(trace.start_ns[rows], kind="stable")
         self._arguments = [arguments[place] for place in order.tolist()]
         self._start = trace.start_ns[rows][order]
@@ -232,13 +237,6 @@ class IssuedOperators:
         self._taken_until[lane] = launch_ns
         low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
         return [self._arguments[i] for i in range(low, high) if self._lane[i] == lane]
-
-
-def _arguments_of_span(trace: TraceColumns, row: int) -> CallArguments:
-    name = trace.names[int(trace.name[row])]
-    dims, types, concrete = arguments_of(trace, row)
-    kind = "send" if "send" in name else "recv"
-    return CallArguments(kind, num_bytes=largest_tensor_bytes(dims, types), peer_place=peer_of(name, concrete))
 
 
 def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None:

@@ -61,9 +61,10 @@ def collective_table(
             continue
         calls = list(match.values())
         key = _key(views, tuple(sorted(match)), calls[0], described)
-        sizes = {views[c.rank].calls[c.place].num_bytes for c in calls} if key.kind == "all_to_all" else set()
-        if len(sizes) > 1:
-            uneven[replace(key, num_bytes=None)].append((_mean_bytes(views, calls), calls))
+        sizes_of_calls = [views[c.rank].calls[c.place].num_bytes for c in calls]
+        if key.kind == "all_to_all" and len(set(sizes_of_calls)) > 1:
+            mean_bytes = float(np.mean([size for size in sizes_of_calls if size is not None]))
+            uneven[replace(key, num_bytes=None)].append((mean_bytes, calls))
         else:
             rows[key].append(calls)
     for key, sized in uneven.items():
@@ -78,19 +79,14 @@ def collective_table(
             rows[_key(views, members, call, described, kind="p2p")].append(list(pair))
     groups = {(key.members, key.kind) for key in rows}
     link_of_group = {
-        (members, kind): link_of(views, members) or network_of(views, members, kind, network_bytes_per_second)
+        (members, kind): expected_link(views, members)
+        or _expected_network(views, members, kind, network_bytes_per_second)
         for members, kind in groups
     }
     table = [
         _row(key, instances, link_of_group[key.members, key.kind], arrivals, columns) for key, instances in rows.items()
     ]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
-
-
-def _mean_bytes(views: Mapping[int, RankView], calls: Iterable[CallId]) -> float:
-    """Mean size over the members with a known one."""
-    sizes = (views[c.rank].calls[c.place].num_bytes for c in calls)
-    return float(np.mean([size for size in sizes if size is not None]))
 
 
 def _by_size(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
@@ -117,7 +113,7 @@ def _key(
     return _Key(members, described.get(members) or call.dimension, kind or call.kind, call.num_bytes)
 
 
-def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
+def expected_link(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
     """Expected link of members on one host; None between hosts, for different or unknown GPUs, and on CPUs."""
     chosen = [views[rank] for rank in members]
     hosts = {view.header.host_name for view in chosen}
@@ -131,7 +127,7 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
     return links.scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
 
 
-def network_of(
+def _expected_network(
     views: Mapping[int, RankView], members: tuple[int, ...], kind: str, network_bytes_per_second: float | None
 ) -> Link | None:
     """Expected network link between hosts; None without a given rate, for hosts without name, and on CPUs."""
@@ -141,7 +137,7 @@ def network_of(
         return None
     largest = max(hosts, key=lambda host: hosts[host])
     within = tuple(rank for rank in members if views[rank].header.host_name == largest)
-    link = link_of(views, within) if len(within) > 1 else None
+    link = expected_link(views, within) if len(within) > 1 else None
     return links.scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
 
 
@@ -164,6 +160,7 @@ def _row(
         expected = num_bytes * links.bus_factor(key.kind, size) / best / 1e9
         latency_bound = links.is_latency_bound(link, key.kind, size, num_bytes)
     arriver = caused.most_common(1)[0][0] if caused else None
+    hidden = columns.hidden_wait[every] + columns.hidden_transfer[every] + columns.hidden_unsplit[every]
     return Collective(
         group=",".join(map(str, key.members)),
         dimension=key.dimension,
@@ -175,7 +172,7 @@ def _row(
         expected_busbw_gbs=expected,
         transfer_ms=float(transfers.sum()) / 1e6 if len(transfers) else None,
         wait_ms=float(columns.wait[every].sum()) / 1e6 if len(transfers) else None,
-        hidden=_hidden_share(columns, every),
+        hidden=_share(hidden, columns.end[every] - columns.start[every]) or 0.0,
         skew_ms=float(skews.mean()) / 1e6 if len(skews) else None,
         last_arriver=arriver,
         times_last=None if arriver is None else times_last[arriver],
@@ -214,12 +211,6 @@ def _timings(
 def _share(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64]) -> float | None:
     total = int(whole.sum())
     return int(part.sum()) / total if total else None
-
-
-def _hidden_share(columns: CallColumns, places: npt.NDArray[np.intp]) -> float:
-    """Share of the calls' time, over all members, in which compute ran."""
-    hidden = columns.hidden_wait[places] + columns.hidden_transfer[places] + columns.hidden_unsplit[places]
-    return _share(hidden, columns.end[places] - columns.start[places]) or 0.0
 
 
 OVERLAP_THRESHOLD = 0.1

@@ -76,18 +76,13 @@ def calls_in_order(activities: Activities) -> tuple[npt.NDArray[np.intp], npt.ND
     """
     chosen = activities.of(Work.COMMUNICATION)
     chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]
-    launched = _launch_in_line(activities, chosen)
-    order = np.argsort(launched, kind="stable")
-    return chosen[order], launched[order]
-
-
-def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
     launched = activities.launch_ns[chosen].copy()
     latest: dict[int, int] = {}
     for place, stream in enumerate(activities.stream[chosen].tolist()):
         launched[place] = latest.setdefault(stream, NONE) if launched[place] == NONE else launched[place]
         latest[stream] = int(launched[place])
-    return launched
+    order = np.argsort(launched, kind="stable")
+    return chosen[order], launched[order]
 
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
@@ -176,7 +171,9 @@ class _CallReader:
     def _peers(self, parts: list[CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
         for part in parts:
-            peer = _peer(part, members)
+            peer, place = part.peer, part.peer_place
+            if peer is None and place is not None:  # a rank in an unknown group is taken for a global one
+                peer = members[place] if members is not None and place < len(members) else place
             if part.kind not in ("send", "recv") or peer is None:
                 continue
             source, destination = (self._rank, peer) if part.kind == "send" else (peer, self._rank)
@@ -184,13 +181,6 @@ class _CallReader:
             ordinal = self._ordinals[key] = self._ordinals.get(key, -1) + 1
             peers.append(PeerCall(source, destination, ordinal))
         return tuple(peers)
-
-
-def _peer(part: CallArguments, members: tuple[int, ...] | None) -> int | None:
-    """The peer's global rank; a rank in an unknown group is taken for one."""
-    if part.peer is not None or part.peer_place is None:
-        return part.peer
-    return members[part.peer_place] if members is not None and part.peer_place < len(members) else part.peer_place
 
 
 def _kind_of(parts: list[CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:

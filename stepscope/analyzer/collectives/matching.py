@@ -8,8 +8,8 @@ times. Point-to-point calls match by position among the calls from source to des
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -192,12 +192,22 @@ def _match_peers(
 ) -> dict[CallId, list[CallId]]:
     """Each send with its receive: same step, same source, same destination, same ordinal."""
     ends: dict[_End, CallId] = {}
-    directed = list(_point_to_point(calls_of_rank))
-    before = _counts_before_steps(directed)
+    directed = [
+        (CallId(rank, place), call)
+        for rank, calls in calls_of_rank.items()
+        for place, call in enumerate(calls)
+        if call.kind in P2P_KINDS
+    ]
+    before = Counter(  # calls of each direction before the first step, where positions are counted from the end
+        (peer.source, peer.destination, peer.source == call.rank)
+        for _, call in directed
+        if call.step == BEFORE_STEPS
+        for peer in call.peers
+    )
 
     def end_of(call: Call, peer: PeerCall, *, is_send: bool) -> _End:
-        own = peer.source == call.rank
-        ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, own), 0)
+        direction = (peer.source, peer.destination, peer.source == call.rank)
+        ordinal = peer.ordinal - (before[direction] if call.step == BEFORE_STEPS else 0)
         return call.step, peer.source, peer.destination, ordinal, is_send
 
     for identity, call in directed:
@@ -214,20 +224,3 @@ def _match_peers(
         else:
             peers[identity] = [other for other in others if other is not None]
     return peers
-
-
-def _counts_before_steps(directed: Iterable[tuple[CallId, Call]]) -> dict[tuple[int, int, int, bool], int]:
-    """Number of calls of each direction before the first step, where positions are counted from the end."""
-    counts: dict[tuple[int, int, int, bool], int] = defaultdict(int)
-    for _, call in directed:
-        if call.step == BEFORE_STEPS:
-            for peer in call.peers:
-                counts[call.step, peer.source, peer.destination, peer.source == call.rank] += 1
-    return counts
-
-
-def _point_to_point(calls_of_rank: Mapping[int, list[Call]]) -> Iterable[tuple[CallId, Call]]:
-    for rank, calls in calls_of_rank.items():
-        for place, call in enumerate(calls):
-            if call.kind in P2P_KINDS:
-                yield CallId(rank, place), call

@@ -64,19 +64,13 @@ def on_machines(
     hosts = {rank: view.header.host_name for rank, view in views.items()}
     half_a_step = min(float(np.median(view.window.whole_step_ns)) for view in views.values()) / 2
     machines = machine_of_rank(calls_of_rank, matches, hosts, half_a_step)
-    return {
-        rank: view if machines[rank] == hosts[rank] else _on_machine(view, machines[rank])
-        for rank, view in views.items()
-    }
-
-
-def _on_machine(view: RankView, machine: str | None) -> RankView:
-    apart = f"ranks of host {view.header.host_name!r} have different clocks: taken for several machines"
-    return replace(
-        view,
-        header=replace(view.header, host_name=machine),
-        notices=[*view.notices, Notice("shared_host_name", apart)],
-    )
+    named = dict(views)
+    for rank, view in views.items():
+        if machines[rank] != hosts[rank]:
+            apart = f"ranks of host {hosts[rank]!r} have different clocks: taken for several machines"
+            notices = [*view.notices, Notice("shared_host_name", apart)]
+            named[rank] = replace(view, header=replace(view.header, host_name=machines[rank]), notices=notices)
+    return named
 
 
 def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:

@@ -150,18 +150,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _list_causes(rows: Sequence[CauseDifference]) -> str:
-    return ", ".join(_describe_cause(row) for row in _losses_first(rows)[:MAX_CAUSES_SHOWN])
+    texts = []
+    for row in _losses_first(rows)[:MAX_CAUSES_SHOWN]:
+        ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
+        where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
+        texts.append(f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}")
+    return ", ".join(texts)
 
 
 def _losses_first(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
     """Losses first, because a straggler or a slower clock mostly shows as more compute time too."""
     return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
-
-
-def _describe_cause(row: CauseDifference) -> str:
-    ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
-    where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
-    return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"
 
 
 RUN_SPREAD = 0.015
@@ -192,7 +191,10 @@ def compare(
     """
     sides: parts.Sides = (a, b)
     source = UNPROFILED if all(run.unprofiled_ms for run in (*a, *b)) else CAPTURED
-    steps = [[_steps(run, source) for run in side] for side in sides]
+    steps = [
+        [run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis) for run in side]
+        for side in sides
+    ]
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
     step_time, step_time_mean = (
         statistics.judge(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
@@ -202,6 +204,7 @@ def compare(
     causes = parts.compare_causes(sides, basis)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
+    largest_a, largest_b = (_largest_memory(side) for side in sides)
     known = evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
     return Comparison(
         a=_side(names[0], a, source, steps[0]),
@@ -218,15 +221,13 @@ def compare(
         kernels=parts.compare_kernels(sides, basis),
         calls=parts.compare_calls(sides, basis),
         collectives=parts.compare_collectives(sides, basis),
-        memory=_memory(sides),
+        memory=[
+            MemoryDifference(name, largest_a[name], largest_b[name]) for name in sorted({*largest_a} & {*largest_b})
+        ],
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
         findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_notice(sides, step_time)],
         warnings=[*notices, *run_record.comparability_notices(a, b)],
     )
-
-
-def _steps(run: run_record.RunRecord, source: str) -> Sequence[float]:
-    return run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis)
 
 
 def _estimate(
@@ -249,11 +250,6 @@ def _side(
         mean_ms=float(np.mean(every)),
         p95_ms=float(np.quantile(every, 0.95)),
     )
-
-
-def _memory(sides: parts.Sides) -> list[MemoryDifference]:
-    a, b = (_largest_memory(side) for side in sides)
-    return [MemoryDifference(name, a[name], b[name]) for name in sorted(a.keys() & b.keys())]
 
 
 def _largest_memory(side: Sequence[run_record.RunRecord]) -> dict[str, float]:

@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from stepscope.analyzer.compare import parts
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
-from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
-from stepscope.core.documents.comparison import Change, Gate, GateOutcome
+from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs
+from stepscope.core.documents.comparison import Change, Difference, Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import nearest
 from stepscope.core.text.numbers import counted, significant
@@ -91,7 +90,7 @@ def judge_gate(
         return Gate(
             text=condition.text,
             metric=condition.metric,
-            difference=unknown(None, None),
+            difference=Difference(None, None),
             threshold=None,
             unit=unit,
             outcome=GateOutcome.NOT_MEASURED,
@@ -100,7 +99,9 @@ def judge_gate(
         )
     limit = condition.limit
     if condition.unit == "%":
-        limit *= _base(condition.metric, found, basis) / 100
+        # of the metric in a, or of the step for a part that a hardly has
+        is_small = condition.metric not in _RATES and abs(found.a) < MIN_EFFECT * basis.step_ms
+        limit *= (basis.step_ms if is_small else abs(found.a)) / 100
     change, half = found.b - found.a, found.half_width()
     toward_limit = math.copysign(1.0, condition.limit) * change
     outcome = GateOutcome.INCONCLUSIVE
@@ -176,10 +177,8 @@ def _estimate_kernels(sides: parts.Sides, pattern: re.Pattern[str]) -> Estimate 
     chosen = [[[k for k in run.analysis.roofline.kernels if pattern.search(k.name)] for run in side] for side in sides]
     if not any(kernels for side in chosen for kernels in side):
         return None
-    by_step = parts.have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
-    a, b = (parts.kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
-    scale = max(fmean(run.value for run in side) for side in (a, b))
-    return estimate(a, b, assumed_spread=parts.KERNEL_SPREAD * scale)
+    figures = parts.kernel_figures(sides, chosen)
+    return estimate(*figures, assumed_spread=parts.KERNEL_SPREAD * parts.larger_mean(figures))
 
 
 def _estimate_transfers(sides: parts.Sides, kind: str) -> Estimate | None:
@@ -191,13 +190,6 @@ def _estimate_transfers(sides: parts.Sides, kind: str) -> Estimate | None:
         return None
     a, b = ([RunFigure(total) for total in side] for side in totals)
     return estimate(a, b, assumed_spread=parts.COLLECTIVE_SPREAD * max(total for side in totals for total in side))
-
-
-def _base(metric: str, found: Estimate, basis: parts.ComparisonBasis) -> float:
-    """Value that a percentage refers to: the metric in a, or the step for a part that a hardly has."""
-    if metric in _RATES or abs(found.a) >= MIN_EFFECT * basis.step_ms:
-        return abs(found.a)
-    return basis.step_ms
 
 
 def _summary(

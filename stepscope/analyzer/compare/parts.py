@@ -101,7 +101,8 @@ def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> comparison
     if found is not None:
         return _judge_rate(found)
     known = [[rate.value for run in side if (rate := figure(run)) is not None] for side in sides]
-    return statistics.unknown(*(fmean(side) if side else None for side in known))
+    a, b = (fmean(side) if side else None for side in known)
+    return comparison.Difference(a, b)
 
 
 def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> statistics.Estimate | None:
@@ -124,22 +125,20 @@ def cause_figures(sides: Sides, cause: Cause) -> statistics.Figures:
     return a, b
 
 
-def kernel_figures(
-    side: Sequence[RunRecord], chosen: Sequence[Sequence[KernelTime]], *, by_step: bool
-) -> list[statistics.RunFigure]:
-    """Milliseconds per step of the chosen kernels of each run, summed; `by_step` takes the noise from single steps."""
-    figures = []
-    for run, kernels in zip(side, chosen, strict=True):
+def kernel_figures(sides: Sides, chosen: Sequence[Sequence[Sequence[KernelTime]]]) -> statistics.Figures:
+    """Milliseconds per step of the chosen kernels of each run, summed.
+
+    Their noise is that of single steps where all have times for these, which analyses of older versions do not keep.
+    """
+    by_step = all(kernel.step_ms for side in chosen for kernels in side for kernel in kernels)
+
+    def figure(run: RunRecord, kernels: Sequence[KernelTime]) -> statistics.RunFigure:
         if by_step and kernels:
-            figures.append(statistics.summarise_steps(np.sum([k.step_ms for k in kernels], axis=0).tolist(), np.mean))
-        else:
-            figures.append(statistics.RunFigure(sum(k.ms for k in kernels) / run.num_rank_steps))
-    return figures
+            return statistics.summarise_steps(np.sum([k.step_ms for k in kernels], axis=0).tolist(), np.mean)
+        return statistics.RunFigure(sum(k.ms for k in kernels) / run.num_rank_steps)
 
-
-def have_steps(kernels: Iterable[KernelTime]) -> bool:
-    """Whether all kernels have times for single steps, which analyses of older versions do not keep."""
-    return all(kernel.step_ms for kernel in kernels)
+    a, b = (list(map(figure, side, own)) for side, own in zip(sides, chosen, strict=True))
+    return a, b
 
 
 def _largest_first(rows: list[_Row]) -> list[_Row]:
@@ -178,19 +177,19 @@ def _compare_kernel_times(
     rows = []
     for name in names:
         chosen = [[[k] if (k := table.get(name)) else [] for table in side] for side in tables]
-        by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
-        times = [kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True)]
+        times = kernel_figures(sides, chosen)
         calls = [
             fmean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
             for side, own in zip(sides, chosen, strict=True)
         ]
-        found = statistics.estimate(*times, assumed_spread=KERNEL_SPREAD * _larger_mean(times))
+        found = statistics.estimate(*times, assumed_spread=KERNEL_SPREAD * larger_mean(times))
         difference = statistics.judge(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
         rows.append(comparison.KernelDifference(name, _new_or_gone(difference, calls), *calls))
     return _largest_first(rows)
 
 
-def _larger_mean(sides: Sequence[Sequence[statistics.RunFigure]]) -> float:
+def larger_mean(sides: Sequence[Sequence[statistics.RunFigure]]) -> float:
+    """The larger of both sides' mean figures."""
     return max(fmean(run.value for run in side) for side in sides)
 
 
@@ -225,22 +224,21 @@ def _compare_collective(
         )
         bandwidths.append([statistics.RunFigure(c.busbw_gbs) for c, _ in rows if c and c.busbw_gbs is not None])
         calls.append(fmean(c.count / steps if c else 0.0 for c, steps in rows))
-    moved = statistics.estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(transfers))
+    if all(bandwidths):
+        spread = COLLECTIVE_SPREAD * larger_mean(bandwidths)
+        bandwidth = _judge_rate(statistics.estimate(*bandwidths, assumed_spread=spread), level)
+    else:
+        a, b = (fmean(run.value for run in side) if side else None for side in bandwidths)
+        bandwidth = comparison.Difference(a, b)
+    moved = statistics.estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * larger_mean(transfers))
     return comparison.CollectiveDifference(
         *key[:3],
         calls[0],
         calls[1],
         _new_or_gone(statistics.judge(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls),
         _new_or_gone(_difference((waits[0], waits[1]), basis, level), calls),
-        _compare_bandwidth(bandwidths, level),
+        bandwidth,
     )
-
-
-def _compare_bandwidth(sides: Sequence[Sequence[statistics.RunFigure]], level: float) -> comparison.Difference:
-    if not all(sides):
-        return statistics.unknown(*(fmean(run.value for run in side) if side else None for side in sides))
-    found = statistics.estimate(*sides, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(sides))
-    return _judge_rate(found, level)
 
 
 def _judge_rate(found: statistics.Estimate, level: float = statistics.LEVEL) -> comparison.Difference:

@@ -57,18 +57,18 @@ class RunRecord:
         return sum(len(rank.steps) for rank in self.analysis.ranks)
 
 
-def whole_steps(steps: Sequence[StepLedger]) -> Sequence[StepLedger]:
-    """Steps without the last one, which ends with the trace and not with the next step; a single step is kept."""
-    return steps[:-1] if len(steps) > 1 else steps
+def _whole_steps(analysis: Analysis) -> list[list[StepLedger]]:
+    """Each step of all ranks, without a rank's last one, which ends with the trace; a single step is kept."""
+    by_index: dict[int, list[StepLedger]] = defaultdict(list)
+    for rank in analysis.ranks:
+        for step in rank.steps[: max(len(rank.steps) - 1, 1)]:
+            by_index[step.index].append(step)
+    return [by_index[index] for index in sorted(by_index)]
 
 
 def captured_steps(analysis: Analysis) -> list[float]:
     """Duration of each whole profiled step, ms: the median over ranks, which wait for each other in every step."""
-    by_index: dict[int, list[float]] = defaultdict(list)
-    for rank in analysis.ranks:
-        for step in whole_steps(rank.steps):
-            by_index[step.index].append(step.ms)
-    return [float(np.median(by_index[index])) for index in sorted(by_index)]
+    return [float(np.median([step.ms for step in steps])) for steps in _whole_steps(analysis)]
 
 
 def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
@@ -76,14 +76,10 @@ def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
 
     The categories add up to the mean step.
     """
-    by_index: dict[int, list[StepLedger]] = defaultdict(list)
-    for rank in analysis.ranks:
-        for step in whole_steps(rank.steps):
-            by_index[step.index].append(step)
     parts = []
-    for index in sorted(by_index):
-        length = [step.ms for step in by_index[index]]
-        in_category = sum(step.ledger.get(category, 0.0) * step.ms for step in by_index[index])
+    for steps in _whole_steps(analysis):
+        length = [step.ms for step in steps]
+        in_category = sum(step.ledger.get(category, 0.0) * step.ms for step in steps)
         parts.append(in_category / sum(length) * float(np.median(length)) if any(length) else 0.0)
     return summarise_steps(parts, np.mean)
 

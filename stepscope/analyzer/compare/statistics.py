@@ -200,11 +200,6 @@ def needed_runs(estimated: Estimate, margin: float, *, level: float = LEVEL) -> 
     return None
 
 
-def unknown(a: float | None, b: float | None) -> Difference:
-    """Difference of a figure that at least one side does not have."""
-    return Difference(a, b)
-
-
 def _measured(sides: Figures) -> list[tuple[float, float]]:
     """Variance of each side's mean and its degrees of freedom; a single run borrows the other side's spread."""
     a, b = sides

@@ -104,7 +104,9 @@ def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Class
     # unknown waiting may be all of the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
-        if counters is Counters.POWER and _launches_little(shares):
+        # nvidia-smi reports tiny kernels as longer than they are: a GPU that waits for peers computes in between
+        computes_little = (shares.computing or 0.0) < _HARDLY * shares.busy
+        if counters is Counters.POWER and computes_little and shares.busy < 1 - _HARDLY / 2:
             small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.min_loss)
             return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
         return _communication(window, shares.waiting, counters)
@@ -121,12 +123,6 @@ def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Class
     if cause is Cause.INSUFFICIENT_EVIDENCE:
         return cause, (), _NO_CONFIDENCE, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
-
-
-def _launches_little(shares: TimeShares) -> bool:
-    """Whether apparent waiting is tiny kernels, which nvidia-smi reports as longer than they are: a GPU that waits for
-    peers computes in between and hardly pauses."""
-    return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
 
 
 def _communication(window: SampleWindow, waited: float, counters: Counters) -> Classified | None:

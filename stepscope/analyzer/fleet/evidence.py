@@ -28,7 +28,7 @@ def time_shares(window: SampleWindow) -> tuple[TimeShares | None, Counters]:
     if busy is None or window.is_contradictory:
         return None, Counters.NONE
     busy = min(1.0, busy)
-    copying = min(1.0 - busy, _copying(window))
+    copying = min(1.0 - busy, sum(_copies(sample, window.limits) for sample in window.samples) / len(window.samples))
     empty = max(0.0, 1.0 - busy - copying)
     filled, counters = _filled(window, busy)
     if filled is None:
@@ -44,7 +44,7 @@ def _filled(window: SampleWindow, busy: float) -> tuple[float | None, Counters]:
     if mean.sm is not None and mean.engine is not None:
         spread = limits.compute_density - limits.waiting_density
         return max(0.0, (mean.sm - limits.waiting_density * busy) / spread), Counters.SM
-    by_power = filled_by_power(window, busy)
+    by_power = _filled_by_power(window, busy)
     if mean.tensor is not None and mean.dram is not None:
         by_pipes = max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram)
         return max(by_pipes, by_power or 0.0, mean.sm or 0.0), Counters.PIPES
@@ -53,8 +53,8 @@ def _filled(window: SampleWindow, busy: float) -> tuple[float | None, Counters]:
     return None, Counters.NONE
 
 
-def filled_by_power(window: SampleWindow, busy: float) -> float | None:
-    """The same from power; None if that is unknown, or averaged over more than the window."""
+def _filled_by_power(window: SampleWindow, busy: float) -> float | None:
+    """`_filled` from power alone; None if that is unknown, or averaged over more than the window."""
     limits = window.limits
     if window.dynamic_power is None or window.seconds < limits.power_seconds:
         return None
@@ -68,8 +68,7 @@ def is_polling(sample: Sample, limits: Limits) -> bool:
     return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
 
 
-def has_profiling_counters(sample: Sample) -> bool:
-    """Whether a sample has profiling counters."""
+def _has_profiling_counters(sample: Sample) -> bool:
     return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
@@ -90,12 +89,8 @@ def communicates(window: SampleWindow) -> bool | None:
     return False if mean.link_bytes is not None or window.facts.has_links is False else None
 
 
-def _copying(window: SampleWindow) -> float:
-    """Share of time in which the host link was active without a kernel."""
-    return sum(_copies(sample, window.limits) for sample in window.samples) / len(window.samples)
-
-
 def _copies(sample: Sample, limits: Limits) -> float:
+    """Share of time in which the host link was active without a kernel."""
     busy = sample.busy
     rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
     if busy is None or busy >= _MOSTLY_EMPTY:  # otherwise the copies may overlap kernels
@@ -157,14 +152,14 @@ def hang_evidence(window: SampleWindow) -> tuple[float, list[Evidence]] | None:
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
     if not all(
-        is_polling(one, limits) if has_profiling_counters(one) else _may_be_polling(one, limits)
+        is_polling(one, limits) if _has_profiling_counters(one) else _may_be_polling(one, limits)
         for one in window.samples
     ):
         return None
     moved = _moved(window)
     if any(rate is not None and rate >= limit for _, rate, limit in moved):  # all-reduces on slow networks take minutes
         return None
-    counted = share_of(window.samples, has_profiling_counters) >= _MOSTLY_COUNTED
+    counted = share_of(window.samples, _has_profiling_counters) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
     if not limit or not powers or window.power is None or window.power >= limits.high_power:
@@ -283,7 +278,7 @@ def _kernel_clues(window: SampleWindow, busy: float) -> list[_Clue]:
     elif mean.tensor is not None and mean.dram is not None and busy > 0:
         name = "pipes_per_engine_ratio"
         density = min(1.0, max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram) / busy)
-    elif busy >= _MIN_BUSY_FOR_POWER and (filled := filled_by_power(window, busy)) is not None:
+    elif busy >= _MIN_BUSY_FOR_POWER and (filled := _filled_by_power(window, busy)) is not None:
         name, density = "filled_by_power_ratio", filled / busy
     else:
         return []

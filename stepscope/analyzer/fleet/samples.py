@@ -302,28 +302,21 @@ def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits:
 
 def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
     last = samples[-1]
-    means: dict[str, Any] = {name: _mean(samples, name) for name in _MEANS}
+    means: dict[str, Any] = {}
+    for name in _MEANS:
+        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+        means[name] = sum(values) / len(values) if values else None
     mean = Sample(last.time_ns, num_processes=last.num_processes, **means)
+    activity = [sample.busy for sample in samples if sample.busy is not None]
+    distance = (last.time_ns - samples[0].time_ns) / 1e9 / max(len(samples) - 1, 1)
+    bursts = bursts_of(activity, distance)
     limit = facts.power_limit_watts
     power = dynamic = None
     if mean.power_watts is not None and limit:
         power = mean.power_watts / limit
         idle = facts.idle_watts / limit if facts.idle_watts is not None else limits.idle_power
         dynamic = min(1.0, max(0.0, (power - idle) / (1 - idle))) if idle < 1 else None
-    return SampleWindow(tuple(samples), facts, host, limits, mean, power, dynamic, _bursts(samples))
-
-
-def _bursts(samples: Sequence[Sample]) -> Bursts | None:
-    activity = [sample.busy for sample in samples if sample.busy is not None]
-    if len(activity) < 2:
-        return None
-    distance = (samples[-1].time_ns - samples[0].time_ns) / 1e9 / (len(samples) - 1)
-    return bursts_of(activity, distance)
-
-
-def _mean(samples: Sequence[Sample], name: str) -> float | None:
-    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
-    return sum(values) / len(values) if values else None
+    return SampleWindow(tuple(samples), facts, host, limits, mean, power, dynamic, bursts)
 
 
 def share_of(samples: Sequence[Sample], is_so: Callable[[Sample], bool]) -> float:

@@ -167,7 +167,10 @@ def open_calls(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, 
         if call is not None:
             group = groups[dump.rank, call.group]
             if (group, call.sequence) not in missing:
-                missing[group, call.sequence] = _members_missing(group, progress[group], call.sequence)
+                own = progress[group]
+                missing[group, call.sequence] = tuple(
+                    rank for rank in group.members if rank not in own or own[rank].enqueued < call.sequence
+                )
             found[dump.rank] = OpenCall(call, group, missing[group, call.sequence], bool(_running(dump)))
     return found
 
@@ -211,11 +214,6 @@ def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
     if max(here, there) >= len(group.members):
         return None
     return match[1], group.members[here], group.members[there]
-
-
-def _members_missing(group: Group, ranks: Mapping[int, RankProgress], sequence: int) -> tuple[int, ...]:
-    """Members that have not called it, as far as their dumps show."""
-    return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
 
 
 def _groups_of(progress: JobProgress) -> Mapping[tuple[int, str], Group]:

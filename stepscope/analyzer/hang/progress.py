@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from stepscope.core.documents.hang import MAX_RANKS, OF_ALL, FlightDump, Operation
+from stepscope.core.documents.hang import MAX_RANKS, OF_ALL, FlightDump, Operation, group_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class Group:
     members: tuple[int, ...]
     description: str
     is_listed: bool
+
+    @property
+    def words(self) -> str:
+        return group_words(self.name, self.description)
 
     def __hash__(self) -> int:
         # not of all members, which may be thousands
@@ -92,7 +96,7 @@ def job_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> JobProgres
     return dict(found)
 
 
-def newest_ids(dump: FlightDump) -> dict[str, int]:
+def _newest_ids(dump: FlightDump) -> dict[str, int]:
     """By name of a group, the rank's own number of the newest group with that name."""
     newest: dict[str, int] = {}
     for operation in dump.operations:
@@ -102,7 +106,7 @@ def newest_ids(dump: FlightDump) -> dict[str, int]:
 
 def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
     """Calls by name of the group; of several groups with one name, those of the newest."""
-    newest = newest_ids(dump)
+    newest = _newest_ids(dump)
     calls: dict[str, list[Operation]] = defaultdict(list)
     for operation in dump.operations:
         if operation.group_id == newest[operation.group]:
@@ -200,7 +204,7 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
             first_open[rank, group.name] = min(called_by_all + 1, still_open)
 
     def reopened(dump: FlightDump) -> FlightDump:
-        newest = newest_ids(dump)  # an older group of the same name has its own sequence numbers
+        newest = _newest_ids(dump)  # an older group of the same name has its own sequence numbers
 
         def is_open(call: Operation) -> bool:
             needs_all = not call.is_p2p and call.name not in _MAY_END_ALONE

@@ -20,14 +20,13 @@ from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.hang import culprits
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
-    Group,
     JobProgress,
     job_progress,
     longest_wait_seconds,
     older_dumps,
     with_timeouts_open,
 )
-from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict, group_words
+from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict
 from stepscope.core.text.numbers import counted, form, ranks_words
 from stepscope.core.vocabulary import Cause, Reason
 
@@ -89,7 +88,7 @@ def _not_comparable(dumps: Sequence[FlightDump], progress: JobProgress) -> HangV
     evidence = [
         HangEvidence(
             [one.rank, one.than],
-            f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {_name(one.group)}, "
+            f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {one.group.words}, "
             f"which rank {one.rank} had not called when its dump was written",
         )
         for one in older[:_MAX_EVIDENCE]
@@ -121,7 +120,7 @@ def _desync(mismatch: culprits.Mismatch, dumps: Sequence[FlightDump], progress: 
         ranks = left if 0 < len(left) < len(ranks) else ranks
     is_known = len(ranks) < sum(map(len, mismatch.calls.values()))
     do = "called something else than the others" if is_known else "do not call the same"
-    summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {_name(mismatch.group)}"
+    summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {mismatch.group.words}"
     evidence = [HangEvidence(list(callers), f"called {call}") for call, callers in mismatch.calls.items()]
     confidence = _CERTAIN if mismatch.has_majority else _LIKELY
     return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
@@ -153,7 +152,7 @@ def _behind(lagging: Sequence[culprits.LaggingRank], calls: Mapping[int, culprit
 
 def _lag_evidence(one: culprits.LaggingRank) -> HangEvidence:
     fewer = f"{one.behind} {form(one.behind, 'collective')} fewer"
-    return HangEvidence([one.rank], f"has {one.lag} {fewer} of {_name(one.group)} than {ranks_words(list(one.ahead))}")
+    return HangEvidence([one.rank], f"has {one.lag} {fewer} of {one.group.words} than {ranks_words(list(one.ahead))}")
 
 
 def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall]) -> HangVerdict | None:
@@ -171,17 +170,15 @@ def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall]) 
     if len(left) in (0, len(cycle)):  # too little is recorded: take the ranks that most others wait for
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in cycle}
         left = [rank for rank in cycle if awaited[rank] == max(awaited.values())]
-    evidence = [HangEvidence([rank], _describe_wait(calls[rank])) for rank in cycle[:_MAX_EVIDENCE]]
+    evidence = [
+        HangEvidence([rank], f"waits in {one.call.name} of {one.group.words} for {ranks_words(list(one.waits_for))}")
+        for rank, one in ((rank, calls[rank]) for rank in cycle[:_MAX_EVIDENCE])
+    ]
     summary = (
         f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait for "
         f"{form(len(left), 'it', 'them')}"
     )
     return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(cycle) else _PERHAPS, summary, evidence)
-
-
-def _describe_wait(open_call: culprits.OpenCall) -> str:
-    whom = ranks_words(list(open_call.waits_for))
-    return f"waits in {open_call.call.name} of {_name(open_call.group)} for {whom}"
 
 
 def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -> HangVerdict | None:
@@ -210,7 +207,7 @@ def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall])
         return _insufficient(summary, "look at what the ranks' Python does: py-spy dump --pid")
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
-    evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
+    evidence = [HangEvidence([rank], f"in {call.call.name} of {call.group.words}") for rank, call in calls.items()]
     summary = f"{counted(num_open, 'rank is', 'ranks are')} in calls that all others have called too: nobody is behind"
     return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MAX_EVIDENCE])
 
@@ -243,7 +240,3 @@ def _insufficient(summary: str, what_next: str, evidence: Sequence[HangEvidence]
     """Verdict without a culprit because the dumps are not sufficient."""
     cause = Cause.INSUFFICIENT_EVIDENCE
     return HangVerdict(cause, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, list(evidence), [what_next])
-
-
-def _name(group: Group) -> str:
-    return group_words(group.name, group.description)

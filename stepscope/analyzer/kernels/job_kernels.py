@@ -194,12 +194,8 @@ _OF_CAUSE = {
 _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
 
 
-def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
-    """The root-cause table with the reasons that kernels and copies show."""
-    return [_with_reasons(row, roofline, job) for row in rows]
-
-
-def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
+def with_kernel_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
+    """The root cause with the reasons that kernels and copies show."""
     reasons, evidence = [], []
     recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
     if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_THRESHOLD:

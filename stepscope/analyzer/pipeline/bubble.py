@@ -15,7 +15,7 @@ from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import Intervals, Nanoseconds
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, replay
-from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe
+from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
@@ -103,13 +103,17 @@ def _first_of_each_step(
 
 def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | None, cause: Cause) -> Segments:
     """Give a new cause, and perhaps category, to what under `cover` has no cause yet or is idle."""
+    if not len(segments):
+        return segments
     inside, start, end = intervals.pieces(segments.start_ns, segments.end_ns, cover)
     eligible = np.isin(
         segments.cause[inside], [TO_ATTRIBUTE, CAUSE_CODE[Cause.DEVICE_GAP], CAUSE_CODE[Cause.SYNCHRONIZATION]]
     )
     inside, start, end = inside[eligible], start[eligible], end[eligible]
     changed = Intervals(start, end)
-    kept, kept_start, kept_end = _outside(segments, changed)
+    span = intervals.union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
+    outside = intervals.subtract(span, changed)
+    kept, kept_start, kept_end = intervals.pieces(segments.start_ns, segments.end_ns, outside)
     categories = (
         segments.category[inside] if category is None else np.full(len(inside), CATEGORY_CODE[category], np.int8)
     )
@@ -119,14 +123,6 @@ def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | N
             CategorySpans(changed, categories, cause),
         ]
     )
-
-
-def _outside(segments: Segments, cover: Intervals) -> tuple[npt.NDArray[np.intp], Nanoseconds, Nanoseconds]:
-    """The pieces of segments outside `cover`: index of the segment, start, end."""
-    if not len(segments):
-        return np.empty(0, np.intp), segments.start_ns, segments.end_ns
-    whole = intervals.union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
-    return intervals.pieces(segments.start_ns, segments.end_ns, intervals.subtract(whole, cover))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +154,13 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     observed = observe(chain, views)
     if observed is None:
         return None
-    period = _step_ns(ranks[0])  # steps of the first stage begin with work, those of others with a wait of any length
+    # steps of the first stage begin with work, those of others with a wait of any length; on the host the last is whole
+    first = ranks[0]
+    period = float(np.mean(first.window.whole_step_ns if first.on_device else np.diff(first.step_bounds_ns)))
     span = period - float(np.mean([np.mean(view.optimizer_ns) for view in ranks]))
     order, times = observed.order, observed.times
     num_stages = 1 + max(task.stage for tasks in order for task in tasks)
-    transfer = _least_transfer(ranks)
+    transfer = shortest_message_ns(ranks)
     if span <= 0:
         return None
     try:
@@ -216,14 +214,3 @@ def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:
 def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:
     durations = {task: times.of(task) for tasks in order for task in tasks}
     return replay(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)
-
-
-def _step_ns(view: RankView) -> float:
-    """Mean length of the whole steps; on the host the last one is whole too."""
-    return float(np.mean(view.window.whole_step_ns if view.on_device else np.diff(view.step_bounds_ns)))
-
-
-def _least_transfer(ranks: list[RankView]) -> float:
-    """The shortest point-to-point call of the pipeline: nothing in it waited."""
-    lengths = [c.end_ns - c.start_ns for view in ranks for c in view.calls if c.kind in P2P_KINDS]
-    return float(min(lengths, default=0))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+
+from stepscope.trace.columns import NONE
 
 
 class Pass(StrEnum):
@@ -51,6 +53,10 @@ class MicroBatch:
     end_ns: int
     busy_ns: float | None = None
     launched_ns: tuple[int, int] | None = None
+
+    def task_of(self, place: int) -> Task:
+        """The pass; a mark without a stage is of the only stage of its rank, `place` in the pipeline."""
+        return self.task if self.task.stage != NONE else replace(self.task, stage=place)
 
 
 Order = list[list[Task]]

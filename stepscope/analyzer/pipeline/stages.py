@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
 from stepscope.analyzer.intervals import covered_time
-from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, interleaved_order
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES
-from stepscope.trace.columns import NONE
 
 Chain = tuple[int, ...]
 """The ranks of one pipeline in the order in which activations travel."""
@@ -44,16 +43,13 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
             continue
         ranks = [rank]
         while (following := first_sent_to.get(ranks[-1])) is not None and following not in ranks:
-            if following not in calls_of_rank or not _sends(calls_of_rank[following], following, ranks[-1]):
+            sent_back = (peer for call in calls_of_rank.get(following, ()) for peer in call.peers)
+            if not any(peer.source == following and peer.destination == ranks[-1] for peer in sent_back):
                 break  # no gradient comes back, so it is not a pipeline
             ranks.append(following)
         if len(ranks) > 1:
             chains.append(tuple(ranks))
     return chains
-
-
-def _sends(calls: list[Call], rank: int, destination: int) -> bool:
-    return any(peer.source == rank and peer.destination == destination for call in calls for peer in call.peers)
 
 
 _Way = tuple[bool, bool]
@@ -80,7 +76,10 @@ def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], st
     if num_chunks > 1:
         known = interleaved_order(len(ways), num_micro_batches, num_chunks)
         return known if [[task.kind for task in tasks] for tasks in known] == passes else None
-    return [_numbered(place, kinds) for place, kinds in enumerate(passes)]
+    return [
+        [Task(kind, place, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
+        for place, kinds in enumerate(passes)
+    ]
 
 
 def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
@@ -108,16 +107,6 @@ def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
     else:
         pass_of_way = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
     return [pass_of_way[way] for way in ways if way in pass_of_way]
-
-
-def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:
-    """Tasks of passes whose micro-batches are in order, forwards and backwards each."""
-    count = Counter[Pass]()
-    tasks = []
-    for kind in kinds:
-        tasks.append(Task(kind, stage, count[kind]))
-        count[kind] += 1
-    return tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +150,14 @@ def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
 
 
 def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
-    passes = [[_placed(mark, place) for mark in view.micro_batches] for place, view in enumerate(ranks)]
+    passes = [
+        [replace(mark, task=mark.task_of(place)) for mark in view.micro_batches] for place, view in enumerate(ranks)
+    ]
     busy_of = [_busy_of_marks(view) for view in ranks]
     common = set.intersection(*({mark.step for mark in marks} for marks in passes))
-    order = next((found for step in sorted(common) if (found := _order_of(passes, step)) is not None), None)
+    orders = ([[mark.task for mark in marks if mark.step == step] for marks in passes] for step in sorted(common))
+    # a pass that occurs twice is of more than a single step
+    order = next((found for found in orders if all(len(set(tasks)) == len(tasks) for tasks in found)), None)
     if order is None:
         return None
     spent: dict[tuple[Pass, int], list[float]] = defaultdict(list)
@@ -175,17 +168,6 @@ def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
     if ranks[0].on_device:
         return Observed(order, times, [_computed(view) for view in ranks])
     return Observed(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
-
-
-def _placed(mark: MicroBatch, place: int) -> MicroBatch:
-    """The mark with a stage: one without is of the only stage of its rank."""
-    return mark if mark.task.stage != NONE else replace(mark, task=replace(mark.task, stage=place))
-
-
-def _order_of(passes: Sequence[Sequence[MicroBatch]], step: int) -> Order | None:
-    """Each rank's passes in that step; None when one occurs twice, which is not a single step."""
-    order = [[mark.task for mark in marks if mark.step == step] for marks in passes]
-    return order if all(len(set(tasks)) == len(tasks) for tasks in order) else None
 
 
 def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
@@ -216,6 +198,12 @@ def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
             own = max(busy[-1] - backward, 0.0) if task.kind is Pass.FORWARD else backward
             mean[task.kind, task.stage] = own * share
     return Observed(order, StageTimes(mean), busy)
+
+
+def shortest_message_ns(ranks: Sequence[RankView]) -> float:
+    """The shortest point-to-point call of a pipeline's ranks: nothing in it waited."""
+    lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
+    return float(min(lengths, default=0))
 
 
 def _computed(view: RankView) -> float:

@@ -125,7 +125,7 @@ class Layout:
         return np.asarray(communications, np.int64) + 1 + self.num_calls + self.num_activities
 
 
-def lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> Layout:
+def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> Layout:
     """Number the items of all ranks."""
     parts: dict[int, Part] = {}
     calls = activities = communications = 0
@@ -144,7 +144,7 @@ def lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> L
     return Layout(parts, calls, activities, np.concatenate(of_communication), np.concatenate(of_activity))
 
 
-def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
+def _rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
     """Edges within one rank; times count from the origin."""
     graph, host, device = part.graph, part.graph.host, part.graph.device
     shift = origin_ns + part.offset_ns
@@ -192,7 +192,7 @@ def _after(
     return _block(kind, nodes, targets[edges.target], base, carries=carries, item=item)
 
 
-def transfer_block(
+def _transfer_block(
     layout: Layout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
 ) -> tuple[EdgeBlock, Nanoseconds, int]:
     """Edges that let each communication end one transfer after the last arrival that it needs.
@@ -313,14 +313,15 @@ def join_ranks(
 
     Graphs are on each rank's own clock, which is `offsets_ns` ahead of the job's; calls are on the job's clock.
     """
-    layout = lay_out(graphs, offsets_ns)
+    layout = _lay_out(graphs, offsets_ns)
     parts = layout.parts.values()
     origin = min(min(p.graph.host.opens_ns, int(p.graph.device.start_ns.min())) - p.offset_ns for p in parts)
-    transfers, transfer_ns, unmatched = transfer_block(layout, calls_of_rank, matches)
-    blocks = [block for part in parts for block in rank_blocks(layout, part, origin)] + [transfers]
+    transfers, transfer_ns, unmatched = _transfer_block(layout, calls_of_rank, matches)
+    blocks = [block for part in parts for block in _rank_blocks(layout, part, origin)] + [transfers]
     key = _keys(layout, origin)
     place = np.empty(layout.num_nodes, np.int64)
-    order = order_of(key, _phase(layout))
+    phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(transfer_ns)])
+    order = order_of(key, phase)  # at the same instant calls return, then communications end, then activities start
     place[order] = np.arange(layout.num_nodes)
     cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
     edges = [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
@@ -349,14 +350,6 @@ def _keys(layout: Layout, origin_ns: int) -> Nanoseconds:
     communication = layout.activity_of_communication
     last = np.maximum(ends[communication], starts[communication] + 1)
     return np.concatenate(([NEVER], np.concatenate((calls, starts, last)) - origin_ns))
-
-
-def _phase(layout: Layout) -> npt.NDArray[np.int8]:
-    """Order of nodes at the same instant: calls return, then communications end, then activities start."""
-    phase = np.zeros(layout.num_nodes, np.int8)
-    phase[layout.end_nodes(np.arange(len(layout.activity_of_communication)))] = 1
-    phase[layout.start_nodes(np.arange(layout.num_activities))] = 2
-    return phase
 
 
 def end_of_steps(layout: Layout, rank: int) -> Nodes:

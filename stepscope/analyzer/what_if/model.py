@@ -7,22 +7,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
-from stepscope.analyzer.collectives.costs import link_of
+from stepscope.analyzer.collectives.calls import P2P_KINDS
+from stepscope.analyzer.collectives.costs import expected_link
 from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES
-from stepscope.analyzer.what_if.fixes import FixedJob
 from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
 from stepscope.analyzer.what_if.job_graph import JobGraph, Nodes, join_ranks
-from stepscope.analyzer.what_if.rank_graph import RankGraph
+from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 from stepscope.core.hardware.links import expected_seconds
 from stepscope.trace.columns import NONE
 
 
-def expected_transfers(views: Mapping[int, RankView]) -> Nanoseconds:
+def _expected_transfers(views: Mapping[int, RankView]) -> Nanoseconds:
     """Expected transfer of each communication, ns, rank by rank; NONE without a size or a known link."""
     known: dict[tuple[tuple[int, ...], str, int | None], int] = {}
     expected = []
@@ -32,23 +31,12 @@ def expected_transfers(views: Mapping[int, RankView]) -> Nanoseconds:
             kind = "p2p" if call.kind in P2P_KINDS else call.kind
             key = tuple(sorted(members)), kind, call.num_bytes
             if key not in known:
-                known[key] = _expected_ns(views, *key)
+                known[key] = NONE
+                link = expected_link(views, key[0]) if len(members) > 1 and views.keys() >= members else None
+                if call.num_bytes is not None and link is not None:
+                    known[key] = round(expected_seconds(link, kind, len(members), call.num_bytes) * 1e9)
             expected.append(known[key])
     return np.array(expected, np.int64)
-
-
-def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: str, num_bytes: int | None) -> int:
-    if num_bytes is None or len(members) < 2 or not views.keys() >= set(members):
-        return NONE
-    link = link_of(views, members)
-    return NONE if link is None else round(expected_seconds(link, kind, len(members), num_bytes) * 1e9)
-
-
-def number_similar_calls(calls: Sequence[Call]) -> Nodes:
-    """Number of each communication, shared by those of the same group, kind and size."""
-    numbers: dict[tuple[object, ...], int] = {}
-    keys = [(call.group, call.kind, call.num_bytes) for call in calls]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 MAX_BEFORE_WINDOW_SHARE = 0.10
@@ -57,17 +45,29 @@ MAX_BEFORE_WINDOW_SHARE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class ReplayModel:
-    """A job that can be replayed, its measured scenario, and the whole steps that are kept or skipped, by index."""
+    """A job that can be replayed.
 
-    job: FixedJob
+    Attributes:
+        graph: its dependency graph.
+        base: its measured scenario.
+        role: by rank, its pipeline stage.
+        expected_transfer_ns: by communication, the transfer at its link's expected bandwidth, or NONE if unknown.
+        alike: by communication, a number shared by calls of the same group, kind and size.
+        reduces: by communication, whether it sums gradients over data-parallel ranks.
+        on_device: whether activities ran on a device, or else are operators of the main thread.
+        kept, skipped: indices of the whole steps that count, and of the others.
+    """
+
+    graph: JobGraph
     base: Scenario
+    role: Mapping[int, int]
+    expected_transfer_ns: Nanoseconds
+    alike: Nodes
+    reduces: Mask
+    on_device: bool
     kept: Nodes
     skipped: Nodes
     step_numbers: list[int]
-
-    @property
-    def graph(self) -> JobGraph:
-        return self.job.graph
 
     def step_ms(self, scenario: Scenario) -> float:
         """Mean whole step of a scenario, median over ranks, ms."""
@@ -101,27 +101,25 @@ def build_model(
         return None
     calls = {rank: view.calls for rank, view in views.items()}
     rank_by_rank = [call for own in calls.values() for call in own]
-    like = number_similar_calls(rank_by_rank)
+    numbers: dict[tuple[object, ...], int] = {}
+    keys = [(call.group, call.kind, call.num_bytes) for call in rank_by_rank]
+    like = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     reduces = [call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter") for call in rank_by_rank]
     graph = _with_likely_transfers(join_ranks(graphs, calls, matches, offsets_ns), like)
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > MAX_BEFORE_WINDOW_SHARE
     kept = np.flatnonzero(~late) if not late.all() else np.arange(num_whole)
-    numbers = next(iter(views.values())).window.index.tolist()
     return ReplayModel(
-        job=FixedJob(
-            graph=graph,
-            role=role,
-            expected_transfer_ns=expected_transfers(views),
-            alike=like,
-            reduces=np.array(reduces, np.bool_),
-            steps=frozenset(numbers[place] for place in kept),
-            on_device=on_device,
-        ),
+        graph=graph,
         base=as_measured(graph),
+        role=role,
+        expected_transfer_ns=_expected_transfers(views),
+        alike=like,
+        reduces=np.array(reduces, np.bool_),
+        on_device=on_device,
         kept=kept,
         skipped=np.delete(np.arange(num_whole), kept),
-        step_numbers=numbers,
+        step_numbers=next(iter(views.values())).window.index.tolist(),
     )
 
 
@@ -148,7 +146,16 @@ def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None
         end_ns=view.window.end_ns + offset,
         boundary_ns=view.window.boundary_ns + offset,
     )
-    return host_graph(view.timeline, window, [_moved(call, offset) for call in view.calls])
+    calls = [
+        replace(
+            call,
+            start_ns=call.start_ns + offset,
+            end_ns=call.end_ns + offset,
+            asked_ns=None if call.asked_ns is None else call.asked_ns + offset,
+        )
+        for call in view.calls
+    ]
+    return host_graph(view.timeline, window, calls)
 
 
 def why_not_replayable(views: Mapping[int, RankView]) -> str:
@@ -164,8 +171,3 @@ def why_not_replayable(views: Mapping[int, RankView]) -> str:
             return f"rank {rank} has device activities without their launches, or more than {MAX_ACTIVITIES:,}"
         return f"rank {rank} has more than {MAX_PIECES:,} operators"
     return "no rank can be replayed"
-
-
-def _moved(call: Call, offset_ns: int) -> Call:
-    asked = None if call.asked_ns is None else call.asked_ns + offset_ns
-    return replace(call, start_ns=call.start_ns + offset_ns, end_ns=call.end_ns + offset_ns, asked_ns=asked)

@@ -38,7 +38,7 @@ from stepscope.analyzer.pipeline.schedules import (
     recognise,
     replay,
 )
-from stepscope.analyzer.pipeline.stages import Chain, observe
+from stepscope.analyzer.pipeline.stages import Chain, observe, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
@@ -148,7 +148,15 @@ class PipelineSchedule:
 
     def with_even_stages(self, keep: int | None = None) -> PipelineSchedule:
         """Every pass at the mean of all stages, except the passes of the stage `keep`."""
-        return replace(self, pass_ns=[_even_passes(step, keep) for step in self.pass_ns])
+        pass_ns = []
+        for step in self.pass_ns:
+            alike: dict[tuple[Pass, int], list[float]] = defaultdict(list)
+            for task, own in step.items():
+                alike[task.kind, task.micro_batch].append(own)
+            mean = {key: float(np.mean(times)) for key, times in alike.items()}
+            evened = {t: own if t.stage == keep else mean[t.kind, t.micro_batch] for t, own in step.items()}
+            pass_ns.append(evened)
+        return replace(self, pass_ns=pass_ns)
 
     def _usual_and_extra(self, step: PassTimes) -> tuple[dict[tuple[Pass, int], float], dict[tuple[Pass, int], float]]:
         """By kind and stage: the time of a pass, and the extra time of the last micro-batch's."""
@@ -162,16 +170,6 @@ class PipelineSchedule:
                 before[task.kind, task.stage].append(own)
         usual = {key: float(np.mean(before[key])) if before[key] else own for key, own in at_last.items()}
         return usual, {key: max(own - usual[key], 0.0) for key, own in at_last.items()}
-
-
-def _even_passes(step: PassTimes, keep: int | None) -> PassTimes:
-    alike: dict[tuple[Pass, int], list[float]] = defaultdict(list)
-    for task, own in step.items():
-        alike[task.kind, task.micro_batch].append(own)
-    return {
-        task: own if task.stage == keep else float(np.mean(alike[task.kind, task.micro_batch]))
-        for task, own in step.items()
-    }
 
 
 def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[Cause] = ()) -> WhatIfReport:
@@ -213,16 +211,13 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, step, replayed_ms / step, change, binds_next=binds))
     if even_ms < replayed_ms:
-        ranks = sorted(rank for s in schedules for rank in _ranks_above_mean(s))
+        ranks = []
+        for schedule in schedules:
+            busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
+            ranks += [rank for rank, own in zip(schedule.chain, busy, strict=True) if own > np.mean(busy)]
         change = "compute cut evenly over the stages"
-        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=ranks))
+        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=sorted(ranks)))
     return fixes
-
-
-def _ranks_above_mean(schedule: PipelineSchedule) -> list[int]:
-    """Ranks that compute more than the mean."""
-    busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
-    return [rank for rank, own in zip(schedule.chain, busy, strict=True) if own > np.mean(busy)]
 
 
 def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
@@ -308,7 +303,10 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
     if observed is None:
         return None
     length_ns = _steps(ranks[0])
-    ran = _passes(ranks)
+    ran: dict[int, dict[Task, PassRun]] = defaultdict(dict)  # by step
+    for place, view in enumerate(ranks):
+        for mark, own in zip(view.micro_batches, _pass_times(view), strict=True):
+            ran[mark.step][mark.task_of(place)] = PassRun(mark.end_ns, own)
     steps = [ran[number] for number in length_ns]
     extent = _extent(ranks[0], len(observed.order[0]), length_ns)
     passes = [task for tasks in observed.order for task in tasks]
@@ -322,7 +320,7 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
         chain=chain,
         order=observed.order,
         pass_ns=[{task: step[task].own_ns for task in passes} for step in steps],
-        transfer_ns=_shortest_call_ns(ranks) if transfer is None else transfer,
+        transfer_ns=shortest_message_ns(ranks) if transfer is None else transfer,
         between_ns=between,
         tail_ns=period - extent,
         period_ns=period,
@@ -336,15 +334,6 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
     except ValueError:
         return None
     return schedule
-
-
-def _passes(ranks: Sequence[RankView]) -> Mapping[int, _PassRuns]:
-    """Passes of all ranks, by step."""
-    ran: dict[int, dict[Task, PassRun]] = defaultdict(dict)
-    for place, view in enumerate(ranks):
-        for mark, own in zip(view.micro_batches, _pass_times(view), strict=True):
-            ran[mark.step][_task_of(mark, place)] = PassRun(mark.end_ns, own)
-    return ran
 
 
 def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
@@ -369,11 +358,6 @@ def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | No
             (waited if ready > free else others).append(step[task].begin_ns - max(ready, free))
     between = max(float(np.mean(others)), 0.0) if others else 0.0
     return max(float(np.mean(waited)), 0.0) if waited else None, between
-
-
-def _shortest_call_ns(ranks: Sequence[RankView]) -> float:
-    lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
-    return float(min(lengths, default=0))
 
 
 def _launching_ns(view: RankView) -> HostTime:
@@ -415,11 +399,6 @@ def _pass_times(view: RankView) -> list[float]:
     own = end - start - covered_time(start, end, exposed) + covered_time(start, end, collective)
     times: list[float] = own.astype(np.float64).tolist()
     return times
-
-
-def _task_of(mark: MicroBatch, place: int) -> Task:
-    """Task of a mark; without a stage it is of the only stage of its rank."""
-    return mark.task if mark.task.stage != NONE else replace(mark.task, stage=place)
 
 
 def _extent(view: RankView, num_passes: int, steps: Collection[int]) -> float | None:

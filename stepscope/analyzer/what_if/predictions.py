@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from stepscope.analyzer.what_if.pipeline_schedule import (
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.documents.analysis import RootCause, Verdict, WhatIf
-from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.core.documents.what_if import Fix, PredictedStep, WhatIfReport
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.wording import cause_phrase
@@ -115,7 +115,7 @@ def predict(
     """
     measured = model.measured_ms()
     replayed = model.step_ms(model.base)
-    ideal_scenario = ideal(model.job, model.base)
+    ideal_scenario = ideal(model, model.base)
     ideal_ms = model.step_ms(ideal_scenario)
     if min(measured, replayed, ideal_ms) <= 0:
         raise DataError(
@@ -124,8 +124,11 @@ def predict(
     calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
     changes = [change for change in FIXES if not causes or change[0] in causes]
     fixes = [fix for change in changes if (fix := _fix(model, change, replayed, calibration)) is not None]
-    numbers = model.step_numbers
-    members_of_rank, members_of_stage = _suspects(model) if by_rank else ({}, {})
+    numbers, ranks = model.step_numbers, list(model.graph.layout.parts)
+    # the ranks to keep as measured in each replay of a slowdown
+    members_of_rank = {rank: {rank} for rank in ranks} if by_rank and 1 < len(ranks) <= MAX_RANKS_REPLAYED else {}
+    stages = sorted(set(model.role.values())) if by_rank else []
+    members_of_stage = {stage: {rank for rank, own in model.role.items() if own == stage} for stage in stages}
 
     def slowdowns(members: Mapping[int, set[int]]) -> dict[str, float]:
         return {str(name): model.step_ms(_only(model, ideal_scenario, own)) / ideal_ms for name, own in members.items()}
@@ -138,7 +141,7 @@ def predict(
         slowdown=measured / ideal_ms,
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
         by_rank=slowdowns(members_of_rank),
-        by_stage=slowdowns(members_of_stage),
+        by_stage=slowdowns(members_of_stage) if len(stages) > 1 else {},
         warnings=_warnings(model, measured, replayed, ideal_ms, unprofiled_ms, calibration),
         unprofiled_step_ms=unprofiled_ms,
         host_scale=None if calibration is None else calibration.scale,
@@ -150,7 +153,7 @@ def predict(
 
 def _apply(model: ReplayModel, change: _Change, base: Scenario) -> tuple[Scenario, float] | None:
     """The changed scenario and its step, ms; None if the change does not apply or leaves no step."""
-    scenario = FIXES[change](model.job, base)
+    scenario = FIXES[change](model, base)
     if scenario is None:
         return None
     step_ms = model.step_ms(scenario)
@@ -194,7 +197,7 @@ def next_bottleneck(model: ReplayModel, fixed: Cause, scenario: Scenario, step_m
     for (cause, _), apply in FIXES.items():
         if cause is fixed:
             continue
-        second = apply(model.job, scenario)
+        second = apply(model, scenario)
         if second is None:
             continue
         gain = 1.0 - model.step_ms(second) / step_ms
@@ -215,15 +218,6 @@ def _affected_ranks(model: ReplayModel, scenario: Scenario) -> list[int]:
         )
         reduced[rank] = sum(int(np.maximum(before - after, 0).sum()) for before, after in pairs)
     return ranks_to_name(reduced)
-
-
-def _suspects(model: ReplayModel) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """The ranks to keep as measured in each replay of a slowdown: by rank, and by pipeline stage."""
-    ranks = list(model.graph.layout.parts)
-    stages = sorted(set(model.job.role.values()))
-    by_rank = {rank: {rank} for rank in ranks} if 1 < len(ranks) <= MAX_RANKS_REPLAYED else {}
-    by_stage = {stage: {rank for rank, own in model.job.role.items() if own == stage} for stage in stages}
-    return by_rank, by_stage if len(stages) > 1 else {}
 
 
 def _only(model: ReplayModel, ideal_scenario: Scenario, ranks: set[int]) -> Scenario:
@@ -257,7 +251,7 @@ def _warnings(
     if len(model.skipped):
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
-    if len(set(model.job.role.values())) > 1:
+    if len(set(model.role.values())) > 1:
         others = "more micro-batches are other kernels, which no replay of these can tell"
         notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {others}"))
     if unprofiled_ms and calibration is None:
@@ -318,7 +312,14 @@ def replay_causes(
         error = replayed / measured - 1.0
         gains = [_what_if(fix, error, measured, skipped) for fix in fixes if fix is not None]
         predictions += _answer_first(row, gains)
-    return predictions, [_skipped_steps_notice(skipped, measured)] if predictions and skipped else []
+    if not predictions or not skipped:
+        return predictions, []
+    text = (
+        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
+        "began before the traces: the steps it stands on take "
+        f"{measured:,.1f} ms, which its figures are to be held against"
+    )
+    return predictions, [Notice("what_if_steps", text)]
 
 
 def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
@@ -329,15 +330,6 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
     wanted = FIX_OF_REASON.get(row.reasons[0]) if row.reasons else None
     least = _ANSWERING_GAIN * max((gain.gain for gain in gains), default=0.0)
     return sorted(gains, key=lambda gain: (gain.fix, gain.change) != wanted or gain.gain < least)
-
-
-def _skipped_steps_notice(skipped: Sequence[int], measured_ms: float) -> Notice:
-    text = (
-        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
-        "began before the traces: the steps it stands on take "
-        f"{measured_ms:,.1f} ms, which its figures are to be held against"
-    )
-    return Notice("what_if_steps", text)
 
 
 def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
@@ -351,17 +343,8 @@ def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequen
 
 
 def _what_if(fix: Fix, replay_error: float, measured_ms: float, skipped: list[int]) -> WhatIf:
-    return WhatIf(
-        fix=fix.fix,
-        change=fix.change,
-        step_ms=fix.step_ms,
-        speedup=fix.speedup,
-        calibrated_step_ms=fix.calibrated_step_ms,
-        binds_next=fix.binds_next,
-        replay_error=replay_error,
-        measured_step_ms=measured_ms,
-        skipped_steps=skipped,
-    )
+    predicted = {field.name: getattr(fix, field.name) for field in fields(PredictedStep)}
+    return WhatIf(**predicted, replay_error=replay_error, measured_step_ms=measured_ms, skipped_steps=skipped)
 
 
 def add_gain_to_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:

@@ -187,6 +187,6 @@ def test_nothing_happens_later_because_a_cause_is_gone(schedule: Schedule) -> No
     assert model is not None
     before = replay(model.graph, model.base)
     for (cause, _), apply in FIXES.items():
-        fixed = apply(model.job, model.base)
+        fixed = apply(model, model.base)
         if fixed is not None and cause is not Cause.IMBALANCE:  # which moves work to other ranks
             assert (replay(model.graph, fixed) <= before).all(), cause
