@@ -11,10 +11,10 @@ from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resamp
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.collectives import arrivals
+from stepscope.analyzer.collectives.calls import CallId, Matches, match_calls
 from stepscope.analyzer.collectives.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.collectives.host_calls import complete_together
-from stepscope.analyzer.collectives.matching import CallId, Matches, match_calls
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import by_only_dimension, with_groups
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
@@ -98,12 +98,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
 
 
 def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Replay the job with one cause removed at a time.
-
-    Args:
-        views: one a rank, each rank once.
-        context: facts that are not in the traces.
-        causes: fixes to replay; all when empty.
+    """Replay the job with one cause removed at a time; for all `causes` where none is given.
 
     Raises:
         DataError: the traces do not allow a replay.

@@ -11,7 +11,7 @@ from stepscope.analyzer.collectives.device_calls import device_calls
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.kernels.job_kernels import kernel_table
-from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
+from stepscope.analyzer.kernels.rank_kernels import rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time
 from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_window, main_lane
@@ -25,7 +25,6 @@ from stepscope.analyzer.roofline.operator_cost import operator_flops
 from stepscope.analyzer.trace_quality import device_facts, host_facts
 from stepscope.analyzer.what_if.device_graph import build_graph
 from stepscope.analyzer.what_if.host_graph import read_timeline
-from stepscope.core.documents.analysis import RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted
@@ -148,16 +147,11 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         window=window,
         segments=segments,
         calls=host_calls(trace, rank, steps, lane),
-        hidden_communication_ns=0,
         micro_batches=passes.host_micro_batches(trace, lane, steps),
         optimizer_ns=covered_time(bounds[:-1], bounds[1:], passes.optimizer_time(trace, lane)),
         backward_ns=np.zeros(len(window.boundary_ns), np.int64),
-        kernels=[],
-        kernel_sums=no_kernels(),
-        coverage=RooflineCoverage(0.0, 0.0, 0.0),
         step_flops=flops.model or None,
         executed_flops=flops.executed or None,
-        peak_flops=None,
         facts=host_facts(trace, steps),
         host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
         on_device=False,

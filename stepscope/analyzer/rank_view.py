@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import Call
-from stepscope.analyzer.kernels.rank_kernels import RankKernels
+from stepscope.analyzer.kernels.rank_kernels import RankKernels, no_kernels
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
@@ -29,7 +29,7 @@ COMPUTE_CODE = NUM_COMPARED_CODES - 1
 _IS_COMPUTE = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[h] for h in COMPUTE_CATEGORIES])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """One analysed rank: a few hundred kilobytes however large the trace was.
 
@@ -51,16 +51,16 @@ class RankView:
     window: Window
     segments: Segments
     calls: list[Call]
-    hidden_communication_ns: int
+    hidden_communication_ns: int = 0
     micro_batches: list[MicroBatch]
     optimizer_ns: npt.NDArray[np.int64]
     backward_ns: npt.NDArray[np.int64]
-    kernels: list[KernelTime]
-    kernel_sums: RankKernels
-    coverage: RooflineCoverage
+    kernels: list[KernelTime] = field(default_factory=list)
+    kernel_sums: RankKernels = field(default_factory=no_kernels)
+    coverage: RooflineCoverage = field(default_factory=lambda: RooflineCoverage(0.0, 0.0, 0.0))
     step_flops: float | None
     executed_flops: float | None
-    peak_flops: float | None
+    peak_flops: float | None = None
     facts: TraceFacts
     host_work: HostWork
     on_device: bool

@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
+from stepscope.analyzer.collectives.calls import CallId, Matches
 from stepscope.analyzer.collectives.clocks import Clocks
-from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.collectives.process_groups import dimension_of_members, sizes_by_traffic
 from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
 from stepscope.analyzer.ledger.device_ledger import fractions

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.arrivals import Arrival, WaitPieces
-from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS
-from stepscope.analyzer.collectives.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, CallId, Matches
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank_view import COMPUTE_CODE, NUM_COMPARED_CODES, RankView, comparison_table

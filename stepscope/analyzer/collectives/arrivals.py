@@ -8,9 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
+from stepscope.analyzer.collectives.calls import (
+    FROM_ROOT_KINDS,
+    SYNCHRONIZING_KINDS,
+    TO_ROOT_KINDS,
+    Call,
+    CallId,
+    Matches,
+)
 from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS, Clocks
-from stepscope.analyzer.collectives.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, assemble
 from stepscope.analyzer.rank_view import RankView
@@ -51,7 +57,11 @@ def needed_arrivals(
     for number, match in enumerate(matches.collectives):
         calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
         if len({island[rank] for rank in match}) > 1:
-            arrivals |= _without_clocks(match, calls, number)
+            if all(call.kind in SYNCHRONIZING_KINDS for call in calls.values()):
+                # on each member's own clock: the last to arrive stays shortest, and all leave after the transfer
+                transfer, last = min((call.end_ns - call.start_ns, rank) for rank, call in calls.items())
+                for rank, own in calls.items():
+                    arrivals[match[rank]] = Arrival(last, match[last], own.end_ns - transfer, number)
             continue
         for rank, last in _last_needed(calls).items():
             arrivals[match[rank]] = Arrival(last, match[last], calls[last].start_ns, number)
@@ -69,15 +79,6 @@ def needed_arrivals(
     return arrivals
 
 
-def _without_clocks(match: Mapping[int, CallId], calls: Mapping[int, Call], number: int) -> dict[CallId, Arrival]:
-    """Arrivals on each member's own clock: the last to arrive stays shortest, and all leave after the transfer."""
-    if any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
-        return {}
-    last = min(calls, key=lambda rank: (calls[rank].end_ns - calls[rank].start_ns, rank))
-    transfer = calls[last].end_ns - calls[last].start_ns
-    return {match[rank]: Arrival(last, match[last], call.end_ns - transfer, number) for rank, call in calls.items()}
-
-
 def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
     """For each member of a collective, the last member that it needs (perhaps itself); empty where unknown.
 
@@ -88,8 +89,9 @@ def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
     if kinds <= SYNCHRONIZING_KINDS:
         first_end = min(call.end_ns for call in calls.values())
         return dict.fromkeys(calls, last) if calls[last].start_ns - first_end <= SAME_CLOCK_NS else {}
-    root = _root_of(calls)
-    if root is None:
+    roots = {call.root for call in calls.values() if call.root is not None}
+    root = next(iter(roots), None)
+    if root is None or len(roots) > 1 or root not in calls:
         return {}
     if kinds <= TO_ROOT_KINDS:
         met = calls[last].start_ns - calls[root].end_ns <= SAME_CLOCK_NS
@@ -100,13 +102,6 @@ def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
             return {}
         return {rank: root if call.start_ns < begin else rank for rank, call in calls.items()}
     return {}
-
-
-def _root_of(calls: Mapping[int, Call]) -> int | None:
-    """The root on which all members with a recorded root agree, or None."""
-    roots = {call.root for call in calls.values() if call.root is not None}
-    root = roots.pop() if len(roots) == 1 else None
-    return root if root in calls else None
 
 
 def _seen_arrivals(views: Mapping[int, RankView], matches: Matches, clocks: Clocks) -> dict[CallId, int]:

@@ -168,26 +168,22 @@ def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -
     elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
     dtype = int(calls.dtype[entry])
     size = bytes_of_dtype(calls.dtypes[dtype]) if dtype != NONE else None
-    members = _members(trace, group) if group is not None else None
+    groups = [] if group is None else [group, *(g for g in trace.header.groups if g.name == group.name)]
+    members = next((one.ranks for one in groups if one.ranks), None)
     peer = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
+    # torch writes the global rank; a number outside the group is an index into it, as other profilers write
+    if members is not None and peer not in members and NONE != peer < len(members):
+        peer = members[peer]
     return CallArguments(
         kind=kind,
         group=group,
         members=members,
         num_bytes=elements * size if size is not None and elements >= 0 else None,
-        peer=_rank_of_peer(_or_none(peer), members),
+        peer=_or_none(peer),
         sequence=_or_none(int(calls.sequence[entry])),
         communicator=_or_none(int(calls.communicator[entry])),
         root=_or_none(int(calls.root_rank[operator])) if operator is not None else None,
     )
-
-
-def _rank_of_peer(number: int | None, members: tuple[int, ...] | None) -> int | None:
-    """The peer's global rank. torch writes that; a number outside the group's members is an index into them, as other
-    profilers write."""
-    if number is None or members is None or number in members or number >= len(members):
-        return number
-    return members[number]
 
 
 def _or_none(number: int) -> int | None:
@@ -237,10 +233,3 @@ class IssuedOperators:
         self._taken_until[lane] = launch_ns
         low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
         return [self._arguments[i] for i in range(low, high) if self._lane[i] == lane]
-
-
-def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None:
-    if group.ranks:
-        return group.ranks
-    listed = (g.ranks for g in trace.header.groups if g.name == group.name)
-    return next((ranks for ranks in listed if ranks), None)

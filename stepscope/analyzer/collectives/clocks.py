@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call
-from stepscope.analyzer.collectives.matching import Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call, Matches
 
 Pair = tuple[str, str]
 """Two hosts, in order of their names."""

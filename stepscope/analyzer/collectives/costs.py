@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.arrivals import Arrival, CallColumns
-from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS
-from stepscope.analyzer.collectives.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, CallId, Matches
 from stepscope.analyzer.collectives.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals

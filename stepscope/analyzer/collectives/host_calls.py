@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyzer.collectives.call_arguments import LaunchContext, arguments_of, launch_contexts
-from stepscope.analyzer.collectives.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall, kind_of_span
-from stepscope.analyzer.collectives.matching import Matches
+from stepscope.analyzer.collectives.calls import BEFORE_STEPS, P2P_KINDS, Call, Matches, PeerCall, kind_of_span
 from stepscope.analyzer.collectives.process_groups import dimension_of, dimension_of_call
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.calls import Call, Matches
 from stepscope.analyzer.collectives.clocks import Clocks, machine_of_rank
-from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary import Notice
@@ -83,17 +82,14 @@ def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:
     if len(set(numbers.values())) == 1:
         return dict(views)
     common = max(views, key=lambda rank: (sum(not numbers[rank].isdisjoint(n) for n in numbers.values()), -rank))
-    return {
-        rank: _renumbered(view, views[common]) if _is_numbered_otherwise(view, views[common]) else view
-        for rank, view in views.items()
-    }
-
-
-def _is_numbered_otherwise(view: RankView, common: RankView) -> bool:
-    own, other = view.facts.step_indices, common.facts.step_indices
-    together = min(view.window.end_ns, common.window.end_ns) - max(view.window.start_ns, common.window.start_ns)
-    shorter = min(view.window_ns, common.window_ns)
-    return bool(own) and len(own) == len(other) and set(own).isdisjoint(other) and 2 * together > shorter
+    renumbered = dict(views)
+    for rank, view in views.items():
+        own, other = view.facts.step_indices, views[common].facts.step_indices
+        start, end = zip(*((one.window.start_ns, one.window.end_ns) for one in (view, views[common])), strict=True)
+        is_same_time = 2 * (min(end) - max(start)) > min(view.window_ns, views[common].window_ns)
+        if own and len(own) == len(other) and set(own).isdisjoint(other) and is_same_time:
+            renumbered[rank] = _renumbered(view, views[common])
+    return renumbered
 
 
 def _renumbered(view: RankView, common: RankView) -> RankView:

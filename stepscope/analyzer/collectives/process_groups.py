@@ -16,9 +16,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.collectives.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call, signature_of
 from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.collectives.matching import signature_of
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 

@@ -153,7 +153,11 @@ def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> lis
         _differs("tokens_differ", "tokens a step", a, b, lambda run: run.tokens),
         *(_differs("version_differs", f"{name} version", a, b, _version(name)) for name in _VERSIONS_OF_INTEREST),
     ]
-    notices += [_environment(a, b), _without_manifest(a, b), *_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
+    notices.append(_environment(a, b))
+    if without := [run.name for run in (*a, *b) if run.manifest is None]:
+        text = f"no run.json beside {_list(without)}: versions and environment cannot be compared"
+        notices.append(Notice("no_manifest", text))
+    notices += [*_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
     return [notice for notice in notices if notice is not None]
 
 
@@ -191,13 +195,6 @@ def _environment(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | Non
 
 def _values(side: Iterable[dict[str, str]], name: str) -> str:
     return "/".join(sorted({run.get(name, "unset") for run in side}))
-
-
-def _without_manifest(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | None:
-    without = [run.name for run in (*a, *b) if run.manifest is None]
-    if not without:
-        return None
-    return Notice("no_manifest", f"no run.json beside {_list(without)}: versions and environment cannot be compared")
 
 
 def _quality(side: Sequence[RunRecord], name: str) -> list[Notice]:

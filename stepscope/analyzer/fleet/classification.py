@@ -81,7 +81,9 @@ def _idle(window: SampleWindow, shares: TimeShares | None) -> Classified | None:
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window):
+    # a GPU held by a process that runs something all the time, however small; an idle one reports exactly 0
+    never_rests = window.is_held and all((one.engine or 0.0) >= limits.tiny_busy for one in window.samples)
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or never_rests:
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -89,12 +91,6 @@ def _idle(window: SampleWindow, shares: TimeShares | None) -> Classified | None:
     # counters alone may be silent: power or the other source must agree for full confidence
     sources = (window.mean.engine, window.mean.utilization, window.power)
     return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
-
-
-def _never_rests(window: SampleWindow) -> bool:
-    """Whether a GPU held by a process runs something all the time, however small; an idle one reports exactly 0."""
-    activity = [sample.engine for sample in window.samples]
-    return bool(window.is_held) and all(busy is not None and busy >= window.limits.tiny_busy for busy in activity)
 
 
 def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Classified | None:

@@ -359,6 +359,10 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) 
     names, which = np.unique(trace.name[rows], return_inverse=True)
     duration = trace.end_ns[rows] - trace.start_ns[rows]
     size = trace.num_bytes[rows]
+    link = None
+    if device is not None and device.compute_capability is not None and is_nvidia(device):
+        generation = _PCIE_GENERATION.get(device.compute_capability[0], 0)
+        link = PCIE_BYTES_PER_SECOND.get(generation)
     sums = []
     for place, name in enumerate(names.tolist()):
         mine = which == place
@@ -371,14 +375,7 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) 
                 duration_ns=int(duration[mine].sum()),
                 num_bytes=int(size[sized].sum()),
                 sized_ns=int(duration[sized].sum()),
-                link_bytes_per_second=_host_link(device) if takes_host_link(kind) else None,
+                link_bytes_per_second=link if takes_host_link(kind) else None,
             )
         )
     return sums
-
-
-def _host_link(device: TraceDevice | None) -> float | None:
-    if device is None or device.compute_capability is None or not is_nvidia(device):
-        return None
-    generation = _PCIE_GENERATION.get(device.compute_capability[0])
-    return None if generation is None else PCIE_BYTES_PER_SECOND[generation]

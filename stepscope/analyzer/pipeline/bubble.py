@@ -188,7 +188,10 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
         variance=max(measured - explained, 0.0),
         textbook=(p - 1) / (v * m + p - 1),
     )
-    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), _heavy(chain, uneven))
+    mean = float(np.mean(uneven.busy_ns))
+    excess = {rank: own - mean for rank, own in zip(chain, uneven.busy_ns, strict=True) if own > mean}
+    heavy = {rank: own / sum(excess.values()) for rank, own in excess.items()}
+    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), heavy)
 
 
 def _idle_of_ranks(
@@ -202,13 +205,6 @@ def _idle_of_ranks(
         scheduled[rank] = ScheduledIdle(structural, even.idle_ns[place])
         added[rank] = ScheduledIdle(waiting, tuple(more))
     return scheduled, added
-
-
-def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:
-    mean = float(np.mean(uneven.busy_ns))
-    excess = {rank: own - mean for rank, own in zip(chain, uneven.busy_ns, strict=True) if own > mean}
-    total = sum(excess.values())
-    return {rank: own / total for rank, own in excess.items()}
 
 
 def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:

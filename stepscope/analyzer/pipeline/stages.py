@@ -69,7 +69,11 @@ def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], st
     if back >= down or down % (down - back):
         return None
     num_micro_batches, num_chunks = down - back, down // (down - back)
-    passes = [_passes(place, len(ways), way) for place, way in enumerate(ways)]
+    passes = []
+    for place, own in enumerate(ways):
+        forward, backward = (place < len(ways) - 1, True), (place > 0, False)
+        pass_of_way = {forward: Pass.FORWARD, backward: Pass.BACKWARD}
+        passes.append([pass_of_way[way] for way in own if way in pass_of_way])
     total = num_micro_batches * num_chunks
     if any(kinds.count(kind) != total for kinds in passes for kind in (Pass.FORWARD, Pass.BACKWARD)):
         return None
@@ -97,16 +101,6 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
             elif other in (following, previous):
                 found.append((is_send, is_send == (other == following)))
     return found
-
-
-def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
-    if place == 0:
-        pass_of_way = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
-    elif place == num_devices - 1:
-        pass_of_way = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    else:
-        pass_of_way = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    return [pass_of_way[way] for way in ways if way in pass_of_way]
 
 
 @dataclass(frozen=True, slots=True)

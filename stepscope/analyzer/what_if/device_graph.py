@@ -347,17 +347,22 @@ def blocking_edges(
     """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
     found = [Edges(calls.waits_for, np.arange(len(calls))).known()]
     synchronize = np.flatnonzero(calls.blocks)
-    whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    of_device = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    whole = synchronize[of_device]
     took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
     ended_last = np.full(len(synchronize), NONE, np.intp)
     for members in streams.members:
-        found.append(Edges(_last_before(activities, members, calls, synchronize[whole]), synchronize[whole]).known())
+        launched_before = (
+            np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[whole]) - 1
+        )
+        source = _if_ended(activities, _take(members, launched_before), calls, whole)
+        found.append(Edges(source, whole).known())
         other = _ended_during(activities, members, calls, synchronize)
         best_end = np.where(ended_last == NONE, np.iinfo(np.int64).min, activities.end_ns[ended_last])
         ended_last = np.where((other != NONE) & (activities.end_ns[other] > best_end), other, ended_last)
     recorded, calls_with_record = _recorded_blocking(trace, activities, calls)
     is_inferred = ~np.isin(synchronize, calls_with_record)
-    waited = is_inferred & took_long & ~whole
+    waited = is_inferred & took_long & ~of_device
     at_rest = synchronize[is_inferred & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
     # the stream that such a call waits for is unknown: the last activity that its thread launched
     last = _launched(activities, activities.launch_lane, calls.lane[at_rest], calls.start_ns[at_rest])
@@ -370,12 +375,6 @@ def blocking_edges(
     blocked = np.zeros(len(calls), np.bool_)
     blocked[edges.target] = True
     return edges, blocked
-
-
-def _last_before(activities: Activities, members: Rows, calls: launches.ObservedCalls, chosen: Rows) -> Rows:
-    """Last activity of a stream launched before each call, if it had ended when the call returned."""
-    place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
-    return _if_ended(activities, _take(members, place), calls, chosen)
 
 
 def _if_ended(activities: Activities, source: Rows, calls: launches.ObservedCalls, chosen: Rows) -> Rows:

@@ -21,7 +21,7 @@ from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.rows import distinct
 from stepscope.analyzer.what_if.job_graph import JobGraph, Layout, Nodes
 from stepscope.analyzer.what_if.model import ReplayModel
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Mask
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.trace.columns import NONE
@@ -144,9 +144,8 @@ Fix = Callable[[ReplayModel, Scenario], Scenario | None]
 def without_spans(cause: Cause, model: ReplayModel, scenario: Scenario) -> Scenario | None:
     """Spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
     column = HOST_COLUMN[cause]
-    parts = model.graph.layout.parts.values()
-    inside = np.concatenate([p.graph.device.span for p in parts]) == column
-    labelled = np.concatenate([p.graph.host.label for p in parts]) == column
+    inside = model.graph.layout.joined(lambda graph: graph.device.span) == column
+    labelled = model.graph.layout.joined(lambda graph: graph.host.label) == column
     if not scenario.host_ns[:, column].any() and not inside.any():
         return None
     return replace(
@@ -164,7 +163,7 @@ def without_host_delay(_model: ReplayModel, scenario: Scenario) -> Scenario | No
 
 def without_blocking(model: ReplayModel, scenario: Scenario) -> Scenario | None:
     """No call waits for device work, except where the host itself needs the result."""
-    blocks = _needed(model.graph)
+    blocks = model.graph.layout.joined(lambda graph: graph.host.is_needed)
     if blocks.all():
         return None
     return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
@@ -225,7 +224,7 @@ def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
 
 def without_copies(model: ReplayModel, scenario: Scenario) -> Scenario | None:
     """Copies and memsets take no time."""
-    copies = np.concatenate([p.graph.device.work for p in model.graph.layout.parts.values()]) == Work.COPY
+    copies = model.graph.layout.joined(lambda graph: graph.device.work) == Work.COPY
     if not copies.any():
         return None
     return replace(scenario, duration_ns=np.where(copies, 0, scenario.duration_ns), is_free=scenario.is_free | copies)
@@ -239,7 +238,8 @@ def without_straggler(model: ReplayModel, scenario: Scenario) -> Scenario | None
     duration = scenario.duration_ns.copy()
     for step in steps:
         times = np.where(step.table == NONE, np.iinfo(np.int64).max, scenario.duration_ns[step.table])
-        fastest = _fastest(times, np.count_nonzero(step.table != NONE, axis=0))
+        place = np.maximum(_place_of_fastest(np.count_nonzero(step.table != NONE, axis=0)), 0)  # absent ranks come last
+        fastest = np.take_along_axis(np.sort(times, axis=0), place[None, :], axis=0)[0]
         for row in step.table:
             own = row != NONE
             duration[row[own]] = fastest[own]
@@ -283,14 +283,6 @@ def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[_Matched
     return replace(scenario, duration_ns=duration, is_free=is_free, host_ns=host)
 
 
-def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
-    """Fastest rank by column (the lower median from four ranks); absent ranks are sorted last."""
-    ordered = np.sort(times, axis=0)
-    place = _place_of_fastest(num_present)
-    result: Nanoseconds = np.take_along_axis(ordered, np.maximum(place, 0)[None, :], axis=0)[0]
-    return result
-
-
 def _place_of_fastest(num_ranks: npt.ArrayLike) -> Nodes:
     num_ranks = np.asarray(num_ranks, np.int64)
     return np.where(num_ranks >= LOWER_MEDIAN_FROM, (num_ranks - 1) // 2, 0)
@@ -332,13 +324,8 @@ def ideal(model: ReplayModel, scenario: Scenario) -> Scenario:
         scenario.scaled_host(list(range(len(HOST_WORK))), 0.0),
         duration_ns=duration,
         transfer_ns=transfer,
-        blocks=_needed(model.graph),
+        blocks=layout.joined(lambda graph: graph.host.is_needed),
     )
-
-
-def _needed(graph: JobGraph) -> Mask:
-    """Whether each call waits for something that the host itself uses."""
-    return np.concatenate([p.graph.host.is_needed for p in graph.layout.parts.values()])
 
 
 _OVERLAPPED = (Cause.COMMUNICATION, "gradients reduced beside the backward pass")

@@ -7,21 +7,29 @@ predecessors is preceded by slots that each take the later of two, so that a rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.collectives.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import (
+    FROM_ROOT_KINDS,
+    SYNCHRONIZING_KINDS,
+    TO_ROOT_KINDS,
+    Call,
+    CallId,
+    Matches,
+)
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rows import order_of
 from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
 from stepscope.trace.columns import NONE
 
 Nodes = npt.NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound="np.generic[Any]")
 
 ORIGIN = 0
 """Node at the beginning of time."""
@@ -115,6 +123,10 @@ class Layout:
     def num_nodes(self) -> int:
         return 1 + self.num_calls + self.num_activities + len(self.activity_of_communication)
 
+    def joined(self, column: Callable[[RankGraph], npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
+        """A column of all ranks' graphs, in the numbering of the items."""
+        return np.concatenate([column(part.graph) for part in self.parts.values()])
+
     def call_nodes(self, calls: npt.ArrayLike) -> Nodes:
         return np.asarray(calls, np.int64) + 1
 
@@ -202,7 +214,7 @@ def _transfer_block(
         measured duration counts as transfer.
     """
     needed = _needed(calls_of_rank, matches)
-    history = np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
+    history = layout.joined(lambda graph: graph.device.is_history)
     source: list[int] = []
     target: list[int] = []
     transfer: list[int] = []
@@ -320,7 +332,7 @@ def join_ranks(
     blocks = [block for part in parts for block in _rank_blocks(layout, part, origin)] + [transfers]
     key = _keys(layout, origin)
     place = np.empty(layout.num_nodes, np.int64)
-    phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(transfer_ns)])
+    phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(layout.activity_of_communication)])
     order = order_of(key, phase)  # at the same instant calls return, then communications end, then activities start
     place[order] = np.arange(layout.num_nodes)
     cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
@@ -334,8 +346,8 @@ def join_ranks(
         second_source=second,
         slot_of_node=slot_of_node,
         origin_ns=origin,
-        host_ns=np.concatenate([p.graph.host.work_ns for p in parts]),
-        duration_ns=np.concatenate([p.graph.device.duration_ns for p in parts]),
+        host_ns=layout.joined(lambda graph: graph.host.work_ns),
+        duration_ns=layout.joined(lambda graph: graph.device.duration_ns),
         transfer_ns=transfer_ns,
         num_unmatched=unmatched,
     )

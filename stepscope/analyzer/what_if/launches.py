@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
+from stepscope.analyzer.intervals import Nanoseconds, contains, covered_time, empty, join, subtract
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
 from stepscope.analyzer.rows import are_among, distinct, on_lanes, order_of
@@ -115,7 +115,11 @@ def work_between_calls(
     rest = calls.start_ns - opens
     for lane in distinct(calls.lane).tolist():
         here = np.flatnonzero(calls.lane == lane)
-        for cause, cover in _covers(spans_of_lane[lane]):
+        # disjoint spans: the profiler first, then checkpoints, then data loading
+        taken = empty()
+        for cause in (Cause.PROFILER, Cause.CHECKPOINT, Cause.DATA_LOADING):
+            cover = subtract(spans_of_lane[lane].annotated[TimeCategory(cause)], taken)
+            taken = join(taken, cover)
             column = HOST_COLUMN[cause]
             work[here, column] = covered_time(opens[here], calls.start_ns[here], cover)
             label[here[contains(cover, calls.start_ns[here])]] = column
@@ -123,14 +127,6 @@ def work_between_calls(
     label[calls.blocks & (label == HOST_COLUMN[Cause.HOST_BOUND])] = HOST_COLUMN[Cause.SYNCHRONIZATION]
     work[np.arange(len(calls)), label] += own_ns
     return work, label
-
-
-def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
-    """Spans of each kind, disjoint: the profiler first, then checkpoints, then data loading."""
-    profiler = spans.annotated[TimeCategory.PROFILER]
-    checkpoint = subtract(spans.annotated[TimeCategory.CHECKPOINT], profiler)
-    loader = subtract(subtract(spans.annotated[TimeCategory.DATA_LOADING], profiler), checkpoint)
-    return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]
 
 
 QUEUED_FOR_NS = 20_000

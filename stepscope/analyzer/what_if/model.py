@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.collectives.calls import P2P_KINDS
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Matches
 from stepscope.analyzer.collectives.costs import expected_link
-from stepscope.analyzer.collectives.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES

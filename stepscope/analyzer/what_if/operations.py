@@ -177,7 +177,12 @@ def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]])
                 computation[call] = needs
                 if 0 <= chunk[needs] + _PEER_OFFSET[kind] < num_chunks:
                     sent[kind, stage].append(call)
-    return Transfers(computation, _pairs(sent, grid.num_stages))
+    pairs: list[tuple[Operation, Operation]] = []
+    for (kind, stage), calls in sent.items():
+        if kind.endswith("send"):
+            peer_stage = (stage + _PEER_OFFSET[kind]) % grid.num_stages
+            pairs += zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False)
+    return Transfers(computation, pairs)
 
 
 def _issued(
@@ -191,16 +196,6 @@ def _issued(
         return [call for call in calls if times[call][0] <= last]
     first = min(times[o][1] for o in work) - SAME_MOMENT_SECONDS
     return [call for call in calls if times[call][1] >= first]
-
-
-def _pairs(sent: dict[tuple[str, int], list[Operation]], num_stages: int) -> list[tuple[Operation, Operation]]:
-    pairs = []
-    for (kind, stage), calls in sent.items():
-        if kind.endswith("recv"):
-            continue
-        peer_stage = (stage + _PEER_OFFSET[kind]) % num_stages
-        pairs += list(zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False))
-    return pairs
 
 
 _COMPUTATIONS = (FORWARD + COMPUTE, BACKWARD + COMPUTE)

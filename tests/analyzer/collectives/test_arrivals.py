@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.analyzer.collectives.arrivals import Arrival, needed_arrivals
-from stepscope.analyzer.collectives.calls import Call, PeerCall
-from stepscope.analyzer.collectives.matching import CallId, match_calls
+from stepscope.analyzer.collectives.calls import Call, CallId, PeerCall, match_calls
 
 US = 1000
 SAME = {0: 0, 1: 0}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepscope.analyzer.collectives.calls import match_calls
 from stepscope.analyzer.collectives.clocks import machine_of_rank
-from stepscope.analyzer.collectives.matching import match_calls
 from tests.analyzer.collectives.test_clocks import MS, US, job
 
 HALF_A_STEP_NS = 50 * MS
