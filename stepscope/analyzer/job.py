@@ -14,18 +14,18 @@ from stepscope.analyzer.collectives import arrivals
 from stepscope.analyzer.collectives.calls import CallId, Matches, match_calls
 from stepscope.analyzer.collectives.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
-from stepscope.analyzer.collectives.host_calls import complete_together
+from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
-from stepscope.analyzer.collectives.process_groups import by_only_dimension, with_groups
+from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
-from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain
+from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import judge, root_causes
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
-from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not_replayable
+from stepscope.analyzer.what_if.replay import ReplayModel, build_model, why_not_replayable
 from stepscope.core.documents.analysis import Analysis, MeshSizes
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import DataError
@@ -92,7 +92,10 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         arrivals=arrivals_of_ranks(by_rank, aligned.matches, columns),
         pipeline=pipeline,
         roofline=roofline,
-        warnings=[*summaries.notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
+        warnings=[
+            *summaries.analysis_notices(by_rank, job, quality, context, oversubscribed=oversubscribed),
+            *left_out,
+        ],
     )
     return analysis, list(by_rank.values())
 
@@ -114,7 +117,7 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         )
     else:
         unprofiled_ms = summaries.comparable_step_ms(aligned.views, context.unprofiled_step_ms)
-        report = predictions.predict(model, unprofiled_ms=unprofiled_ms, causes=causes)
+        report = predictions.predict_fixes(model, unprofiled_ms=unprofiled_ms, causes=causes)
         if aligned.schedules:
             report = pipeline_schedule.add_micro_batch_fixes(report, aligned.schedules, causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
@@ -154,7 +157,7 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _AlignedJob:
     by_rank, matches, clocks, last = _align(with_common_steps(by_rank), mesh)
     by_rank = {rank: arrivals.split_communication(view, last) for rank, view in by_rank.items()}
     chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
-    pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
+    pipelines = [parts for chain in chains if (parts := explain_bubble(chain, by_rank)) is not None]
     schedules = [found for chain in chains if (found := pipeline_schedule.recorded_schedule(chain, by_rank))]
     pieces = {rank: arrivals.waits_to_attribute(view, last) for rank, view in by_rank.items()}
     changed = {rank: attribute_bubble(by_rank[rank], one, pieces[rank]) for one in pipelines for rank in one.chain}
@@ -173,14 +176,14 @@ def _align(
     """Views on one clock, the matches of their calls, the clocks, and the last arrival that each call needs."""
     world_size = summaries.world_size_of(views)
     hosts = {rank: view.header.host_name for rank, view in views.items()}
-    calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size, hosts)
-    calls = {rank: by_only_dimension(own, mesh, world_size) for rank, own in calls.items()}
+    calls = with_process_groups({rank: view.calls for rank, view in views.items()}, world_size, hosts)
+    calls = {rank: with_only_mesh_dimension(own, mesh, world_size) for rank, own in calls.items()}
     matches = match_calls(calls)
     views = on_machines(views, calls, matches)
     clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})
     views = {rank: on_job_clock(replace(view, calls=calls[rank]), clocks) for rank, view in views.items()}
     calls = {rank: view.calls for rank, view in views.items()}
     if not any(view.on_device for view in views.values()):
-        calls = complete_together(calls, matches)
+        calls = end_messages_together(calls, matches)
         views = {rank: replace(view, calls=calls[rank]) for rank, view in views.items()}
     return views, matches, clocks, arrivals.needed_arrivals(calls, matches, clocks.island)

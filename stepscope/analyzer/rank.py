@@ -18,12 +18,11 @@ from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_wind
 from stepscope.analyzer.ledger.idle_time import host_work, observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline import passes
-from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.rank_view import RankView, device_trace_facts, host_trace_facts
 from stepscope.analyzer.roofline import utilization
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.operator_cost import operator_flops
-from stepscope.analyzer.trace_quality import device_facts, host_facts
-from stepscope.analyzer.what_if.device_graph import build_graph
+from stepscope.analyzer.what_if.device_graph import build_device_graph
 from stepscope.analyzer.what_if.host_graph import read_timeline
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
@@ -101,11 +100,11 @@ def _view_device(
         step_flops=flops.model or None,
         executed_flops=flops.executed or None,
         peak_flops=gpu.peak_flops(dtype) if gpu is not None and dtype is not None else None,
-        facts=device_facts(trace, activities, window, marked),
+        facts=device_trace_facts(trace, activities, window, marked),
         host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
         notices=notices,
-        graph=build_graph(trace, activities, steps, window, host.spans_of_lane),
+        graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
     )
 
 
@@ -152,7 +151,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         backward_ns=np.zeros(len(window.boundary_ns), np.int64),
         step_flops=flops.model or None,
         executed_flops=flops.executed or None,
-        facts=host_facts(trace, steps),
+        facts=host_trace_facts(trace, steps),
         host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
         on_device=False,
         notices=list(steps.notices),

@@ -76,7 +76,7 @@ def row_mask(trace: TraceColumns, rows: IntColumn) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
+def sorted_order(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
     """Positions sorted by `major`, then `minor`, then position.
 
     Equals np.lexsort((minor, major)); faster on nearly sorted data, as `minor` is compared only where `major` ties.

@@ -15,7 +15,7 @@ from stepscope.core.vocabulary import Notice
 
 
 def step_report(ranks: Sequence[RankSteps]) -> StepReport:
-    """Join the ranks' steps by their index. The first step is not settled: compilation and caches are in it."""
+    """Report of step telemetry: all ranks' steps joined by index. The first, with compilation, is not settled."""
     by_index: dict[int, list[tuple[int, Step]]] = defaultdict(list)
     for rank in ranks:
         for step in rank.steps:
@@ -79,7 +79,7 @@ _MAD_TO_SIGMA = 1.4826
 
 
 def gradient_outliers(ranks: Sequence[RankSteps], *, are_alike: bool) -> list[Notice]:
-    """Notices on ranks whose own gradients have outlying norms.
+    """Notices on ranks whose own gradients, by step telemetry, have outlying norms.
 
     Args:
         are_alike: whether all ranks compute the gradients of the same parameters, as in pure data parallelism; else

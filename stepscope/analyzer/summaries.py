@@ -11,8 +11,8 @@ import numpy as np
 
 from stepscope.analyzer.collectives.calls import CallId, Matches
 from stepscope.analyzer.collectives.clocks import Clocks
-from stepscope.analyzer.collectives.process_groups import dimension_of_members, sizes_by_traffic
-from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
+from stepscope.analyzer.collectives.process_groups import dimension_of_members, mesh_sizes_by_traffic
+from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_kernel_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
@@ -101,7 +101,7 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
     for view in views.values():
         for members, dimension in dimension_of_members(view.header.groups).items():
             sizes[dimension] = max(sizes.get(dimension, 1), len(members))
-    by_traffic = sizes_by_traffic(call for view in views.values() for call in view.calls)
+    by_traffic = mesh_sizes_by_traffic(call for view in views.values() for call in view.calls)
     for dimension in ("tp", "dp", "pp", "ep", "cp"):
         size = by_traffic.get(dimension)
         # experts and sequences are split inside other dimensions; the others multiply to at most the world size
@@ -158,14 +158,14 @@ def trace_quality(
 
 
 def job_ledger(views: Mapping[int, RankView]) -> analysis.Ledger:
-    """Share of each category in the sum of all windows."""
+    """Time breakdown of a job: share of each category in the sum of all ranks' windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
     return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
 
 
 def rank_ledger(view: RankView) -> analysis.RankLedger:
-    """One rank's shares by category, of its window and of each step."""
+    """Time breakdown of a rank: shares by category, of its window and of each step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -208,7 +208,7 @@ def job_roofline(views: Mapping[int, RankView]) -> analysis.Roofline:
         analysis.RooflineCoverage(**shares),
         **tables,
         copies=copies,
-        tiny_kernels=tiny_share(total),
+        tiny_kernels=tiny_kernel_share(total),
         findings=kernel_findings(total, tables["kernels"], copies, window_ms),
     )
 
@@ -220,8 +220,8 @@ def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> boo
     return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
 
 
-def timeline(view: RankView) -> RankTimeline:
-    """A rank's timeline document."""
+def timeline_document(view: RankView) -> RankTimeline:
+    """Timeline document of a rank, from its view."""
     return RankTimeline(
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),
@@ -258,7 +258,7 @@ NOTABLE_LOSS = 0.02
 """Least share of lost launches, and of activities before their launch, for a notice."""
 
 
-def notices_of(
+def analysis_notices(
     views: Mapping[int, RankView],
     job: analysis.Job,
     quality: analysis.TraceQuality,
@@ -266,7 +266,7 @@ def notices_of(
     *,
     oversubscribed: bool,
 ) -> list[Notice]:
-    """All notices, those about the input first."""
+    """All notices of an analysis, those about the traces first."""
     notices = [*context.notices]
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]

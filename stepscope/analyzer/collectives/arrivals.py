@@ -26,7 +26,7 @@ from stepscope.trace.columns import IntColumn
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The last arrival that a call needs.
+    """Last rank to arrive at a collective call, for which the others wait.
 
     Attributes:
         rank, call: the last needed arriver and its call.
@@ -43,7 +43,7 @@ class Arrival:
 def needed_arrivals(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
 ) -> dict[CallId, Arrival]:
-    """The last needed arrival of every call for which it is known; calls on the job's clock.
+    """Last needed arrival of every collective call for which it is known; calls on the job's clock.
 
     Idea: a call waits until the last member that it needs has arrived, and transfers from then on. Synchronizing kinds
     need all members; broadcast and scatter need the root; in reduce and gather only the root needs the others. A
@@ -121,7 +121,7 @@ def _seen_arrivals(views: Mapping[int, RankView], matches: Matches, clocks: Cloc
 
 @dataclass(frozen=True, slots=True)
 class WaitPieces:
-    """Exposed waiting in pieces of one call each. `call` is the call's index in the rank's list."""
+    """Exposed waiting in collectives, in pieces of one call each. `call` is the call's index in the rank's list."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -132,7 +132,7 @@ class WaitPieces:
 
 
 def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> RankView:
-    """The view with `communication_unsplit` split into transfer and waiting for late ranks where arrivals are known.
+    """Split a rank's time in collectives into transfer and waiting for late ranks where arrivals are known.
 
     Of concurrent calls: `wait` only while every running one lacks a participant; transfer wins over unknown. Time
     without a call (a host entering or leaving one, or not yet waiting for a send that is done) is host-bound. Waiting
@@ -165,7 +165,7 @@ def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> R
 
 
 def waits_to_attribute(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
-    """The waiting without a cause yet; overlapping waits belong to the call that began first."""
+    """Waits in collectives without a cause yet; overlapping waits belong to the call that began first."""
     segments, calls = view.segments, view.calls
     places = [place for place in range(len(calls)) if CallId(view.rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
@@ -195,7 +195,7 @@ def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Inter
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """All ranks' calls as columns, one entry a call; nanoseconds.
+    """Collective calls of all ranks as columns, one entry a call; nanoseconds.
 
     Each exposed instant belongs to one call: of those in the state to which the instant is attributed, the one that
     began it first. So the exposed times add up exactly to the time breakdown's communication categories.
@@ -297,7 +297,7 @@ def _owned_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanos
 def movable_wait_share(
     views: Mapping[int, RankView], columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks
 ) -> float:
-    """Share of all ranks' windows that a clock error of the residual moves between waiting and transfer."""
+    """Share of all windows that a clock error moves between waiting and transfer of collectives."""
     moved = 0
     exposed = columns.exposed_wait + columns.exposed_transfer
     for call, arrival in arrivals.items():

@@ -1,4 +1,4 @@
-"""Arguments of communication calls: kind, group, size, peer and root, from kernels, operators and spans."""
+"""Arguments of collective calls (kind, size, peer, root) from the operators and spans open at their launch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import NO_TRANSFER, kind_of_span, kind_of_word
+from stepscope.analyzer.collectives.calls import collective_kind_of_span
 from stepscope.analyzer.collectives.process_groups import names_dimension
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.rows import distinct
-from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, Shapes, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
 """Index of the operator's argument that is the root (a rank in the group)."""
@@ -28,7 +28,7 @@ _PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """Arguments of a call from the spans open at its launch; None where unknown.
+    """Arguments of a collective call from the spans open at its launch; None where unknown.
 
     torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own all-reduce,
     coalesced groups), but the operator and the backend's annotation around the launch show kind, size and root.
@@ -52,9 +52,11 @@ NO_CONTEXT = LaunchContext()
 
 
 def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
-    """The context of each launch by its thread's lane and its time; NONE where the launch is unknown."""
+    """Context of each collective's launch by its thread's lane and its time; NONE where the launch is unknown."""
     rows = trace.rows_named(
-        lambda name: kind_of_span(name) is not None or names_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
+        lambda name: collective_kind_of_span(name) is not None or names_dimension(name),
+        Category.CPU_OP,
+        Category.USER_ANNOTATION,
     )
     contexts = [NO_CONTEXT] * len(lanes)
     for lane in distinct(lanes[lanes != NONE]).tolist():
@@ -79,28 +81,28 @@ def _context_of(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
     kind = root = peer = None
     sizes = []
     for row, name in zip(open_rows, names, strict=True):
-        own = kind_of_span(name)
+        own = collective_kind_of_span(name)
         if own is None:
             continue
         kind = own
-        dims, types, concrete = arguments_of(trace, row)
+        dims, types, concrete = recorded_arguments(trace, row)
         if (size := largest_tensor_bytes(dims, types)) is not None:
             sizes.append(size)
         root = _integer_at(concrete, _PLACE_OF_ROOT.get(name)) if name in _PLACE_OF_ROOT else root
-        peer = peer_of(name, concrete) if kind in ("send", "recv") else peer
+        peer = peer_of_span(name, concrete) if kind in ("send", "recv") else peer
     return LaunchContext(
         kind, max(sizes, default=None), root, peer, tuple(name for name in names if names_dimension(name))
     )
 
 
-def peer_of(name: str, concrete: list[Any]) -> int | None:
+def peer_of_span(name: str, concrete: list[Any]) -> int | None:
     """The peer of a send's or receive's span: in the annotation's name, else the operator's third argument."""
     match = _PEER.match(name)
     return int(match.group(3)) if match else _integer_at(concrete, 2)
 
 
-def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """A row's dimensions, types and concrete inputs, read-only; empty where not recorded."""
+def recorded_arguments(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Dimensions, types and inputs recorded for a communication operator, read-only; empty where not recorded."""
     place = int(trace.shapes[row])
     if place == NONE:
         return [], [], []
@@ -136,100 +138,3 @@ def _list(text: str) -> list[Any]:
     except ValueError:
         return []
     return value if isinstance(value, list) else []
-
-
-_SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """Arguments of one call from its operator or kernel; None where unknown.
-
-    `peer` is a global rank (from arguments), `peer_place` (from spans) and `root` are ranks in the group.
-    """
-
-    kind: str
-    group: ProcessGroup | None = None
-    members: tuple[int, ...] | None = None
-    num_bytes: int | None = None
-    peer: int | None = None
-    sequence: int | None = None
-    communicator: int | None = None
-    root: int | None = None
-    peer_place: int | None = None
-
-
-def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -> CallArguments:
-    """Arguments of an entry of `trace.communication`; `operator` is the entry of its operator, which has the root."""
-    calls = trace.communication
-    kind = kind_of_word(calls.kinds[int(calls.kind[entry])])
-    place = int(calls.group[entry])
-    group = trace.groups[place] if place != NONE else None
-    elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
-    dtype = int(calls.dtype[entry])
-    size = bytes_of_dtype(calls.dtypes[dtype]) if dtype != NONE else None
-    groups = [] if group is None else [group, *(g for g in trace.header.groups if g.name == group.name)]
-    members = next((one.ranks for one in groups if one.ranks), None)
-    peer = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
-    # torch writes the global rank; a number outside the group is an index into it, as other profilers write
-    if members is not None and peer not in members and NONE != peer < len(members):
-        peer = members[peer]
-    return CallArguments(
-        kind=kind,
-        group=group,
-        members=members,
-        num_bytes=elements * size if size is not None and elements >= 0 else None,
-        peer=_or_none(peer),
-        sequence=_or_none(int(calls.sequence[entry])),
-        communicator=_or_none(int(calls.communicator[entry])),
-        root=_or_none(int(calls.root_rank[operator])) if operator is not None else None,
-    )
-
-
-def _or_none(number: int) -> int | None:
-    return None if number == NONE else number
-
-
-def operators_by_id(trace: TraceColumns) -> dict[int, int]:
-    """External id -> entry of its operator; a kernel refers to its operator by this id."""
-    calls = trace.communication
-    operators = np.flatnonzero(trace.category[calls.row] == Category.CPU_OP)
-    ids = trace.external_id[calls.row[operators]]
-    return {int(i): int(entry) for i, entry in zip(ids, operators, strict=True) if i != NONE}
-
-
-class IssuedOperators:
-    """Communication operators of each host thread, returned in issue order.
-
-    Those with arguments, else (torch < 2.3) the spans of sends and receives that name their peer.
-    """
-
-    def __init__(self, trace: TraceColumns) -> None:
-        calls = trace.communication
-        is_operator = trace.category[calls.row] == Category.CPU_OP
-        idle = np.array([kind.lower() in NO_TRANSFER for kind in calls.kinds] or [False])
-        entries = np.flatnonzero(is_operator & ~idle[calls.kind])
-        self.by_arguments = len(entries) > 0
-        if self.by_arguments:
-            rows = calls.row[entries]
-            arguments = [read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
-        else:
-            rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
-            arguments = []
-            for row in rows.tolist():
-                name = trace.names[int(trace.name[row])]
-                dims, types, concrete = arguments_of(trace, row)
-                kind, size = "send" if "send" in name else "recv", largest_tensor_bytes(dims, types)
-                arguments.append(CallArguments(kind, num_bytes=size, peer_place=peer_of(name, concrete)))
-        order = np.argsort(trace.start_ns[rows], kind="stable")
-        self._arguments = [arguments[place] for place in order.tolist()]
-        self._start = trace.start_ns[rows][order]
-        self._lane: IntColumn = trace.lane[rows][order]
-        self._taken_until: dict[int, int] = {}
-
-    def since_last(self, lane: int, launch_ns: int) -> list[CallArguments]:
-        """Operators that `lane` issued up to `launch_ns` and that no earlier call returned."""
-        after = self._taken_until.get(lane, -1)
-        self._taken_until[lane] = launch_ns
-        low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
-        return [self._arguments[i] for i in range(low, high) if self._lane[i] == lane]

@@ -54,19 +54,19 @@ TO_ROOT_KINDS = frozenset({"reduce", "gather"})
 """The root waits for all members, the others for nobody."""
 
 
-def kind_of_word(word: str) -> str:
-    """Kind of a `Collective name`; unknown names stay as they are."""
+def collective_kind(word: str) -> str:
+    """Kind (all_reduce, ...) of a recorded `Collective name`; unknown names stay as they are."""
     return _KIND_OF_NAME.get(word.lower(), word.lower())
 
 
-def kind_in_name(kernel_name: str) -> str:
-    """Kind by a kernel's name, or `unknown` (RCCL calls all of them Generic)."""
+def collective_kind_of_kernel(kernel_name: str) -> str:
+    """Kind of collective by a communication kernel's name, or `unknown` (RCCL calls all of them Generic)."""
     return next((kind for pattern, kind in _KIND_IN_NAME if pattern.search(kernel_name)), "unknown")
 
 
 @lru_cache(maxsize=4096)
-def kind_of_span(name: str) -> str | None:
-    """The kind of a communication operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
+def collective_kind_of_span(name: str) -> str | None:
+    """Kind of a collective operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
     namespace = _NAMESPACE.match(name)
     if namespace is None:
         return None
@@ -92,7 +92,7 @@ class PeerCall:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One communication call of one rank, as it ran on the device (without a device, on the host).
+    """One communication call (collective, send or receive) of one rank, as it ran on the device or else on the host.
 
     Attributes:
         start_ns, end_ns: on the rank's clock.
@@ -154,7 +154,7 @@ _MAX_COMPARISONS = 2_000 * 2_000
 
 @dataclass(frozen=True, slots=True)
 class CallId:
-    """One call: the rank and its index in that rank's list."""
+    """One collective, send or receive: the rank and its index in that rank's list of calls."""
 
     rank: int
     place: int
@@ -162,7 +162,7 @@ class CallId:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Calls of different ranks that are one operation.
+    """Communication calls of different ranks that are one collective or message.
 
     Attributes:
         collectives: for each matched collective its members' calls, by rank.
@@ -180,7 +180,7 @@ class Matches:
 
 
 def match_calls(calls_of_rank: Mapping[int, list[Call]]) -> Matches:
-    """Match the calls of all loaded ranks. Each list is in issue order."""
+    """Match the collectives, sends and receives of all loaded ranks. Each list is in issue order."""
     unmatched: list[CallId] = []
     incomplete: list[CallId] = []
     series: dict[_Key, dict[int, list[CallId]]] = defaultdict(lambda: defaultdict(list))
@@ -271,14 +271,16 @@ def _by_sequence_number(
 
 def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
     """Calls aligned to those of the rank with most calls."""
-    signatures = {rank: [signature_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    signatures = {
+        rank: [collective_signature(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()
+    }
     reference = max(signatures.values(), key=len)
     place_of = {rank: _places(reference, own) for rank, own in signatures.items()}
     whole = [i for i in range(len(reference)) if all(i in places for places in place_of.values())]
     return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
 
 
-def signature_of(call: Call) -> _Signature:
+def collective_signature(call: Call) -> _Signature:
     """Kind and size, which are equal on all members of a collective."""
     return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
 

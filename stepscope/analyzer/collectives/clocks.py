@@ -43,8 +43,8 @@ has to be small against all of the waiting: most messages of a pipeline find the
 
 
 @dataclass(frozen=True, slots=True)
-class PairOffset:
-    """How far the second host's clock is ahead of the first's.
+class ClockOffset:
+    """How far the second host's clock is ahead of the first's, by the collectives that both take part in.
 
     Attributes:
         ahead_ns: at `about_ns`.
@@ -59,9 +59,9 @@ class PairOffset:
     num_ends: int
 
 
-def offsets_by_ends(
+def _clock_offsets_by_ends(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str], about_ns: int
-) -> dict[Pair, PairOffset]:
+) -> dict[Pair, ClockOffset]:
     """Offsets of pairs of hosts with enough common synchronizing collectives; in each of these the first host by name
     is compared with the others.
 
@@ -87,13 +87,13 @@ def offsets_by_ends(
     return {pair: _fit(np.array(values, np.float64)) for pair, values in samples.items() if len(values) >= MIN_ENDS}
 
 
-def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
+def _fit(samples: npt.NDArray[np.float64]) -> ClockOffset:
     """Robust line through samples of (time, nanoseconds ahead), shape (ends, 2); a constant unless drift is clear."""
     time, ahead = samples.T
     kept = _kept(ahead - np.median(ahead))
     middle = float(np.median(ahead[kept]))
     spread = _deviation(ahead[kept] - middle)
-    steady = PairOffset(middle, 0.0, spread, int(kept.sum()))
+    steady = ClockOffset(middle, 0.0, spread, int(kept.sum()))
     length = float(time.max() - time.min())
     if len(time) < MIN_ENDS_FOR_DRIFT or length <= 0:
         return steady
@@ -109,7 +109,7 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
         or abs(slope) > MAX_DRIFT
     ):
         return steady
-    return PairOffset(start, slope, after, int(kept.sum()))
+    return ClockOffset(start, slope, after, int(kept.sum()))
 
 
 def _line(time: npt.NDArray[np.float64], ahead: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -130,9 +130,9 @@ def _deviation(rest: npt.NDArray[np.float64]) -> float:
     return float(np.median(np.abs(rest)))
 
 
-def offsets_by_bounds(
+def _clock_offsets_by_messages(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str]
-) -> dict[Pair, PairOffset]:
+) -> dict[Pair, ClockOffset]:
     """Offsets of pairs of hosts with messages both ways: the middle of the tightest bounds, where these are narrow
     against the waits that they explain."""
     above: dict[Pair, int] = {}
@@ -158,7 +158,7 @@ def offsets_by_bounds(
         middle = (above[pair] + below[pair]) / 2
         waits = [abs(second - first - middle) for first, second in starts[pair]]
         if 0 <= width <= MAX_BOUNDS_SHARE * float(np.mean(waits)):
-            found[pair] = PairOffset(middle, 0.0, width / 2, 1)
+            found[pair] = ClockOffset(middle, 0.0, width / 2, 1)
     return found
 
 
@@ -173,7 +173,7 @@ recorded straggler). Hosts without a recorded name within it are taken for one."
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Corrections from each rank's clock to the job's clock.
+    """Corrections from each rank's clock to the job's clock, on which collectives are compared.
 
     Attributes:
         offset_ns: by rank, to subtract, at `about_ns`.
@@ -204,10 +204,6 @@ class Clocks:
         drifted: npt.NDArray[np.int64] = np.rint((time - self.about_ns) * drift).astype(np.int64)
         return corrected - drifted
 
-    def moves(self, rank: int) -> bool:
-        """Whether the rank's times change at all."""
-        return self.offset_ns[rank] != 0 or self.drift.get(rank, 0.0) != 0
-
     def uncertainty_ns(self, rank: int, other: int) -> float:
         """Error of the two ranks' times against each other after correction: 0 on one host, the pair's residual, or the
         largest one if the hosts never met."""
@@ -220,7 +216,7 @@ class Clocks:
 def estimate_clocks(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host_of_rank: Mapping[int, str | None]
 ) -> Clocks:
-    """Clocks of all hosts; ranks of one named host share a clock, and so do ranks without a visible offset.
+    """Align the clocks of all hosts by their collectives; ranks of one named host share a clock.
 
     Offsets come from the ends of common collectives; bounds by messages only tie hosts together that have none. Hosts
     that never meet are compared through others.
@@ -232,7 +228,7 @@ def estimate_clocks(
     host = {rank: name if name is not None else f"rank {rank}" for rank, name in host_of_rank.items()}
     ends = [call.end_ns for calls in calls_of_rank.values() for call in (calls[:1] + calls[-1:])]
     about = (min(ends) + max(ends)) // 2 if ends else 0  # in the middle, an error of the drift matters least
-    pairs = offsets_by_ends(calls_of_rank, matches, host, about)
+    pairs = _clock_offsets_by_ends(calls_of_rank, matches, host, about)
     if None in named and all(
         abs(pair.ahead_ns) <= max(SAME_CLOCK_NS, OUTLIER_MADS * pair.residual_ns) for pair in pairs.values()
     ):
@@ -241,7 +237,7 @@ def estimate_clocks(
     tied = _islands(hosts, pairs)
     pairs |= {
         pair: offset
-        for pair, offset in offsets_by_bounds(calls_of_rank, matches, host).items()
+        for pair, offset in _clock_offsets_by_messages(calls_of_rank, matches, host).items()
         if tied[pair[0]] != tied[pair[1]]
     }
     island = _islands(hosts, pairs)
@@ -280,7 +276,7 @@ def _islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
     return island
 
 
-def _weight(pair: PairOffset) -> float:
+def _weight(pair: ClockOffset) -> float:
     """Inverse of the standard error of the pair's median, up to a factor."""
     return float(np.sqrt(pair.num_ends)) / max(pair.residual_ns, 1_000.0)
 
@@ -350,7 +346,9 @@ def _clusters(
     chosen = set(ranks)
     own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
     names = {rank: f"{rank:09d}" for rank in ranks}
-    pairs = offsets_by_ends(calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0)
+    pairs = _clock_offsets_by_ends(
+        calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0
+    )
     are_apart = any(abs(p.ahead_ns) > max(SAME_CLOCK_NS, MIN_OFFSET_SPREADS * p.residual_ns) for p in pairs.values())
     if not are_apart or any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
         return [list(ranks)]

@@ -47,7 +47,7 @@ def collective_table(
     *,
     network_bytes_per_second: float | None = None,
 ) -> list[Collective]:
-    """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
+    """Collectives by group, dimension, kind and size: bandwidth, transfer and waiting time, largest first.
 
     The size of an uneven all-to-all is the mean over the members, and calls of similar sizes share a row. Calls that
     ended on all members before their windows are left out.
@@ -113,7 +113,7 @@ def _key(
 
 
 def expected_link(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
-    """Expected link of members on one host; None between hosts, for different or unknown GPUs, and on CPUs."""
+    """Link that a process group's members on one host should reach; None between hosts and where unknown."""
     chosen = [views[rank] for rank in members]
     hosts = {view.header.host_name for view in chosen}
     names = {next((device.name for device in view.header.devices), None) for view in chosen}
@@ -267,7 +267,7 @@ def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: 
 
 
 def transfer_faults(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[TransferFault]:
-    """Faults of the exposed transfers with their evidence."""
+    """Faults of the exposed transfers of collectives (slow link, small messages, no overlap), with evidence."""
     exposed = sum(row.exposed_transfer_ms or 0.0 for row in table)
     if exposed <= 0:
         return []

@@ -8,15 +8,8 @@ from statistics import fmean
 import numpy as np
 
 from stepscope.analyzer.compare import parts, run_record, statistics
-from stepscope.analyzer.compare.gates import Condition, judge_gate
-from stepscope.core.documents.comparison import (
-    CauseDifference,
-    Change,
-    ComparedSide,
-    Comparison,
-    Difference,
-    MemoryDifference,
-)
+from stepscope.analyzer.compare.gates import GateCondition, judge_gate
+from stepscope.core.documents import comparison
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -35,10 +28,10 @@ MAX_CAUSES_SHOWN = 3
 LIKELY_SHARE = 1 / 3
 """Share of a significant step change from which a cause is named although its own change is not significant."""
 
-_CHANGED = (Change.SLOWER, Change.FASTER)
+_CHANGED = (comparison.Change.SLOWER, comparison.Change.FASTER)
 
 
-def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
+def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDifference]) -> str:
     """One line: how much slower or faster the step is, and which causes changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
@@ -53,7 +46,11 @@ def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
     return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
 
 
-def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference], step: Difference) -> str:
+def _because(
+    sure: Sequence[comparison.CauseDifference],
+    causes: Sequence[comparison.CauseDifference],
+    step: comparison.Difference,
+) -> str:
     """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest."""
     if sure:
         named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
@@ -62,15 +59,15 @@ def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference],
             f", other causes together {rest:+,.1f} ms" if abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0) else ""
         )
         return f": {_list_causes(sure)}{others}"
-    way = 1.0 if step.state is Change.SLOWER else -1.0
+    way = 1.0 if step.state is comparison.Change.SLOWER else -1.0
     likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
     if not likely:
         return "; no single cause accounts for it"
     return f"; likely {_list_causes(likely)}, but no single cause is certain"
 
 
-def evidence_notice(
-    sides: parts.Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]
+def _evidence_notice(
+    sides: parts.Sides, step: comparison.Difference, *, spread: float, source: str, num_steps: Sequence[int]
 ) -> Notice:
     """How much was measured, and what would make the verdict more certain."""
     few = min(num_steps) < FEW_STEPS
@@ -90,7 +87,7 @@ def evidence_notice(
     return Notice("evidence", f"stands on {basis}; {assumed}")
 
 
-def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
+def _stall_notice(step: comparison.Difference, mean: comparison.Difference) -> list[Notice]:
     """Notice of rare slow steps, which change the mean but not the median."""
     if mean.state not in _CHANGED or step.state in _CHANGED:
         return []
@@ -101,7 +98,7 @@ def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
     return [Notice("rare_stalls", text)]
 
 
-def micro_batch_notice(sides: parts.Sides, step: Difference) -> list[Notice]:
+def _micro_batch_notice(sides: parts.Sides, step: comparison.Difference) -> list[Notice]:
     """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
@@ -133,7 +130,7 @@ def _micro_batches(side: Sequence[run_record.RunRecord]) -> float | None:
     return float(known.pop()) if len(known) == 1 else None
 
 
-def _throughput_gain(sides: parts.Sides, step: Difference) -> float | None:
+def _throughput_gain(sides: parts.Sides, step: comparison.Difference) -> float | None:
     """Throughput of b over a: from tokens, else from MFU, else from step times of equal work."""
     tokens = [_mean([run.tokens for run in side]) for side in sides]
     if step.a and step.b and tokens[0] and tokens[1]:
@@ -149,7 +146,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _list_causes(rows: Sequence[CauseDifference]) -> str:
+def _list_causes(rows: Sequence[comparison.CauseDifference]) -> str:
     texts = []
     for row in _losses_first(rows)[:MAX_CAUSES_SHOWN]:
         ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
@@ -158,7 +155,7 @@ def _list_causes(rows: Sequence[CauseDifference]) -> str:
     return ", ".join(texts)
 
 
-def _losses_first(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
+def _losses_first(rows: Sequence[comparison.CauseDifference]) -> list[comparison.CauseDifference]:
     """Losses first, because a straggler or a slower clock mostly shows as more compute time too."""
     return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
 
@@ -172,16 +169,16 @@ Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond th
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 
 
-def compare(
+def compare_runs(
     a: Sequence[run_record.RunRecord],
     b: Sequence[run_record.RunRecord],
     *,
     names: tuple[str, str],
-    conditions: Sequence[Condition] = (),
+    conditions: Sequence[GateCondition] = (),
     assumed_spread: float = RUN_SPREAD,
     notices: Sequence[Notice] = (),
-) -> Comparison:
-    """Compare two sides of runs.
+) -> comparison.Comparison:
+    """Compare two sides of runs: step time, its parts, and gates.
 
     Args:
         a, b: at least one run each.
@@ -197,19 +194,21 @@ def compare(
     ]
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
     step_time, step_time_mean = (
-        statistics.judge(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
+        statistics.judge_difference(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
     )
-    changed = step_time.state is not Change.NOT_SEEN or step_time_mean.state is not Change.NOT_SEEN
+    changed = (
+        step_time.state is not comparison.Change.NOT_SEEN or step_time_mean.state is not comparison.Change.NOT_SEEN
+    )
     basis = parts.ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
     causes = parts.compare_causes(sides, basis)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
-    known = evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
-    return Comparison(
+    known = _evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
+    return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=summarise(step_time, causes),
+        summary=_summarise(step_time, causes),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
@@ -222,26 +221,29 @@ def compare(
         calls=parts.compare_calls(sides, basis),
         collectives=parts.compare_collectives(sides, basis),
         memory=[
-            MemoryDifference(name, largest_a[name], largest_b[name]) for name in sorted({*largest_a} & {*largest_b})
+            comparison.MemoryDifference(name, largest_a[name], largest_b[name])
+            for name in sorted({*largest_a} & {*largest_b})
         ],
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
-        findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_notice(sides, step_time)],
+        findings=[known, *_stall_notice(step_time, step_time_mean), *_micro_batch_notice(sides, step_time)],
         warnings=[*notices, *run_record.comparability_notices(a, b)],
     )
 
 
 def _estimate(
     steps: list[list[Sequence[float]]], average: statistics.Average, assumed_spread: float
-) -> statistics.Estimate:
+) -> statistics.Effect:
     a, b = ([statistics.summarise_steps(run, average) for run in side] for side in steps)
-    return statistics.estimate(a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a])))
+    return statistics.estimate_difference(
+        a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a]))
+    )
 
 
 def _side(
     name: str, runs: Sequence[run_record.RunRecord], source: str, steps: Sequence[Sequence[float]]
-) -> ComparedSide:
+) -> comparison.ComparedSide:
     every = np.concatenate([np.asarray(run, dtype=float) for run in steps])
-    return ComparedSide(
+    return comparison.ComparedSide(
         name=name,
         runs=[run.name for run in runs],
         step_source=source,

@@ -36,7 +36,7 @@ _Row = TypeVar("_Row", comparison.CategoryDifference, comparison.CauseDifference
 
 @dataclass(frozen=True, slots=True)
 class ComparisonBasis:
-    """Scale and significance level for the parts of a step.
+    """Scale and significance level with which the parts of a step of two runs are compared.
 
     Attributes:
         step_ms: profiled step of side a.
@@ -54,13 +54,13 @@ class ComparisonBasis:
 
 
 def compare_categories(sides: Sides, basis: ComparisonBasis) -> list[comparison.CategoryDifference]:
-    """Time categories present on either side, largest change first."""
+    """Compare time categories present on either side, largest change first."""
     differences = _differences(sides, basis, TimeCategory, category_figures)
     return _largest_first([comparison.CategoryDifference(category, ms) for category, ms in differences.items()])
 
 
 def compare_causes(sides: Sides, basis: ComparisonBasis) -> list[comparison.CauseDifference]:
-    """Root causes present on either side, largest change first."""
+    """Compare root causes present on either side, largest change first."""
     differences = _differences(sides, basis, Cause, cause_figures)
     return _largest_first(
         [
@@ -71,14 +71,14 @@ def compare_causes(sides: Sides, basis: ComparisonBasis) -> list[comparison.Caus
 
 
 def compare_kernels(sides: Sides, basis: ComparisonBasis) -> list[comparison.KernelDifference]:
-    """Kernels of either side by name, largest change first."""
+    """Compare kernels of either side by name, largest change first."""
     tables = [[{k.name: k for k in run.analysis.roofline.kernels} for run in side] for side in sides]
     names = dict.fromkeys(name for side in tables for table in side for name in table)
     return _compare_kernel_times(names, sides, tables, basis)
 
 
 def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[comparison.KernelDifference]:
-    """Kernel time by operator and input shapes, for the calls that every run lists.
+    """Compare kernel time by operator and input shapes, for the calls that every run lists.
 
     An analysis lists only its largest calls, so a call that one run does not list may still have happened there.
     """
@@ -88,7 +88,7 @@ def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[comparison.Kerne
 
 
 def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[comparison.CollectiveDifference]:
-    """Collectives of either side by group, kind and size, largest change first."""
+    """Compare collectives of either side by group, kind and size, largest change first."""
     tables = [[{_key(row): row for row in run.analysis.collectives} for run in side] for side in sides]
     keys = dict.fromkeys(key for side in tables for table in side for key in table)
     rows = [_compare_collective(key, sides, tables, basis, basis.level(2 * len(keys))) for key in keys]
@@ -96,7 +96,7 @@ def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[comparison
 
 
 def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> comparison.Difference:
-    """comparison.Difference of a rate (more is better); `spread` is its relative standard deviation between runs."""
+    """Compare a rate (more is better); `spread` is its relative standard deviation between runs."""
     found = estimate_rates(sides, figure, spread)
     if found is not None:
         return _judge_rate(found)
@@ -105,28 +105,28 @@ def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> comparison
     return comparison.Difference(a, b)
 
 
-def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> statistics.Estimate | None:
-    """Estimated difference of a rate over the runs that have it; None if no run of a side has."""
+def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> statistics.Effect | None:
+    """Estimated difference of a rate between two sides of runs; None if no run of a side has it."""
     a, b = ([rate for run in side if (rate := figure(run)) is not None] for side in sides)
     if not a or not b:
         return None
-    return statistics.estimate(a, b, assumed_spread=spread * fmean(rate.value for rate in a))
+    return statistics.estimate_difference(a, b, assumed_spread=spread * fmean(rate.value for rate in a))
 
 
 def category_figures(sides: Sides, category: TimeCategory) -> statistics.Figures:
-    """Milliseconds per step in a time category, for each run of both sides."""
+    """Milliseconds per step in a time category, for each run of both compared sides."""
     a, b = ([category_figure(run.analysis, category) for run in side] for side in sides)
     return a, b
 
 
 def cause_figures(sides: Sides, cause: Cause) -> statistics.Figures:
-    """Milliseconds per step attributed to a cause, for each run of both sides."""
+    """Milliseconds per step attributed to a cause, for each run of both compared sides."""
     a, b = ([cause_figure(run.analysis, cause) for run in side] for side in sides)
     return a, b
 
 
 def kernel_figures(sides: Sides, chosen: Sequence[Sequence[Sequence[KernelTime]]]) -> statistics.Figures:
-    """Milliseconds per step of the chosen kernels of each run, summed.
+    """Milliseconds per step of the chosen kernels, summed, for each run of both compared sides.
 
     Their noise is that of single steps where all have times for these, which analyses of older versions do not keep.
     """
@@ -159,8 +159,8 @@ def _differences(
 
 
 def _difference(pair: statistics.Figures, basis: ComparisonBasis, level: float) -> comparison.Difference:
-    found = statistics.estimate(*pair, assumed_spread=basis.assumed_spread * basis.step_ms)
-    return statistics.judge(found, smallest=statistics.MIN_EFFECT * basis.step_ms, level=level)
+    found = statistics.estimate_difference(*pair, assumed_spread=basis.assumed_spread * basis.step_ms)
+    return statistics.judge_difference(found, smallest=statistics.MIN_EFFECT * basis.step_ms, level=level)
 
 
 def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
@@ -182,14 +182,14 @@ def _compare_kernel_times(
             fmean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
             for side, own in zip(sides, chosen, strict=True)
         ]
-        found = statistics.estimate(*times, assumed_spread=KERNEL_SPREAD * larger_mean(times))
-        difference = statistics.judge(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
+        found = statistics.estimate_difference(*times, assumed_spread=KERNEL_SPREAD * larger_mean(times))
+        difference = statistics.judge_difference(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
         rows.append(comparison.KernelDifference(name, _new_or_gone(difference, calls), *calls))
     return _largest_first(rows)
 
 
 def larger_mean(sides: Sequence[Sequence[statistics.RunFigure]]) -> float:
-    """The larger of both sides' mean figures."""
+    """The larger of both compared sides' mean figures."""
     return max(fmean(run.value for run in side) for side in sides)
 
 
@@ -226,23 +226,25 @@ def _compare_collective(
         calls.append(fmean(c.count / steps if c else 0.0 for c, steps in rows))
     if all(bandwidths):
         spread = COLLECTIVE_SPREAD * larger_mean(bandwidths)
-        bandwidth = _judge_rate(statistics.estimate(*bandwidths, assumed_spread=spread), level)
+        bandwidth = _judge_rate(statistics.estimate_difference(*bandwidths, assumed_spread=spread), level)
     else:
         a, b = (fmean(run.value for run in side) if side else None for side in bandwidths)
         bandwidth = comparison.Difference(a, b)
-    moved = statistics.estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * larger_mean(transfers))
+    moved = statistics.estimate_difference(*transfers, assumed_spread=COLLECTIVE_SPREAD * larger_mean(transfers))
     return comparison.CollectiveDifference(
         *key[:3],
         calls[0],
         calls[1],
-        _new_or_gone(statistics.judge(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls),
+        _new_or_gone(
+            statistics.judge_difference(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls
+        ),
         _new_or_gone(_difference((waits[0], waits[1]), basis, level), calls),
         bandwidth,
     )
 
 
-def _judge_rate(found: statistics.Estimate, level: float = statistics.LEVEL) -> comparison.Difference:
-    return statistics.judge(
+def _judge_rate(found: statistics.Effect, level: float = statistics.LEVEL) -> comparison.Difference:
+    return statistics.judge_difference(
         found,
         smallest=statistics.MIN_EFFECT * abs(found.a),
         rose=comparison.Change.HIGHER,

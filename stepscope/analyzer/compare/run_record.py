@@ -23,7 +23,7 @@ which are two standard deviations of their mean apart."""
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run.
+    """One run of a comparison: its analysis, and what else is compared.
 
     Attributes:
         name: display name.
@@ -67,12 +67,12 @@ def _whole_steps(analysis: Analysis) -> list[list[StepLedger]]:
 
 
 def captured_steps(analysis: Analysis) -> list[float]:
-    """Duration of each whole profiled step, ms: the median over ranks, which wait for each other in every step."""
+    """Duration of each whole profiled step of a run, ms: the median over ranks, which wait for each other."""
     return [float(np.median([step.ms for step in steps])) for steps in _whole_steps(analysis)]
 
 
 def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
-    """Milliseconds per step in a time category: its share of all ranks' time in each whole step.
+    """Milliseconds per step of a run in a time category: its share of all ranks' time in each whole step.
 
     The categories add up to the mean step.
     """
@@ -85,7 +85,7 @@ def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
 
 
 def cause_figure(analysis: Analysis, cause: str) -> RunFigure:
-    """Milliseconds per step attributed to a cause; its noise is that of the bootstrap over steps.
+    """Milliseconds per step of a run attributed to a cause; its noise is that of the bootstrap over steps.
 
     The causes add up to the mean whole step, as the time categories do.
     """
@@ -118,7 +118,7 @@ def _variance_of(width: float, num_steps: int) -> float:
 
 
 def mfu_figure(run: RunRecord) -> RunFigure | None:
-    """MFU; it varies as the captured step does, whose time it is divided by."""
+    """MFU of a compared run; it varies as the captured step does, whose time it is divided by."""
     mfu = run.analysis.job.mfu
     if mfu is None:
         return None
@@ -127,7 +127,7 @@ def mfu_figure(run: RunRecord) -> RunFigure | None:
 
 
 def bandwidth_figure(run: RunRecord) -> RunFigure | None:
-    """Mean bus bandwidth of all collectives, GB/s, weighted by transfer time."""
+    """Mean bus bandwidth of a compared run's collectives, GB/s, weighted by transfer time."""
     rows = [(c.busbw_gbs, c.transfer_ms) for c in run.analysis.collectives if c.busbw_gbs and c.transfer_ms]
     time = sum(transfer for _, transfer in rows)
     return RunFigure(sum(bandwidth * transfer for bandwidth, transfer in rows) / time) if time else None
@@ -140,7 +140,7 @@ MAX_DISTORTION_DIFFERENCE = 0.05
 
 
 def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
-    """One notice for each difference between the sides that the change under test did not cause."""
+    """One notice for each difference between the compared sides that the change under test did not cause."""
     notices = [
         _differs("gpu_differs", "GPU", a, b, lambda run: run.analysis.job.gpu),
         _differs("device_differs", "kind of device", a, b, lambda run: run.analysis.job.device_kind),

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.analyzer.fleet.evidence import communicates, hang_evidence, judge_host, throttle_of, time_shares
-from stepscope.analyzer.fleet.samples import LIMITS, GpuFacts, HostUse, Limits, Sample, SampleWindow, window_of
+from stepscope.analyzer.fleet.samples import (
+    LIMITS,
+    FleetThresholds,
+    GpuFacts,
+    GpuSample,
+    HostUse,
+    SampleWindow,
+    sample_window,
+)
 from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase, reason_words
@@ -27,23 +35,31 @@ Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 """Cause, reasons, confidence, evidence."""
 
 
-def classify(
-    samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
+def classify_gpu(
+    samples: Sequence[GpuSample],
+    facts: GpuFacts | None = None,
+    host: HostUse | None = None,
+    limits: FleetThresholds = LIMITS,
 ) -> FleetClass:
-    """Class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
+    """Fleet class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
 
     Raises:
         ValueError: there is no sample.
     """
-    window = window_of(samples, facts or GpuFacts(), host or HostUse(), limits)
+    window = sample_window(samples, facts or GpuFacts(), host or HostUse(), limits)
     shares, counters = time_shares(window)
     cause, reasons, confidence, evidence = _classified(window, shares, counters)
+    doubts = {
+        "profiling_silent": window.is_silent,
+        "utilization_stuck": window.is_stuck,
+        "profiling_or_utilization_wrong": window.is_contradictory,
+    }
     return FleetClass(
         cause,
         reasons,
         round(confidence, 2),
         _summary(cause, reasons, shares, evidence),
-        (*evidence, *_doubts(window)),
+        (*evidence, *(Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful)),
         shares,
         counters,
         window.samples[0].time_ns,
@@ -109,7 +125,7 @@ def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Class
     if host_side < max(limits.min_loss, largest_wait):
         return None
     # that nothing runs is known without power, from utilisation
-    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
+    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, window)
     empty = Evidence("empty_ratio", host_side, "ratio", limits.min_loss)
     copied = _copied(window, shares)
     if copied is not None:
@@ -136,7 +152,7 @@ def _communication(window: SampleWindow, waited: float, counters: Counters) -> C
     ):
         if value is not None and value >= limits.link_traffic:
             evidence.append(Evidence(name, value, "bytes_per_second", limits.link_traffic))
-    return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, limits), evidence
+    return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, window), evidence
 
 
 def _copied(window: SampleWindow, shares: TimeShares) -> tuple[Cause, Evidence] | None:
@@ -157,7 +173,7 @@ def _healthy(window: SampleWindow, share: float, counters: Counters) -> Classifi
     """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
     limits = window.limits
     mean, computing = window.mean, max(share, limits.idle_busy)
-    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), limits)
+    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), window)
     if mean.dram is not None:
         dram = mean.dram / computing
         tensor = (mean.tensor or 0.0) / computing
@@ -188,19 +204,9 @@ def _unknown(window: SampleWindow) -> Classified:
     return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, known
 
 
-def _doubts(window: SampleWindow) -> list[Evidence]:
-    """Counters that were ignored."""
-    doubts = {
-        "profiling_silent": window.is_silent,
-        "utilization_stuck": window.is_stuck,
-        "profiling_or_utilization_wrong": window.is_contradictory,
-    }
-    return [Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful]
-
-
-def _trusted(best: float, share: float, limits: Limits) -> float:
+def _trusted(best: float, share: float, window: SampleWindow) -> float:
     """Confidence, lower near the threshold."""
-    clear = min(1.0, max(0.0, (share - limits.min_loss) / _CLEAR))
+    clear = min(1.0, max(0.0, (share - window.limits.min_loss) / _CLEAR))
     return best * (0.5 + 0.5 * clear)
 
 
@@ -227,8 +233,8 @@ _STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
 
 
-def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
-    """Class of a job from those of its GPUs; evidence refers to GPUs by their position.
+def classify_job(classes: Sequence[FleetClass]) -> FleetClass:
+    """Fleet class of a job from those of its GPUs; evidence refers to GPUs by their position.
 
     GPUs in a collective wait for the last one. So if some wait and others hardly do, the job's cause is that of the
     others, and `straggler` if they compute. If all wait, it is the communication itself, or a GPU of another node. The

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.analyzer.fleet.samples import Limits, Sample, SampleWindow, share_of
+from stepscope.analyzer.fleet.samples import FleetThresholds, GpuSample, SampleWindow, share_of_samples
 from stepscope.core.documents.jobs import Counters, TimeShares
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
@@ -23,7 +23,7 @@ _BOTH_WAYS = 4.0
 
 
 def time_shares(window: SampleWindow) -> tuple[TimeShares | None, Counters]:
-    """Shares of time, and the counters that separate computing from waiting; None without kernel activity."""
+    """Shares of a GPU's time by its counters, and which counters separate computing from waiting; None if unknown."""
     busy = window.busy
     if busy is None or window.is_contradictory:
         return None, Counters.NONE
@@ -61,22 +61,22 @@ def _filled_by_power(window: SampleWindow, busy: float) -> float | None:
     return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
 
 
-def is_polling(sample: Sample, limits: Limits) -> bool:
-    """Whether a sample contains only polling kernels; unknown counters are no sign of it."""
+def is_polling(sample: GpuSample, limits: FleetThresholds) -> bool:
+    """Whether a GPU sample contains only polling kernels; unknown counters are no sign of it."""
     if sample.engine is None or sample.tensor is None or sample.dram is None:
         return False
     return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
 
 
-def _has_profiling_counters(sample: Sample) -> bool:
+def _has_profiling_counters(sample: GpuSample) -> bool:
     return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
 def communicates(window: SampleWindow) -> bool | None:
-    """Whether the GPU communicates with others; None without link counters."""
+    """Whether a GPU communicates with others, by its counters; None without link counters."""
     limits = window.limits
     mean, network = window.mean, window.host.network_bytes
-    if share_of(window.samples, lambda sample: is_polling(sample, limits)) >= _SPINS:
+    if share_of_samples(window.samples, lambda sample: is_polling(sample, limits)) >= _SPINS:
         return True
     rates = [rate for rate in (mean.link_bytes, network) if rate is not None]
     if any(rate >= limits.link_traffic for rate in rates):
@@ -89,7 +89,7 @@ def communicates(window: SampleWindow) -> bool | None:
     return False if mean.link_bytes is not None or window.facts.has_links is False else None
 
 
-def _copies(sample: Sample, limits: Limits) -> float:
+def _copies(sample: GpuSample, limits: FleetThresholds) -> float:
     """Share of time in which the host link was active without a kernel."""
     busy = sample.busy
     rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
@@ -111,7 +111,7 @@ _FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
 
 
 def throttle_of(window: SampleWindow) -> tuple[Reason, list[Evidence]] | None:
-    """Reason why the GPU is throttled, with evidence; None if it is not, or that is unknown.
+    """Reason why a GPU is throttled by its samples, with evidence; None if it is not, or that is unknown.
 
     Hardware and thermal reasons count with any loss of clock. A power cap is normal under load (recorded: clocks down
     to 0.87 of their maximum), and a configured clock is a setting: both count only at low clocks.
@@ -143,7 +143,7 @@ _LONG = 5
 
 
 def hang_evidence(window: SampleWindow) -> tuple[float, list[Evidence]] | None:
-    """Confidence and evidence of a hang; None if the GPU does not hang or that is unknown.
+    """Confidence and evidence of a hang by a GPU's counters alone; None if it does not hang or that is unknown.
 
     A collective whose peers never arrive keeps its kernel on the GPU. All known counters must agree: kernels all the
     time, low and constant power, no traffic over links, network or both PCIe directions, no tensor or memory activity.
@@ -159,7 +159,7 @@ def hang_evidence(window: SampleWindow) -> tuple[float, list[Evidence]] | None:
     moved = _moved(window)
     if any(rate is not None and rate >= limit for _, rate, limit in moved):  # all-reduces on slow networks take minutes
         return None
-    counted = share_of(window.samples, _has_profiling_counters) >= _MOSTLY_COUNTED
+    counted = share_of_samples(window.samples, _has_profiling_counters) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
     if not limit or not powers or window.power is None or window.power >= limits.high_power:
@@ -194,7 +194,7 @@ def _moved(window: SampleWindow) -> list[tuple[str, float | None, float]]:
     ]
 
 
-def _may_be_polling(sample: Sample, limits: Limits) -> bool:
+def _may_be_polling(sample: GpuSample, limits: FleetThresholds) -> bool:
     """Whether kernels ran all the time, and no counter shows that they did work."""
     busy = sample.busy
     if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
@@ -223,7 +223,7 @@ class _Clue:
 
 
 def judge_host(window: SampleWindow, busy: float) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
-    """Cause of a slow host, its reasons, the evidence, and how certain it is (0.25..1).
+    """Cause of a host too slow for its GPU, by counters: reasons, evidence, and how certain it is (0.25..1).
 
     Without clues, or with equally strong ones for both causes, the evidence is insufficient.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FleetThresholds:
     """Thresholds of the fleet classes; ratios are of time or of a peak, 0..1.
 
     "Recorded" means 2 H100s (SXM, 700 W) in real training at 5 samples a second; the figures are in
@@ -74,11 +74,11 @@ class Limits:
     """Tensor and memory activity of a kernel that only polls: recorded 0.000 to 0.001."""
 
 
-LIMITS = Limits()
+LIMITS = FleetThresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class GpuSample:
     """One sample of a GPU or MIG instance; ratios are 0..1, rates are means since the previous sample.
 
     Attributes:
@@ -119,7 +119,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """Constants of a GPU.
+    """Constants of a GPU that classification by counters needs.
 
     Attributes:
         name: from the driver.
@@ -167,7 +167,7 @@ _REPEATS = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Work with pauses of whole samples.
+    """Bursts of GPU work with pauses of whole samples.
 
     Attributes:
         duty: share of samples with work.
@@ -181,7 +181,7 @@ class Bursts:
 
 
 def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | None:
-    """Bursts of an equally spaced series of activity (0..1); None if there are none, or too few samples."""
+    """Bursts of an equally spaced series of GPU activity (0..1); None if there are none, or too few samples."""
     if len(activity) < _MIN_SAMPLES or max(activity) < _FULL:
         return None
     empty = sum(value < _EMPTY for value in activity) / len(activity)
@@ -216,7 +216,7 @@ def _period(activity: Sequence[float]) -> int | None:
 
 _PROFILING = ("engine", "sm", "tensor", "dram")
 _MEANS = tuple(
-    field.name for field in fields(Sample) if field.name not in ("time_ns", "throttle_reasons", "num_processes")
+    field.name for field in fields(GpuSample) if field.name not in ("time_ns", "throttle_reasons", "num_processes")
 )
 _STUCK = 0.95
 _BUSY = 0.5
@@ -225,7 +225,7 @@ _EMPTY_MEMORY = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SampleWindow:
-    """Means of a window of samples; a figure that some samples lack is the mean of the others.
+    """Means of a window of a GPU's samples; a figure that some samples lack is the mean of the others.
 
     Attributes:
         samples: without figures that others contradict.
@@ -240,11 +240,11 @@ class SampleWindow:
         is_contradictory: counters or utilization are wrong, and power does not show which.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[GpuSample, ...]
     facts: GpuFacts
     host: HostUse
-    limits: Limits
-    mean: Sample
+    limits: FleetThresholds
+    mean: GpuSample
     power: float | None
     dynamic_power: float | None
     bursts: Bursts | None
@@ -277,8 +277,10 @@ class SampleWindow:
         return self.mean.memory_used >= _EMPTY_MEMORY * self.facts.memory_total
 
 
-def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
-    """Window of samples in order of time, without contradictory counters.
+def sample_window(
+    samples: Sequence[GpuSample], facts: GpuFacts, host: HostUse, limits: FleetThresholds
+) -> SampleWindow:
+    """Window of a GPU's samples in order of time, without contradictory counters.
 
     Raises:
         ValueError: there is no sample.
@@ -300,13 +302,13 @@ def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits:
     return whole
 
 
-def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
+def _window(samples: Sequence[GpuSample], facts: GpuFacts, host: HostUse, limits: FleetThresholds) -> SampleWindow:
     last = samples[-1]
     means: dict[str, Any] = {}
     for name in _MEANS:
         values = [value for sample in samples if (value := getattr(sample, name)) is not None]
         means[name] = sum(values) / len(values) if values else None
-    mean = Sample(last.time_ns, num_processes=last.num_processes, **means)
+    mean = GpuSample(last.time_ns, num_processes=last.num_processes, **means)
     activity = [sample.busy for sample in samples if sample.busy is not None]
     distance = (last.time_ns - samples[0].time_ns) / 1e9 / max(len(samples) - 1, 1)
     bursts = bursts_of(activity, distance)
@@ -319,11 +321,11 @@ def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: L
     return SampleWindow(tuple(samples), facts, host, limits, mean, power, dynamic, bursts)
 
 
-def share_of(samples: Sequence[Sample], is_so: Callable[[Sample], bool]) -> float:
-    """Share of samples for which a condition holds, 0..1."""
+def share_of_samples(samples: Sequence[GpuSample], is_so: Callable[[GpuSample], bool]) -> float:
+    """Share of a GPU's samples for which a condition holds, 0..1."""
     return sum(map(is_so, samples)) / len(samples)
 
 
-def _without(samples: Sequence[Sample], *names: str) -> tuple[Sample, ...]:
+def _without(samples: Sequence[GpuSample], *names: str) -> tuple[GpuSample, ...]:
     nothing: dict[str, Any] = dict.fromkeys(names)
     return tuple(replace(sample, **nothing) for sample in samples)

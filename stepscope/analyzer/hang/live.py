@@ -27,7 +27,7 @@ _NOBODY = hang.HangVerdict(NONE, None, [], [], 0.0, "")
 
 
 def fresh_states(states: Sequence[hang.RankState]) -> list[hang.RankState]:
-    """States of the ranks that still report, by rank."""
+    """States of the ranks of a possibly hanging job that still report, by rank."""
     newest = max((state.seen_ns for state in states), default=0)
     return sorted(
         (state for state in states if newest - state.seen_ns < hang.STALE_SECONDS * 1e9), key=lambda one: one.rank
@@ -37,7 +37,7 @@ def fresh_states(states: Sequence[hang.RankState]) -> list[hang.RankState]:
 def live_hang(
     states: Sequence[hang.RankState], report: hang.HangReport | None, *, expected: Collection[int]
 ) -> hang.LiveHang:
-    """Judge a running job.
+    """Judge whether a running job hangs.
 
     Args:
         states: from `fresh_states`.

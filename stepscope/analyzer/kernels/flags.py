@@ -39,8 +39,8 @@ class Flag(IntEnum):
     TINY_KERNELS = 7
 
 
-class Sum(IntEnum):
-    """Scalar columns of Sums."""
+class SumColumn(IntEnum):
+    """Scalar columns of the sums of groups of kernels."""
 
     COUNT = 0
     """kernels that own time in the window"""
@@ -60,9 +60,9 @@ class Sum(IntEnum):
 
 
 class Columns:
-    """Ranges of columns of Sums after those of Sum: owned time by some property, and the number of all columns."""
+    """Ranges of columns of the sums of kernels, after those of SumColumn: owned time by a property."""
 
-    FLAGS = slice(len(Sum), len(Sum) + len(Flag))
+    FLAGS = slice(len(SumColumn), len(SumColumn) + len(Flag))
     """By flag; a kernel may have several."""
     CATEGORIES = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
     """By category of the limit."""
@@ -72,7 +72,7 @@ class Columns:
     SIZE = LIMITERS.stop
 
 
-def flagged(sums: npt.NDArray[np.float64], flag: Flag) -> float:
+def flagged_ns(sums: npt.NDArray[np.float64], flag: Flag) -> float:
     """Owned nanoseconds of a group's kernels that have a flag."""
     return float(sums[Columns.FLAGS.start + flag])
 

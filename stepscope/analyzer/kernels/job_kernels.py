@@ -8,16 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, Sum, flagged
+from stepscope.analyzer.kernels import rank_kernels
+from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, SumColumn, flagged_ns
 from stepscope.analyzer.kernels.occupancy import Limiter
-from stepscope.analyzer.kernels.rank_kernels import (
-    CopySums,
-    Example,
-    KernelGroups,
-    RankKernels,
-    is_pageable,
-    takes_host_link,
-)
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.core.documents.analysis import CopyTime, Job, KernelFinding, KernelTime, Roofline, RootCause
 from stepscope.core.text.names import short_kernel_name
@@ -32,21 +25,21 @@ FLAGGED_SHARE = 0.5
 """Least share of a group's time that has a flag for the group to have the finding."""
 
 
-def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> list[KernelTime]:
-    """Join one kind of groups over all ranks, largest first."""
+def kernel_table(groups: Iterable[rank_kernels.KernelGroups], *, most: int | None = None) -> list[KernelTime]:
+    """Join one kind of groups of kernels over all ranks, largest first."""
     sums: dict[str, npt.NDArray[np.float64]] = {}
-    examples: dict[str, tuple[float, Example]] = {}
+    examples: dict[str, tuple[float, rank_kernels.KernelExample]] = {}
     for part in groups:
         for key, row, example in zip(part.keys, part.sums, part.examples, strict=True):
             sums[key] = sums[key] + row if key in sums else row
-            if key not in examples or examples[key][0] < row[Sum.OWNED_NS]:
-                examples[key] = float(row[Sum.OWNED_NS]), example
-    kept = sorted(sums, key=lambda key: -sums[key][Sum.OWNED_NS])[:most]
+            if key not in examples or examples[key][0] < row[SumColumn.OWNED_NS]:
+                examples[key] = float(row[SumColumn.OWNED_NS]), example
+    kept = sorted(sums, key=lambda key: -sums[key][SumColumn.OWNED_NS])[:most]
     return [_kernel_time(key, sums[key], examples[key][1]) for key in kept]
 
 
-def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
-    """All tables by field of the Roofline document."""
+def kernel_tables(ranks: Sequence[rank_kernels.RankKernels]) -> dict[str, list[KernelTime]]:
+    """All tables of kernels by field of the Roofline document."""
     return {
         "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
         "by_operator": kernel_table((rank.by_operator for rank in ranks), most=NUM_GROUPS_SHOWN),
@@ -55,7 +48,7 @@ def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
     }
 
 
-def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[KernelTime]:
+def _with_steps(table: list[KernelTime], ranks: Sequence[rank_kernels.RankKernels]) -> list[KernelTime]:
     """The table with milliseconds in each step that is whole on every rank: means over ranks, absent names count 0."""
     common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
     steps = sorted(common)[:MAX_STEPS_KEPT]
@@ -67,29 +60,31 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[K
     return [replace(row, step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
 
 
-def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:
+def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: rank_kernels.KernelExample) -> KernelTime:
     """Row of a group; its limit is that of most of its time."""
     limiter = Limiter(int(sums[Columns.LIMITERS].argmax()))
     launch = example.launch
     return KernelTime(
         name=key,
-        count=int(sums[Sum.COUNT]),
-        ms=float(sums[Sum.OWNED_NS]) / 1e6,
+        count=int(sums[SumColumn.COUNT]),
+        ms=float(sums[SumColumn.OWNED_NS]) / 1e6,
         limit=CATEGORY_ORDER[int(sums[Columns.CATEGORIES].argmax())],
         decided_by=DecidedBy(int(sums[Columns.DECIDED].argmax())).name.lower(),
         operator=example.operator,
         module=example.module,
         shapes=example.shapes,
-        mean_us=_ratio(sums[Sum.DURATION_NS], sums[Sum.COUNT] * 1e3),
-        roof_share=_ratio(sums[Sum.FLOOR_NS], sums[Sum.MODELLED_NS]),
-        occupancy=_ratio(sums[Sum.OCCUPIED_NS], sums[Sum.FITTED_NS]),
-        achieved_occupancy=_ratio(sums[Sum.ACHIEVED_NS], sums[Sum.FITTED_NS]),
+        mean_us=_ratio(sums[SumColumn.DURATION_NS], sums[SumColumn.COUNT] * 1e3),
+        roof_share=_ratio(sums[SumColumn.FLOOR_NS], sums[SumColumn.MODELLED_NS]),
+        occupancy=_ratio(sums[SumColumn.OCCUPIED_NS], sums[SumColumn.FITTED_NS]),
+        achieved_occupancy=_ratio(sums[SumColumn.ACHIEVED_NS], sums[SumColumn.FITTED_NS]),
         limiter=None if limiter is Limiter.UNKNOWN else limiter.name.lower(),
         grid=list(launch.grid),
         block=list(launch.block),
         registers_per_thread=launch.registers_per_thread,
         shared_memory_bytes=launch.shared_memory_bytes,
-        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_SHARE * sums[Sum.OWNED_NS]],
+        findings=[
+            flag.name.lower() for flag in Flag if flagged_ns(sums, flag) >= FLAGGED_SHARE * sums[SumColumn.OWNED_NS]
+        ],
     )
 
 
@@ -97,9 +92,9 @@ def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
-def copy_table(copies: Iterable[CopySums]) -> list[CopyTime]:
-    """Copies of all ranks by kind, those with most time first."""
-    sums: dict[str, CopySums] = {}
+def copy_table(copies: Iterable[rank_kernels.CopySums]) -> list[CopyTime]:
+    """Memory copies of all ranks by kind, those with most time first."""
+    sums: dict[str, rank_kernels.CopySums] = {}
     for copy in copies:
         sums[copy.kind] = sums[copy.kind] + copy if copy.kind in sums else copy
     return [
@@ -125,12 +120,12 @@ PAGEABLE_COPIES = "pageable_copies"
 def kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
 ) -> list[KernelFinding]:
-    """Judge a job's kernels (by name) and copies (by kind).
+    """Findings on a job's kernels (by name) and memory copies (by kind).
 
     `total` has the sums over all ranks, shape (flags.SIZE,); `window_ms` is all ranks' windows together.
     """
     found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
-    pageable = [copy for copy in copies if is_pageable(copy.kind)]
+    pageable = [copy for copy in copies if rank_kernels.is_pageable(copy.kind)]
     time = sum(copy.ms for copy in pageable)
     if window_ms and time >= SHOWN_SHARE * window_ms:
         found.append(_of_copies(pageable, time, window_ms))
@@ -138,23 +133,23 @@ def kernel_findings(
 
 
 def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: float) -> bool:
-    if not window_ms or flagged(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
+    if not window_ms or flagged_ns(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
         return False
-    return flag is not Flag.TINY_KERNELS or (tiny_share(total) or 0.0) >= MANY_TINY
+    return flag is not Flag.TINY_KERNELS or (tiny_kernel_share(total) or 0.0) >= MANY_TINY
 
 
-def tiny_share(total: npt.NDArray[np.float64]) -> float | None:
+def tiny_kernel_share(total: npt.NDArray[np.float64]) -> float | None:
     """Share of the kernels that are tiny, by number; None without kernels."""
-    return float(total[Sum.TINY_COUNT] / total[Sum.COUNT]) if total[Sum.COUNT] else None
+    return float(total[SumColumn.TINY_COUNT] / total[SumColumn.COUNT]) if total[SumColumn.COUNT] else None
 
 
 def _of_flag(
     flag: Flag, total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], window_ms: float
 ) -> KernelFinding:
-    time = flagged(total, flag) / 1e6
-    message = f"{time * 1e6 / total[Sum.OWNED_NS]:.0%} of kernel time is in {MESSAGES[flag]}"
+    time = flagged_ns(total, flag) / 1e6
+    message = f"{time * 1e6 / total[SumColumn.OWNED_NS]:.0%} of kernel time is in {MESSAGES[flag]}"
     if flag is Flag.TINY_KERNELS:
-        message = f"{tiny_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
+        message = f"{tiny_kernel_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
@@ -173,10 +168,10 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
 
-def pageable_share(copies: Sequence[CopyTime]) -> float:
+def _pageable_share(copies: Sequence[CopyTime]) -> float:
     """Share of copies from or to pageable memory in the time of all copies over the host's link."""
-    over_link = sum(copy.ms for copy in copies if takes_host_link(copy.kind))
-    return sum(copy.ms for copy in copies if is_pageable(copy.kind)) / over_link if over_link else 0.0
+    over_link = sum(copy.ms for copy in copies if rank_kernels.takes_host_link(copy.kind))
+    return sum(copy.ms for copy in copies if rank_kernels.is_pageable(copy.kind)) / over_link if over_link else 0.0
 
 
 REASON_THRESHOLD = 0.05
@@ -212,7 +207,7 @@ def with_kernel_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCau
     if row.cause in _FROM_MANY_LAUNCHES and tiny >= MANY_TINY:
         reasons.append(Reason.TINY_KERNELS)
         evidence.append(Evidence("tiny_share_of_kernels", tiny, "ratio", MANY_TINY))
-    pageable = pageable_share(roofline.copies) if row.cause is Cause.COPY else 0.0
+    pageable = _pageable_share(roofline.copies) if row.cause is Cause.COPY else 0.0
     if pageable >= MOSTLY_PAGEABLE:
         reasons.append(Reason.PAGEABLE_MEMORY)
         evidence.append(Evidence("pageable_share_of_host_copies", pageable, "ratio", MOSTLY_PAGEABLE))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.roofline.kernel_family import is_communication
-from stepscope.analyzer.rows import launch_rows, order_of
+from stepscope.analyzer.rows import launch_rows, sorted_order
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
 
 _PEER_COPY = "Memcpy PtoP"
@@ -62,7 +62,7 @@ def device_activities(trace: TraceColumns) -> Activities:
     """Collect kernels, copies and memsets, and link each to its launch by correlation id."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
-    order = order_of(trace.start_ns[rows], streams)
+    order = sorted_order(trace.start_ns[rows], streams)
     rows, streams = rows[order], streams[order]
     launch = launch_rows(trace, rows)
     linked = launch != NONE

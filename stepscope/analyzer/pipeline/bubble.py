@@ -14,8 +14,8 @@ from stepscope.analyzer.collectives.arrivals import WaitPieces
 from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import Intervals, Nanoseconds
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
-from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, replay
-from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe, shortest_message_ns
+from stepscope.analyzer.pipeline.schedules import Order, ScheduleReplay, recognise_schedule, replay_schedule
+from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe_passes, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
@@ -23,7 +23,7 @@ from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 
 @dataclass(frozen=True, slots=True)
 class ScheduledIdle:
-    """Idle nanoseconds of a step: in total, and before each pass whose input comes from another device, in order."""
+    """Idle nanoseconds of a pipeline's step: in total, and before each pass with input from another device."""
 
     total_ns: float
     at_receive_ns: tuple[float, ...]
@@ -127,7 +127,7 @@ def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | N
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """Bubble of one pipeline by cause.
+    """Pipeline bubble by cause.
 
     Attributes:
         figures: fractions of the pipelined span.
@@ -143,7 +143,7 @@ class PipelineParts:
     heavy: dict[int, float]
 
 
-def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
+def explain_bubble(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
     """Measured bubble of a pipeline, split by replaying its schedule; None when the schedule is not recognised.
 
     Idea: the observed order of passes is replayed without host delays, once with every stage at the mean duration (the
@@ -151,7 +151,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     the measurement exceeds both by is variance.
     """
     ranks = [views[rank] for rank in chain]
-    observed = observe(chain, views)
+    observed = observe_passes(chain, views)
     if observed is None:
         return None
     # steps of the first stage begin with work, those of others with a wait of any length; on the host the last is whole
@@ -177,7 +177,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     fitting = min(measured / explained, 1.0) if explained > 0 else 1.0
     p, v, m = len(ranks), num_stages // len(ranks), len({task.micro_batch for tasks in order for task in tasks})
     figures = Pipeline(
-        schedule=recognise(order),
+        schedule=recognise_schedule(order),
         stages=p,
         micro_batches=m,
         chunks=v,
@@ -195,7 +195,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
 
 
 def _idle_of_ranks(
-    chain: Chain, even: Replay, uneven: Replay, structural: float
+    chain: Chain, even: ScheduleReplay, uneven: ScheduleReplay, structural: float
 ) -> tuple[dict[int, ScheduledIdle], dict[int, ScheduledIdle]]:
     """By rank, the idle time of a step due to the schedule, and what uneven stages add."""
     scheduled, added = {}, {}
@@ -207,6 +207,6 @@ def _idle_of_ranks(
     return scheduled, added
 
 
-def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:
+def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> ScheduleReplay:
     durations = {task: times.of(task) for tasks in order for task in tasks}
-    return replay(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)
+    return replay_schedule(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)

@@ -29,7 +29,7 @@ FORWARD_SHARE = 1 / 3
 
 
 def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list[MicroBatch]:
-    """The marked passes on the training loop's thread inside the steps, by start.
+    """Passes of micro-batches marked on the training loop's thread inside the steps, by start.
 
     The stage is NONE where the mark has none. Without steps all marks count as one step's.
     """
@@ -47,7 +47,7 @@ def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list
 def device_micro_batches(
     trace: TraceColumns, steps: HostSteps, activities: Activities, kernels: IntColumn, owned_ns: Nanoseconds
 ) -> list[MicroBatch]:
-    """The marked passes with the kernels launched during each mark by any thread (autograd has its own).
+    """Passes of micro-batches with the kernels launched during each mark by any thread (autograd has its own).
 
     Without steps all marks count as one step's.
 
@@ -129,7 +129,7 @@ def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
 def launched_by_optimizer(
     trace: TraceColumns, activities: Activities, kernels: IntColumn, steps: HostSteps
 ) -> npt.NDArray[np.bool_]:
-    """Whether each compute kernel belongs to the optimizer: by its annotations, else by the end of each step.
+    """Whether each kernel is the optimizer's, which follows the pipeline's passes: by annotations, else by place.
 
     That end begins with the first pass over lists of tensors (fused and foreach optimizers, and gradient clipping
     before them) after autograd's thread launched its last kernel and the stages exchanged their last message.

@@ -20,7 +20,7 @@ Chain = tuple[int, ...]
 
 
 def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
-    """Chains of ranks, found by following the first send of a step, which goes forward through the pipeline.
+    """Pipelines as chains of ranks, found by following the first send of a step, which goes forward.
 
     The first stage is the one whose first point-to-point call of a step sends and does not receive.
     """
@@ -57,7 +57,7 @@ _Way = tuple[bool, bool]
 
 
 def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], step: int) -> Order | None:
-    """Each stage's passes in one step, in order; None when the traffic is not that of a whole schedule.
+    """Passes of each pipeline stage in one step, in order; None when the traffic is not of a whole schedule.
 
     A stage sends an activation after each forward and a gradient after each backward; the first stage receives a
     gradient before each backward, the last one an activation before each forward. Activations from the last rank to the
@@ -105,7 +105,7 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Mean busy nanoseconds of a pass by kind and virtual stage."""
+    """Mean busy nanoseconds of a pipeline pass by kind and virtual stage."""
 
     mean_ns: Mapping[tuple[Pass, int], float]
 
@@ -121,7 +121,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedPasses:
     """Passes of a pipeline's devices.
 
     Attributes:
@@ -135,15 +135,15 @@ class Observed:
     busy_ns: list[float]
 
 
-def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
-    """Passes by marks where every rank has some, else by traffic; None where neither gives a whole step."""
+def observe_passes(chain: Chain, views: Mapping[int, RankView]) -> ObservedPasses | None:
+    """Passes of a pipeline by marks where every rank has some, else by traffic; None without a whole step."""
     ranks = [views[rank] for rank in chain]
     if all(view.micro_batches for view in ranks):
         return _from_marks(ranks)
     return _from_traffic(chain, ranks)
 
 
-def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
+def _from_marks(ranks: Sequence[RankView]) -> ObservedPasses | None:
     passes = [
         [replace(mark, task=mark.task_of(place)) for mark in view.micro_batches] for place, view in enumerate(ranks)
     ]
@@ -160,8 +160,8 @@ def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
             spent[mark.task.kind, mark.task.stage].append(own)
     times = StageTimes({key: float(np.mean(own)) for key, own in spent.items()})
     if ranks[0].on_device:
-        return Observed(order, times, [_computed(view) for view in ranks])
-    return Observed(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
+        return ObservedPasses(order, times, [_computed(view) for view in ranks])
+    return ObservedPasses(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
 
 
 def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
@@ -175,7 +175,7 @@ def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
     return (end - start - covered_time(start, end, communicating)).astype(np.float64)
 
 
-def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
+def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> ObservedPasses | None:
     """Passes by traffic; kernels launched by autograd's thread are backward, others before the optimizer forward."""
     calls = {view.rank: view.calls for view in ranks}
     steps = reversed(ranks[0].window.index.tolist())
@@ -191,7 +191,7 @@ def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
         for task in tasks:
             own = max(busy[-1] - backward, 0.0) if task.kind is Pass.FORWARD else backward
             mean[task.kind, task.stage] = own * share
-    return Observed(order, StageTimes(mean), busy)
+    return ObservedPasses(order, StageTimes(mean), busy)
 
 
 def shortest_message_ns(ranks: Sequence[RankView]) -> float:

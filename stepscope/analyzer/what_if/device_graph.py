@@ -32,10 +32,10 @@ MAX_ACTIVITIES = 500_000
 """Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""
 
 
-def build_graph(
+def build_device_graph(
     trace: TraceColumns, activities: Activities, steps: HostSteps, window: Window, spans_of_lane: dict[int, HostSpans]
 ) -> RankGraph | None:
-    """Graph of one rank; None without steps, without launches, or with more than MAX_ACTIVITIES activities."""
+    """Dependency graph of one rank; None without steps or launches, or with more than MAX_ACTIVITIES activities."""
     if not len(steps) or len(activities) > MAX_ACTIVITIES or not np.any(activities.launch_row != NONE):
         return None
     streams = read_streams(activities)
@@ -226,7 +226,7 @@ _ONE_STREAM = re.compile(r"StreamSynchronize")
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Activities by stream.
+    """Device activities by stream, for the dependency graph.
 
     Attributes:
         members: indices of each stream's activities, by start.
@@ -240,7 +240,7 @@ class Streams:
 
 
 def read_streams(activities: Activities) -> Streams:
-    """Group the activities by stream."""
+    """Group a rank's device activities by stream, for the dependency graph."""
     members: list[Rows] = []
     number = np.zeros(len(activities), np.int64)
     for stream in distinct(activities.stream).tolist():
@@ -258,7 +258,7 @@ def _stream_edges(streams: Streams) -> Edges:
 
 
 def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
-    """Waits between streams, recorded where possible and else inferred.
+    """Graph edges of waits between streams, recorded where possible and else inferred.
 
     A communication kernel waits for what its thread launched before it on its current stream. Any other activity
     launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
@@ -344,7 +344,7 @@ def _current_stream(activities: Activities, streams: Streams, launched: Rows) ->
 def blocking_edges(
     trace: TraceColumns, activities: Activities, streams: Streams, calls: launches.ObservedCalls
 ) -> tuple[Edges, Mask]:
-    """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
+    """Graph edges from device work to the calls that return once it has ended; and whether each was blocked so."""
     found = [Edges(calls.waits_for, np.arange(len(calls))).known()]
     synchronize = np.flatnonzero(calls.blocks)
     of_device = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)

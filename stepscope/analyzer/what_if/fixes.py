@@ -19,10 +19,9 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.rows import distinct
-from stepscope.analyzer.what_if.job_graph import JobGraph, Layout, Nodes
-from stepscope.analyzer.what_if.model import ReplayModel
+from stepscope.analyzer.what_if.job_graph import GraphLayout, JobGraph, Nodes
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
-from stepscope.analyzer.what_if.replay import Scenario
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.trace.columns import NONE
 
@@ -39,7 +38,7 @@ class _MatchedStep:
     extra: Nodes
 
 
-def _kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
+def _kernels_by_step(layout: GraphLayout, rank: int) -> dict[int, Nodes]:
     """Compute kernels of a rank in launch order, by number of the step in which they were launched."""
     part = layout.parts[rank]
     device = part.graph.device
@@ -50,7 +49,7 @@ def _kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
     return dict(zip(steps.tolist(), parts, strict=True)) if len(kernels) else {}
 
 
-def _match_kernels(layout: Layout, role: Mapping[int, int]) -> list[_MatchedStep]:
+def _match_kernels(layout: GraphLayout, role: Mapping[int, int]) -> list[_MatchedStep]:
     """Match the kernels of each role, step by step; roles of one rank are left out."""
     ranks_of_role: dict[int, list[int]] = defaultdict(list)
     for rank in layout.parts:
@@ -65,7 +64,7 @@ def _match_kernels(layout: Layout, role: Mapping[int, int]) -> list[_MatchedStep
     return found
 
 
-def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> _MatchedStep:
+def _match(layout: GraphLayout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> _MatchedStep:
     hashes = []
     for rank, own in zip(ranks, kernels, strict=True):
         part = layout.parts[rank]
@@ -142,7 +141,7 @@ Fix = Callable[[ReplayModel, Scenario], Scenario | None]
 
 
 def without_spans(cause: Cause, model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
+    """Fix: spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
     column = HOST_COLUMN[cause]
     inside = model.graph.layout.joined(lambda graph: graph.device.span) == column
     labelled = model.graph.layout.joined(lambda graph: graph.host.label) == column
@@ -157,12 +156,12 @@ def without_spans(cause: Cause, model: ReplayModel, scenario: Scenario) -> Scena
 
 
 def without_host_delay(_model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Launches take no host time; the host still blocks, loads data and saves checkpoints."""
+    """Fix: launches take no host time; the host still blocks, loads data and saves checkpoints."""
     return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
 def without_blocking(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """No call waits for device work, except where the host itself needs the result."""
+    """Fix: no call waits for device work, except where the host itself needs the result."""
     blocks = model.graph.layout.joined(lambda graph: graph.host.is_needed)
     if blocks.all():
         return None
@@ -170,7 +169,7 @@ def without_blocking(model: ReplayModel, scenario: Scenario) -> Scenario | None:
 
 
 def transfers_as_expected(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Transfers run at the expected bandwidth of their link, where that is known."""
+    """Fix: transfers run at the expected bandwidth of their link, where that is known."""
     known = model.expected_transfer_ns != NONE
     if not known.any():
         return None
@@ -179,14 +178,14 @@ def transfers_as_expected(model: ReplayModel, scenario: Scenario) -> Scenario | 
 
 
 def free_transfers(_model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Transfers take no time; late arrivals are still waited for."""
+    """Fix: transfers take no time; late arrivals are still waited for."""
     if not len(scenario.transfer_ns):
         return None
     return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
 
 
 def overlapped_reductions(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Gradient reductions overlap the backward pass; None if most of them do already.
+    """Fix: gradient reductions overlap the backward pass; None if most of them do already.
 
     Of a step's reductions the last stays exposed, because no compute is left when its gradients are ready, as does
     what follows it (a norm, a loss). So does what outlasts half of the step's compute: the backward pass is two
@@ -223,7 +222,7 @@ def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
 
 
 def without_copies(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Copies and memsets take no time."""
+    """Fix: copies and memsets take no time."""
     copies = model.graph.layout.joined(lambda graph: graph.device.work) == Work.COPY
     if not copies.any():
         return None
@@ -231,7 +230,7 @@ def without_copies(model: ReplayModel, scenario: Scenario) -> Scenario | None:
 
 
 def without_straggler(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Each matched kernel takes its time on the fastest rank of its role; kernels of one rank alone are removed."""
+    """Fix: each matched kernel takes its time on the fastest rank of its role; others are removed."""
     steps = _match_kernels(model.graph.layout, model.role)
     if not steps or not model.on_device:
         return None
@@ -247,7 +246,7 @@ def without_straggler(model: ReplayModel, scenario: Scenario) -> Scenario | None
 
 
 def without_slow_rank(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Each rank's operators take their time on the rank of its role with the least compute over all steps.
+    """Fix: each rank's operators take their time on the rank of its role with the least compute.
 
     Operators of one rank alone are removed. Single operators on CPUs vary too much to be compared one by one: the
     fastest of each is chance.
@@ -289,7 +288,7 @@ def _place_of_fastest(num_ranks: npt.ArrayLike) -> Nodes:
 
 
 def balanced(model: ReplayModel, scenario: Scenario) -> Scenario | None:
-    """Each step's compute is spread evenly over the ranks."""
+    """Fix: each step's compute is spread evenly over the ranks."""
     kernels = {rank: _kernels_by_step(model.graph.layout, rank) for rank in model.graph.layout.parts}
     common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
     if not common:
@@ -305,8 +304,8 @@ def balanced(model: ReplayModel, scenario: Scenario) -> Scenario | None:
     return replace(scenario, duration_ns=duration)
 
 
-def ideal(model: ReplayModel, scenario: Scenario) -> Scenario:
-    """Compute takes the mean of all ranks and steps, transfers the median of their like, the host no time."""
+def ideal_job(model: ReplayModel, scenario: Scenario) -> Scenario:
+    """Ideal scenario of a replay: compute takes the mean of ranks and steps, transfers the median, the host no time."""
     duration = scenario.duration_ns.copy()
     layout = model.graph.layout
     kernels = [(step, own) for rank in layout.parts for step, own in _kernels_by_step(layout, rank).items()]

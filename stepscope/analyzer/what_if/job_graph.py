@@ -24,7 +24,7 @@ from stepscope.analyzer.collectives.calls import (
     Matches,
 )
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.rows import order_of
+from stepscope.analyzer.rows import sorted_order
 from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
 from stepscope.trace.columns import NONE
 
@@ -36,7 +36,7 @@ ORIGIN = 0
 
 
 class EdgeKind(IntEnum):
-    """Kind of an edge, which decides how a scenario changes its weight."""
+    """Kind of a dependency edge, which decides how a scenario changes its weight."""
 
     FIXED = 0
     """from the origin: history, at its measured time"""
@@ -54,7 +54,7 @@ class EdgeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EdgeBlock:
-    """Edges of one kind, parallel arrays.
+    """Dependency edges of one kind, parallel arrays.
 
     Attributes:
         source, target: nodes.
@@ -81,8 +81,8 @@ class EdgeBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One rank in the job's arrays: where its items begin, and its clock minus the job's."""
+class RankPart:
+    """One rank in the job graph's arrays: where its items begin, and its clock minus the job's."""
 
     rank: int
     graph: RankGraph
@@ -107,13 +107,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Numbering of the items of all ranks, one rank after another.
+class GraphLayout:
+    """Numbering of the items of all ranks in a job graph, one rank after another.
 
     Nodes are the origin, then calls, then starts of activities, then ends of communications.
     """
 
-    parts: dict[int, Part]
+    parts: dict[int, RankPart]
     num_calls: int
     num_activities: int
     activity_of_communication: Nodes
@@ -137,13 +137,13 @@ class Layout:
         return np.asarray(communications, np.int64) + 1 + self.num_calls + self.num_activities
 
 
-def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> Layout:
+def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> GraphLayout:
     """Number the items of all ranks."""
-    parts: dict[int, Part] = {}
+    parts: dict[int, RankPart] = {}
     calls = activities = communications = 0
     of_communication, of_activity = [], []
     for rank, graph in graphs.items():
-        parts[rank] = Part(rank, graph, calls, activities, communications, offsets_ns.get(rank, 0))
+        parts[rank] = RankPart(rank, graph, calls, activities, communications, offsets_ns.get(rank, 0))
         place = np.flatnonzero(graph.device.call != NONE)
         place = place[np.argsort(graph.device.call[place])]
         numbers = np.full(len(graph.device), NONE, np.int64)
@@ -153,10 +153,10 @@ def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> 
         calls += len(graph.host)
         activities += len(graph.device)
         communications += len(place)
-    return Layout(parts, calls, activities, np.concatenate(of_communication), np.concatenate(of_activity))
+    return GraphLayout(parts, calls, activities, np.concatenate(of_communication), np.concatenate(of_activity))
 
 
-def _rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
+def _rank_blocks(layout: GraphLayout, part: RankPart, origin_ns: int) -> list[EdgeBlock]:
     """Edges within one rank; times count from the origin."""
     graph, host, device = part.graph, part.graph.host, part.graph.device
     shift = origin_ns + part.offset_ns
@@ -185,7 +185,7 @@ def _rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
 
 
 def _after(
-    layout: Layout, part: Part, kind: EdgeKind, edges: Edges, targets: Nodes, base_ns: Nanoseconds | int
+    layout: GraphLayout, part: RankPart, kind: EdgeKind, edges: Edges, targets: Nodes, base_ns: Nanoseconds | int
 ) -> EdgeBlock:
     """Edges from the end of an activity: the end node of a communication, else the start node plus the duration.
 
@@ -205,7 +205,7 @@ def _after(
 
 
 def _transfer_block(
-    layout: Layout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
+    layout: GraphLayout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
 ) -> tuple[EdgeBlock, Nanoseconds, int]:
     """Edges that let each communication end one transfer after the last arrival that it needs.
 
@@ -285,7 +285,7 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """Graph of a job, ready to be replayed.
+    """Dependency graph of a job, ready to be replayed.
 
     Attributes:
         layout: numbering of the items.
@@ -298,7 +298,7 @@ class JobGraph:
         num_unmatched: communications without a partner.
     """
 
-    layout: Layout
+    layout: GraphLayout
     edges: tuple[EdgeBlock, ...]
     weight_place: Nodes
     first_source: Nodes
@@ -321,7 +321,7 @@ def join_ranks(
     matches: Matches,
     offsets_ns: Mapping[int, int],
 ) -> JobGraph:
-    """Join the graphs of all ranks.
+    """Join the dependency graphs of all ranks.
 
     Graphs are on each rank's own clock, which is `offsets_ns` ahead of the job's; calls are on the job's clock.
     """
@@ -330,10 +330,15 @@ def join_ranks(
     origin = min(min(p.graph.host.opens_ns, int(p.graph.device.start_ns.min())) - p.offset_ns for p in parts)
     transfers, transfer_ns, unmatched = _transfer_block(layout, calls_of_rank, matches)
     blocks = [block for part in parts for block in _rank_blocks(layout, part, origin)] + [transfers]
-    key = _keys(layout, origin)
+    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
+    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts])
+    communication = layout.activity_of_communication
+    last = np.maximum(ends[communication], starts[communication] + 1)  # ends no earlier than just after its start
+    measured = [*(p.graph.host.key_ns - p.offset_ns for p in parts), starts, last]
+    key = np.concatenate(([NEVER], np.concatenate(measured) - origin))
     place = np.empty(layout.num_nodes, np.int64)
     phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(layout.activity_of_communication)])
-    order = order_of(key, phase)  # at the same instant calls return, then communications end, then activities start
+    order = sorted_order(key, phase)  # at the same instant calls return, then communications end, then activities start
     place[order] = np.arange(layout.num_nodes)
     cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
     edges = [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
@@ -353,19 +358,8 @@ def join_ranks(
     )
 
 
-def _keys(layout: Layout, origin_ns: int) -> Nanoseconds:
-    """Measured time of each node, the origin first. A communication ends no earlier than just after its start."""
-    parts = layout.parts.values()
-    calls = np.concatenate([p.graph.host.key_ns - p.offset_ns for p in parts])
-    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
-    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts])
-    communication = layout.activity_of_communication
-    last = np.maximum(ends[communication], starts[communication] + 1)
-    return np.concatenate(([NEVER], np.concatenate((calls, starts, last)) - origin_ns))
-
-
-def end_of_steps(layout: Layout, rank: int) -> Nodes:
-    """Boundary nodes of a rank; with one boundary also the ends (or starts) of its last activities."""
+def end_of_steps(layout: GraphLayout, rank: int) -> Nodes:
+    """Boundary nodes of a rank in the job graph; with one boundary also the ends (or starts) of its last activities."""
     part = layout.parts[rank]
     boundaries = layout.start_nodes(part.first_activity + part.graph.boundaries)
     if len(boundaries) > 1:

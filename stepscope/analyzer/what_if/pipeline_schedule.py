@@ -31,14 +31,14 @@ from stepscope.analyzer.pipeline.schedules import (
     MicroBatch,
     Order,
     Pass,
-    Schedule,
+    ScheduleKind,
     Task,
     interleaved_order,
-    received,
-    recognise,
-    replay,
+    received_inputs,
+    recognise_schedule,
+    replay_schedule,
 )
-from stepscope.analyzer.pipeline.stages import Chain, observe, shortest_message_ns
+from stepscope.analyzer.pipeline.stages import Chain, observe_passes, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
@@ -62,7 +62,7 @@ _SCOPE = "the pipeline's schedule is replayed, with what follows it as it was me
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Host time of a step without waits, mean, ns: launches of the passes, and everything else."""
+    """Host time of a replayed step without waits, mean, ns: launches of the passes, and everything else."""
 
     passes_ns: float
     rest_ns: float
@@ -113,7 +113,7 @@ class PipelineSchedule:
             ValueError: the passes of the order wait for each other.
         """
         took = {"transfer_ns": self.transfer_ns, "between_ns": self.between_ns}
-        ran = [replay(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
+        ran = [replay_schedule(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
         return max(float(np.mean(ran)) + self.tail_ns, self._busiest_host_ns)
 
     def is_host_bound(self, step_ns: float) -> bool:
@@ -129,7 +129,9 @@ class PipelineSchedule:
 
         A pass takes its share of the time; what only the last micro-batch has (gradient reductions) stays.
         """
-        order = _order_of(recognise(self.order), len(self.order), self.num_micro_batches * factor, self.num_stages)
+        order = _order_of(
+            recognise_schedule(self.order), len(self.order), self.num_micro_batches * factor, self.num_stages
+        )
         if order is None:
             return None
         last = self.num_micro_batches * factor - 1
@@ -231,25 +233,25 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
     elif finer is None:
-        unknown = f"how {recognise(schedules[0].order)} orders more micro-batches is unknown"
+        unknown = f"how {recognise_schedule(schedules[0].order)} orders more micro-batches is unknown"
         notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {unknown}"))
     return notices
 
 
 def model_error_notices(error: float) -> list[Notice]:
-    """Warning about a replay that is too far from the measured step; `error` is relative."""
+    """Warning about a what-if replay that is too far from the measured step; `error` is relative."""
     if abs(error) <= MAX_MODEL_ERROR:
         return []
     wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides, trust no gain"
     return [Notice("replay_error", wrong)]
 
 
-def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_stages: int) -> Order | None:
+def _order_of(schedule: ScheduleKind, num_devices: int, num_micro_batches: int, num_stages: int) -> Order | None:
     """Order in which this schedule runs so many micro-batches; None if that is unknown."""
     num_chunks = num_stages // num_devices
-    if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
+    if schedule in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED):
         return interleaved_order(num_devices, num_micro_batches, num_chunks)
-    if schedule not in (Schedule.GPIPE, Schedule.LOOPED_BFS):
+    if schedule not in (ScheduleKind.GPIPE, ScheduleKind.LOOPED_BFS):
         return None
     order = []
     for device in range(num_devices):
@@ -280,7 +282,7 @@ def add_micro_batch_fixes(
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """One recorded pass: its end, and its time without waits for other stages, ns."""
+    """One recorded pipeline pass to replay: its end, and its time without waits for other stages, ns."""
 
     end_ns: int
     own_ns: float
@@ -299,7 +301,7 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
     ranks = [views[rank] for rank in chain]
     if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None
-    observed = observe(chain, views)
+    observed = observe_passes(chain, views)
     if observed is None:
         return None
     length_ns = _steps(ranks[0])
@@ -352,7 +354,7 @@ def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | No
             if task.kind is not Pass.BACKWARD_WEIGHT
         }
         for before, task in (pair for tasks in order for pair in pairwise(tasks)):
-            inputs = received(task, device_of_stage, len(device_of_stage))
+            inputs = received_inputs(task, device_of_stage, len(device_of_stage))
             ready = max((made.get((is_grad, stage, task.micro_batch), 0) for is_grad, stage in inputs), default=0)
             free = step[before].end_ns
             (waited if ready > free else others).append(step[task].begin_ns - max(ready, free))

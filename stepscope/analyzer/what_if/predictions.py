@@ -16,17 +16,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import ranks_to_name
-from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal
-from stepscope.analyzer.what_if.model import ReplayModel
-from stepscope.analyzer.what_if.pipeline_schedule import (
-    MAX_MODEL_ERROR,
-    PIPELINE_CAUSES,
-    PipelineSchedule,
-    model_error_notices,
-    replay_schedules,
-)
+from stepscope.analyzer.what_if import pipeline_schedule
+from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal_job
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
-from stepscope.analyzer.what_if.replay import Scenario
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.documents.analysis import RootCause, Verdict, WhatIf
 from stepscope.core.documents.what_if import Fix, PredictedStep, WhatIfReport
 from stepscope.core.errors import DataError
@@ -50,15 +43,15 @@ _SCALED_COLUMNS = [HOST_COLUMN[Cause.HOST_BOUND], HOST_COLUMN[Cause.PROFILER]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Host time scaled to what it would be without the profiler, the scenario with it, and its replayed step, ms."""
+    """Host time scaled to what it would be without the profiler, the replay's scenario with it, and its step, ms."""
 
     scale: float
     scenario: Scenario
     step_ms: float
 
 
-def calibrate(model: ReplayModel, captured_ms: float, unprofiled_ms: float) -> Calibration | None:
-    """Scale host time until the replay meets the unprofiled step.
+def calibrate_host_time(model: ReplayModel, captured_ms: float, unprofiled_ms: float) -> Calibration | None:
+    """Scale host time until the what-if replay meets the unprofiled step.
 
     None if no scale does: either the profiled steps are shorter than the unprofiled one (they are different steps), or
     device work alone takes longer.
@@ -100,7 +93,7 @@ _SAME = 0.001
 _Change = tuple[Cause, str]
 
 
-def predict(
+def predict_fixes(
     model: ReplayModel, *, unprofiled_ms: float | None = None, causes: Collection[Cause] = (), by_rank: bool = True
 ) -> WhatIfReport:
     """Replay the job unchanged, ideal, and with each fix (or those for `causes`).
@@ -115,13 +108,13 @@ def predict(
     """
     measured = model.measured_ms()
     replayed = model.step_ms(model.base)
-    ideal_scenario = ideal(model, model.base)
+    ideal_scenario = ideal_job(model, model.base)
     ideal_ms = model.step_ms(ideal_scenario)
     if min(measured, replayed, ideal_ms) <= 0:
         raise DataError(
             "these traces cannot be replayed: nothing in their steps takes time", what_next="profile whole steps"
         )
-    calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    calibration = calibrate_host_time(model, replayed, unprofiled_ms) if unprofiled_ms else None
     changes = [change for change in FIXES if not causes or change[0] in causes]
     fixes = [fix for change in changes if (fix := _fix(model, change, replayed, calibration)) is not None]
     numbers, ranks = model.step_numbers, list(model.graph.layout.parts)
@@ -241,7 +234,7 @@ def _warnings(
     unprofiled_ms: float | None,
     calibration: Calibration | None,
 ) -> list[Notice]:
-    notices = model_error_notices(replayed / measured - 1.0)
+    notices = pipeline_schedule.model_error_notices(replayed / measured - 1.0)
     if model.graph.num_unmatched:
         unmatched = (
             f"{counted(model.graph.num_unmatched, 'communication has', 'communications have')} no "
@@ -302,7 +295,7 @@ def replay_causes(
     replayed, measured = model.step_ms(model.base), model.measured_ms()
     if min(replayed, measured) <= 0:
         return [], []
-    calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    calibration = calibrate_host_time(model, replayed, unprofiled_ms) if unprofiled_ms else None
     skipped = [model.step_numbers[place] for place in model.skipped]
     predictions = []
     for row in chosen:
@@ -332,12 +325,18 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
     return sorted(gains, key=lambda gain: (gain.fix, gain.change) != wanted or gain.gain < least)
 
 
-def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
+def replay_pipeline_causes(
+    schedules: Sequence[pipeline_schedule.PipelineSchedule], causes: Sequence[RootCause]
+) -> list[WhatIf]:
     """Predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
-    chosen = [row.cause for row in causes if row.cause in PIPELINE_CAUSES and row.fraction >= REPLAY_THRESHOLD]
+    chosen = [
+        row.cause
+        for row in causes
+        if row.cause in pipeline_schedule.PIPELINE_CAUSES and row.fraction >= REPLAY_THRESHOLD
+    ]
     if not chosen or not schedules:
         return []
-    report = replay_schedules(schedules, chosen)
+    report = pipeline_schedule.replay_schedules(schedules, chosen)
     # the nearest setting first: the verdict quotes it
     return [_what_if(fix, report.replay_error, report.measured_step_ms, []) for fix in reversed(report.fixes)]
 
@@ -348,9 +347,9 @@ def _what_if(fix: Fix, replay_error: float, measured_ms: float, skipped: list[in
 
 
 def add_gain_to_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
-    """The verdict with the predicted step without its cause, where the model error allows a prediction."""
+    """Verdict with the predicted step without its cause, where the replay's model error allows a prediction."""
     own = next((w for w in what_if if w.fix is verdict.cause), None)
-    if own is None or abs(own.replay_error) > MAX_MODEL_ERROR:
+    if own is None or abs(own.replay_error) > pipeline_schedule.MAX_MODEL_ERROR:
         return verdict
     of_others = "" if not own.skipped_steps else f" instead of {own.measured_step_ms:,.1f} ms in the steps replayed"
     figures = f"{own.speedup:.2f}x, replay {own.replay_error:+.1%}"

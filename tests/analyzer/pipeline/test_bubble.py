@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.pipeline.bubble import explain
+from stepscope.analyzer.pipeline.bubble import explain_bubble
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Pass, Task
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
@@ -127,19 +127,19 @@ def marked_views(stage_of: dict[int, list[int]], *, plain: bool = False) -> dict
 
 
 def test_marks_that_do_not_name_their_stage_take_it_from_the_chain() -> None:
-    parts = explain((0, 1), marked_views({0: [0], 1: [1]}, plain=True))
+    parts = explain_bubble((0, 1), marked_views({0: [0], 1: [1]}, plain=True))
     assert parts is not None
     assert (parts.figures.schedule, parts.figures.chunks, parts.figures.micro_batches) == ("gpipe", 1, 2)
 
 
 def test_several_stages_a_rank_one_after_another_are_looped() -> None:
-    parts = explain((0, 1), marked_views({0: [0, 2], 1: [1, 3]}))
+    parts = explain_bubble((0, 1), marked_views({0: [0, 2], 1: [1, 3]}))
     assert parts is not None
     assert (parts.figures.schedule, parts.figures.chunks) == ("looped_bfs", 2)
 
 
 def test_marks_of_which_a_stage_is_missing_explain_nothing_and_break_nothing() -> None:
     views = marked_views({0: [0, 3], 1: [1, 4]})
-    assert explain((0, 1), views) is None
+    assert explain_bubble((0, 1), views) is None
     analysis, _ = analyse_job(list(views.values()), JobContext())
     assert analysis.pipeline is None
