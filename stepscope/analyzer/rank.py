@@ -32,7 +32,7 @@ from stepscope.trace.columns import NONE, TraceColumns
 
 
 def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
-    """Analyse one rank's window without the other ranks.
+    """Analyse one rank's trace without the other ranks.
 
     Args:
         trace: its events.

@@ -15,12 +15,12 @@ from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.pipeline.schedules import MicroBatch
-from stepscope.analyzer.rows import are_among, distinct, graph_launches
 from stepscope.analyzer.what_if.host_graph import HostTimeline
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.documents.analysis import KernelTime, RooflineCoverage
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, Notice
 from stepscope.trace.columns import NONE, Category, ReadQuality, TraceColumns, TraceHeader
+from stepscope.trace.rows import are_among, distinct, graph_launches
 
 NUM_COMPARED_CODES = len(CAUSE_CODE) + 2
 """Number of cause codes with TO_ATTRIBUTE and COMPUTE_CODE."""

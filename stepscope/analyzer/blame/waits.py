@@ -23,8 +23,8 @@ from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, CallId, Ma
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank_view import COMPUTE_CODE, NUM_COMPARED_CODES, RankView, comparison_table
-from stepscope.analyzer.rows import distinct
 from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES, Cause
+from stepscope.trace.rows import distinct
 
 SHORTEST_HOLD_NS = 5_000
 """An operation that ends in a gap of 1-2 us between two queued kernels did not delay its device."""

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from stepscope.analyzer.collectives.calls import collective_kind_of_span
 from stepscope.analyzer.collectives.process_groups import names_dimension
 from stepscope.analyzer.element_types import bytes_of_dtype
-from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
+from stepscope.trace.rows import distinct
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
 """Index of the operator's argument that is the root (a rank in the group)."""

@@ -31,8 +31,8 @@ from stepscope.analyzer.collectives.process_groups import dimension_of_call
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct, graph_launches
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, TraceColumns
+from stepscope.trace.rows import distinct, graph_launches
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:

@@ -27,8 +27,8 @@ from stepscope.analyzer.collectives.calls import (
 from stepscope.analyzer.collectives.process_groups import dimension_of_call, dimension_of_group
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import on_lanes
 from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.rows import on_lanes
 
 _OPERATOR = re.compile(
     r"^c10d::(allreduce_|allreduce_coalesced_|_allgather_base_|allgather_|allgather_into_tensor_coalesced_"

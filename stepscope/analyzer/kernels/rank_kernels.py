@@ -20,10 +20,10 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
-from stepscope.analyzer.rows import combinations, distinct
 from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
 from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
+from stepscope.trace.rows import combinations, distinct
 
 _MODULE_FRAME = "nn.Module: "
 _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
@@ -214,7 +214,7 @@ def rank_kernels(
 
 
 def no_kernels() -> RankKernels:
-    """The empty result of a rank without a device."""
+    """Kernels of a rank without a device: none."""
     none = KernelGroups([], np.zeros((0, Columns.SIZE)), [])
     return RankKernels(none, none, none, none, np.zeros(Columns.SIZE), [], KernelStepTimes([], np.zeros((0, 0))))
 

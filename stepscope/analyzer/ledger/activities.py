@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.roofline.kernel_family import is_communication
-from stepscope.analyzer.rows import launch_rows, sorted_order
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import launch_rows, sorted_order
 
 _PEER_COPY = "Memcpy PtoP"
 """Copies of a collective that uses the copy engines (async tensor parallelism, symmetric memory)."""

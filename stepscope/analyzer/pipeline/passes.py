@@ -17,8 +17,8 @@ from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, time_
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Pass, Task
-from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import distinct
 
 _PASS_MARK = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")
 _OVERLAP_MARK = re.compile(r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$")
@@ -121,7 +121,7 @@ _BETWEEN_STAGES = re.compile(r"SendRecv")
 
 
 def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
-    """Time under the optimizer's annotations on a thread."""
+    """Time under the annotations of the optimizer, which follows the pipeline's passes, on a thread."""
     rows = trace.rows_named(_OPTIMIZER_MARK.match, Category.USER_ANNOTATION, Category.CPU_OP)
     return time_of(trace, rows[trace.lane[rows] == lane])
 

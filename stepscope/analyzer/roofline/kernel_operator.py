@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.rows import are_among, distinct, last_row_of_id, sorted_order
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns, narrow
+from stepscope.trace.rows import are_among, distinct, last_row_of_id, sorted_order
 
 
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:

@@ -22,11 +22,11 @@ from stepscope.analyzer.intervals import Nanoseconds, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.rows import distinct, last_row_of_id, on_lanes, row_mask
 from stepscope.analyzer.what_if import launches
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, Edges, HostCalls, Mask, RankGraph, hash_names
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
+from stepscope.trace.rows import distinct, last_row_of_id, on_lanes, row_mask
 
 MAX_ACTIVITIES = 500_000
 """Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""

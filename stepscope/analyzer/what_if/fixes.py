@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
-from stepscope.analyzer.rows import distinct
 from stepscope.analyzer.what_if.job_graph import GraphLayout, JobGraph, Nodes
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.trace.columns import NONE
+from stepscope.trace.rows import distinct
 
 _MAX_COMPARISONS = 1_000 * 1_000
 """Largest product of the lengths of two runs that are compared; the comparison takes quadratic time."""

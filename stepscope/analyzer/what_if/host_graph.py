@@ -21,10 +21,10 @@ from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.rows import outermost, sorted_order
 from stepscope.analyzer.what_if import rank_graph
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, Rows, TraceColumns
+from stepscope.trace.rows import outermost, sorted_order
 
 MAX_PIECES = 500_000
 """Largest number of pieces of a rank, as of a device's activities; nothing is kept above it."""

@@ -24,9 +24,9 @@ from stepscope.analyzer.collectives.calls import (
     Matches,
 )
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.rows import sorted_order
 from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
 from stepscope.trace.columns import NONE
+from stepscope.trace.rows import sorted_order
 
 Nodes = npt.NDArray[np.int64]
 _Scalar = TypeVar("_Scalar", bound="np.generic[Any]")

@@ -16,10 +16,10 @@ import numpy as np
 from stepscope.analyzer.intervals import Nanoseconds, contains, covered_time, empty, join, subtract
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
-from stepscope.analyzer.rows import are_among, distinct, on_lanes, sorted_order
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Counts, Edges, Mask
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import are_among, distinct, on_lanes, sorted_order
 
 
 @dataclass(frozen=True, slots=True)

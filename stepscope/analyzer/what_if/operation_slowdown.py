@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.rows import distinct
 from stepscope.analyzer.what_if.operations import COMMUNICATION, OPTIMIZER, Dependencies, OperationGrid
 from stepscope.core.errors import DataError
+from stepscope.trace.rows import distinct
 
 CLOCK_ERROR_SECONDS = 1e-2
 """Negative transfer time from which the transfer counts as zero, because one of the clocks is off."""

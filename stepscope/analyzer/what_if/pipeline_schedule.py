@@ -297,7 +297,7 @@ _PassRuns = Mapping[Task, PassRun]
 
 
 def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
-    """Schedule of a pipeline from its ranks' micro-batch marks; None if these do not cover whole steps."""
+    """Pipeline schedule to replay, from its ranks' micro-batch marks; None if these do not cover whole steps."""
     ranks = [views[rank] for rank in chain]
     if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None
@@ -339,7 +339,7 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
 
 
 def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
-    """Mean time of a hand-over (None if no pass waits for one), and between two other passes; ns.
+    """Mean time of a hand-over between pipeline passes (None if no pass waits for one), and between two other passes; ns.
 
     Means over both directions, in which clock offsets cancel. The first pass of a device in a step is left out, as it
     may be late for reasons of its own.

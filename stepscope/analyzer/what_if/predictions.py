@@ -185,7 +185,7 @@ def _fix(
 
 
 def next_bottleneck(model: ReplayModel, fixed: Cause, scenario: Scenario, step_ms: float) -> Cause | None:
-    """The cause whose removal gains most in a scenario in which `fixed` is removed already."""
+    """Cause whose removal gains most in a replayed scenario in which `fixed` is removed already."""
     best: tuple[float, Cause] | None = None
     for (cause, _), apply in FIXES.items():
         if cause is fixed:
@@ -280,7 +280,7 @@ _ANSWERING_GAIN = 0.5
 def replay_causes(
     build: Callable[[], ReplayModel | None], causes: Sequence[RootCause], unprofiled_ms: float | None
 ) -> tuple[list[WhatIf], list[Notice]]:
-    """Predictions for the largest causes that can be fixed, and notices of what was left out.
+    """What-if predictions for the largest causes that can be fixed, and notices of what was left out.
 
     `build` makes the model and is only called if there is something to replay; `causes` come largest first.
     """
@@ -328,7 +328,7 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
 def replay_pipeline_causes(
     schedules: Sequence[pipeline_schedule.PipelineSchedule], causes: Sequence[RootCause]
 ) -> list[WhatIf]:
-    """Predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
+    """What-if predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
     chosen = [
         row.cause
         for row in causes

@@ -74,7 +74,7 @@ _CARRYING = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.BLOCKING)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Durations of everything in a job; a fix is a changed copy.
+    """Scenario of a replay: durations of everything in a job; a fix is a changed copy.
 
     Attributes:
         host_ns: by call, host time before and in it, shape (calls, HOST_WORK).
@@ -240,7 +240,7 @@ def build_model(
     role: Mapping[int, int],
     before_window: Sequence[float],
 ) -> ReplayModel | None:
-    """Join the ranks' graphs; None if a rank has none (see `why_not_replayable`).
+    """Join the ranks' graphs into a model to replay; None if a rank has none (see `why_not_replayable`).
 
     Args:
         views: by rank, on the job's clock; their graphs are on each rank's own clock.

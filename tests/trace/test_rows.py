@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.ledger.activities import device_activities
 from stepscope.analyzer.roofline.kernel_operator import launching_operators
-from stepscope.analyzer.rows import SPARSE_IDS, combinations, distinct, last_row_of_id, launch_rows, sorted_order
 from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.rows import SPARSE_IDS, combinations, distinct, last_row_of_id, launch_rows, sorted_order
 from tests.analyzer.build import TraceBuilder
 
 _CODES = st.lists(st.tuples(st.integers(-1, 127), st.integers(-1, 5), st.integers(-1, 2000)), max_size=60)
