@@ -106,7 +106,7 @@ def recognise_schedule(order: Order) -> ScheduleKind:
 
 
 def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int = 1) -> Order:
-    """Order of the pipeline schedule 1F1B with `num_chunks` stages per device (one: plain 1F1B), in the order of Megatron and torch.
+    """Order of the 1F1B pipeline schedule with `num_chunks` stages per device (one: plain 1F1B), as Megatron and torch.
 
     Micro-batches go in rounds of about `num_devices`; a round passes one stage of a device, then its next.
     """

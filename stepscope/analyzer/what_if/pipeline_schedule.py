@@ -339,7 +339,7 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
 
 
 def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
-    """Mean time of a hand-over between pipeline passes (None if no pass waits for one), and between two other passes; ns.
+    """Mean time of a hand-over between pipeline passes (None if no pass waits for one), and between two others; ns.
 
     Means over both directions, in which clock offsets cancel. The first pass of a device in a step is left out, as it
     may be late for reasons of its own.
