@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 import stepscope
 from benchmarks.ranks import FOR_EVER, barrier, device_of, end, forked, occupy_gpu, running, wait
-from stepscope.agent.hang_detection import HangSource
+from stepscope.agent.hangs.hang_detection import HangSource
 from stepscope.agent.polling import ScheduledSource
 from stepscope.agent.training_link.server import TrainingServer
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.out_of_memory_jobs import HOLDER, JOBS, SNAPSHOT_STEP, TRUTH_FILE, Job
-from stepscope.collectors.memory_snapshot import read_snapshot
+from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.memory import MemoryReport, OutOfMemory
 from stepscope.core.documents.run_directory import oom_report_path, oom_snapshot_path, periodic_snapshot_path
 from stepscope.workflow.memory import read_memory
@@ -173,7 +173,7 @@ def _faults(
 
 def _read(path: str, report: MemoryReport) -> dict[str, int]:
     """Analysis of a snapshot by stepscope."""
-    blocks = [block for segment in read_snapshot(Path(path)).segments for block in segment.blocks]
+    blocks = [block for segment in read_memory_snapshot(Path(path)).segments for block in segment.blocks]
     active = sum(block.size for block in blocks if block.is_allocated or block.is_awaited)
     return {"allocated": report.allocated_bytes, "reserved": report.reserved_bytes, "active": active}
 

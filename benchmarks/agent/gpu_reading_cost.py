@@ -28,9 +28,9 @@ _MIB = 1024**2
 
 _PROGRAM = """
 import json, sys, time
-from stepscope.agent.gpus.probes import GpuProbes, Timing
+from stepscope.agent.gpus.probes import GpuProbes, ProbeTiming
 interval, seconds = float(sys.argv[1]), float(sys.argv[2])
-with GpuProbes(Timing(interval=interval, first_retry=1, last_retry=30)) as probes:
+with GpuProbes(ProbeTiming(interval=interval, first_retry=1, last_retry=30)) as probes:
     for line in sys.stdin:
         took, end = [], time.monotonic() + seconds
         while time.monotonic() < end:

@@ -18,9 +18,10 @@ from statistics import quantiles
 
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.polling import SourceState
-from stepscope.collectors.host import HostCollector, gpu_users_of
+from stepscope.collectors.host.collector import HostCollector
+from stepscope.collectors.host.processes import gpu_users_of
 from stepscope.core.metrics.readings import Collection
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
@@ -36,7 +37,7 @@ def _gpu_readings(num_gpus: int) -> Collection:
         for index in range(num_gpus):
             machine.add(profiles.h100(index))
         machine.write()
-        with GpuProbes(Timing(), environment=machine.environment()) as probes:
+        with GpuProbes(ProbeTiming(), environment=machine.environment()) as probes:
             time.sleep(_SETTLE_SECONDS)
             return probes.snapshot().collection
 

@@ -95,11 +95,12 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
     from stepscope.agent.fleet.fleet_source import FleetSource
     from stepscope.agent.gpus.gpu_source import GpuSource
     from stepscope.agent.gpus.probes import GpuProbes
-    from stepscope.agent.gpus.supervisor import Timing
+    from stepscope.agent.gpus.supervisor import ProbeTiming
     from stepscope.agent.health.health_source import HealthSource
     from stepscope.agent.jobs.job_collector import JobCollector
     from stepscope.agent.polling import SourceState
-    from stepscope.collectors.host import HostCollector, InfinibandCollector, gpu_users_of
+    from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
+    from stepscope.collectors.host.processes import gpu_users_of
     from stepscope.core.metrics.readings import Collection, Collector
     from tests.collectors.fake_nvml import profiles
     from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
@@ -108,7 +109,7 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
     for index in range(num_gpus):
         machine.add(profiles.h100(index))
     machine.write()
-    probes = GpuProbes(Timing(stale=1e9), environment=machine.environment())
+    probes = GpuProbes(ProbeTiming(stale=1e9), environment=machine.environment())
     states: dict[str, SourceState] = {}
 
     def told() -> tuple[SourceState, ...]:

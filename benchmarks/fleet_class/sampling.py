@@ -40,9 +40,9 @@ from benchmarks.fleet_class.windows import (
     write_windows,
 )
 from benchmarks.ranks import run_on_one_gpu
-from stepscope.agent.fleet.history import GpuHistory, HostHistory, values_of_devices
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.sources import Sources
+from stepscope.agent.fleet.history import GpuHistory, HostHistory, gpu_values_by_device
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.sources import AgentSources
 from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.errors import StepscopeError, UsageError
@@ -93,7 +93,7 @@ class Recorder:
     def __init__(self, interval: float, window: float) -> None:
         self.window = window
         self._interval = interval
-        self._sources = Sources(Timing(interval=interval))
+        self._sources = AgentSources(ProbeTiming(interval=interval))
         self._histories: dict[Device, GpuHistory] = {}
         self._host = HostHistory()
         self._cuts: list[Cut] = []
@@ -119,7 +119,7 @@ class Recorder:
         while not self._ended.wait(self._interval):
             states = self._sources.states()
             self._host.observe(states)
-            for device, values in values_of_devices(states).items():
+            for device, values in gpu_values_by_device(states).items():
                 self._histories.setdefault(device, GpuHistory()).add(values)
             if time.monotonic() >= next_cut:
                 next_cut += self._interval

@@ -19,7 +19,7 @@ STALE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """One source at one moment.
+    """State of one source of the agent at one moment.
 
     Attributes:
         name: of the source: "nvml", "host".
@@ -28,7 +28,6 @@ class SourceState:
         seconds: duration of that collection; None before the first.
         reason: why there are no values now; None while the source answers.
         detail: one line on the reason.
-        num_collections: completed collections.
         num_errors: collections that failed or did not end in time.
         age_seconds: time since the end of the last collection by the monotonic clock; None before the first.
     """
@@ -51,10 +50,12 @@ class SourceState:
 _log = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
+"""For an open call, when collecting stops."""
 
 
 class ScheduledSource:
-    """Calls a collector periodically and keeps its last state. Calls never overlap.
+    """One source of the agent: calls a collector periodically and keeps its last state. Calls never overlap.
 
     A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
 
@@ -84,24 +85,14 @@ class ScheduledSource:
         self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
 
     def __enter__(self) -> ScheduledSource:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def start(self) -> None:
-        """Start collecting."""
-        self._thread.start()
-
-    def close(self, grace: float = 1.0) -> None:
-        """Stop collecting; waits at most `grace` seconds for an open call."""
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(grace)
+        self._thread.join(_GRACE_SECONDS)
 
     def state(self) -> SourceState:
-        """State now; does not block."""
         began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
         if collected_at is not None:
             state = replace(state, age_seconds=now - collected_at)
@@ -130,7 +121,7 @@ class ScheduledSource:
             detail = f"{type(error).__name__}: {error}"
             return replace(state, reason=MissingReason.FAILED, detail=detail, num_errors=state.num_errors + 1)
         seconds = time.monotonic() - begin
-        reason, detail = why_nothing(collection)
+        reason, detail = reason_of_no_values(collection)
         return SourceState(
             state.name,
             collection,
@@ -143,8 +134,8 @@ class ScheduledSource:
         )
 
 
-def why_nothing(collection: Collection) -> tuple[MissingReason | None, str]:
-    """Why a collection has nothing at all, with one line of detail; None if it has anything, or nothing is missing."""
+def reason_of_no_values(collection: Collection) -> tuple[MissingReason | None, str]:
+    """Why a source of the agent has nothing, with one line of detail; None if it has anything, or misses nothing."""
     of_all = [absent for absent in collection.missing if not absent.labels]
     if not collection.readings and not collection.findings and of_all:
         return of_all[0].reason, of_all[0].detail

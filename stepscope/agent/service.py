@@ -1,6 +1,6 @@
 """The agent: its parts, made from the configuration, and its main loop.
 
-`assembled` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it.
+`Agent` makes the parts; a setting that cannot be used is reported with the flag, variable or key that set it. Its
 `serve` runs them, reports what is read and what is missing, and notifies systemd (sd_notify).
 """
 
@@ -14,104 +14,113 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures.backends import CaptureBackend, ProfileBackend
-from stepscope.agent.captures.coordinator import CaptureCoordinator
-from stepscope.agent.captures.http_routes import capture_routes
-from stepscope.agent.config.configuration import Configuration, Origin
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
+from stepscope.agent.config.configuration import Configuration, SettingOrigin
 from stepscope.agent.config.settings import node_name
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.hang_detection import ras_address
-from stepscope.agent.node_api import api_routes, node_of
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.hangs.hang_detection import ras_address
 from stepscope.agent.polling import STALE_SECONDS
-from stepscope.agent.sources import GPUS, Sources, summary_of_sources, wait_for_all
+from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.pages import page_routes
-from stepscope.agent.web.server import Address, AgentServer, address_of
+from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
+from stepscope.agent.web.routes import Access
+from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts of an agent; nothing runs or listens yet.
-
-    Attributes:
-        guard: access rules and encryption of connections.
-        sources: to read.
-        dcgm_names: names under which GPUs are shown as dcgm-exporter does; None: not at all.
-        training: server of training processes; None: no server.
-        kineto: server of processes started with KINETO_USE_DAEMON=1; None: no server.
-        captures: takes requests for captures.
-        state_directory: keeps captures, and the token where no file is named.
-        token_file: holds the token of who may change something; None: in the state directory.
-        state: keeps every other agent out of the state directory.
-        host: name of this machine.
-    """
-
-    address: Address
-    guard: WebConfigReloader
-    sources: Sources
-    dcgm_names: DcgmNames | None
-    training: TrainingServer | None
-    kineto: KinetoBackend | None
-    captures: CaptureCoordinator
-    state_directory: Path
-    token_file: Path | None
-    state: StateLock
-    host: str
-
-
-def assembled(configuration: Configuration) -> Parts:
-    """The parts of an agent with these settings.
+class Agent:
+    """An agent with these settings; nothing runs or listens before `serve`.
 
     Raises:
         UsageError: a setting cannot be used; names the flag, variable or file that sets it, and its key.
     """
-    web = configuration.settings.web
-    with _located_error(configuration, "web.config_file"):
-        guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
-    with _located_error(configuration, "web.listen"):
-        address = address_of(web.listen, insecure=web.insecure, config=guard.config())
-    names = configuration.settings.dcgm.names
-    training = _training(configuration)
-    kineto = _kineto(configuration)
-    sources = sources_of(configuration, training, kineto)
-    host = node_name(configuration.settings.jobs.node)
-    captures = _captures(configuration, training, kineto, sources, host)
-    directory = state_directory(configuration.settings.state.directory)
-    return Parts(
-        address,
-        guard,
-        sources,
-        DcgmNames(names) if names else None,
-        training,
-        kineto,
-        captures,
-        directory,
-        Path(web.token_file) if web.token_file else None,
-        StateLock(directory),
-        host,
-    )
+
+    def __init__(self, configuration: Configuration) -> None:
+        settings = configuration.settings
+        web = settings.web
+        with _located_error(configuration, "web.config_file"):
+            self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
+        with _located_error(configuration, "web.listen"):
+            self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._token_file = Path(web.token_file) if web.token_file else None
+        self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
+        self._training = _training(configuration)
+        self._kineto = _kineto(configuration)
+        self._sources = agent_sources_of(configuration, self._training, self._kineto)
+        self._host = node_name(settings.jobs.node)
+        self._state_directory = state_directory(settings.state.directory)
+        backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
+        self._captures = AgentCaptureCoordinator(
+            backends if self._kineto is None else [*backends, self._kineto],
+            limits=settings.captures,
+            pids_of_job=self._pids_of_job,
+            directory=self._state_directory,
+            host=self._host,
+        )
+        if self._training is not None:
+            self._training.wake = self._captures.wake
+
+    def serve(self, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Read and serve until `stop` is set.
+
+        Args:
+            say: receives lines for people: the address, then what is read and what is missing.
+
+        Raises:
+            UsageError: the address, the socket, the token file or the state directory cannot be used.
+        """
+        sources, captures, guard, systemd = self._sources, self._captures, self._guard, Systemd()
+        page = MetricsPage(sources.states, dcgm_names=self._dcgm_names, hostname=self._host)
+        lock = StateLock(self._state_directory)
+        # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
+        with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
+            access = Access(agent_token(self._state_directory, self._token_file), guard)
+            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
+            routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
+            server = AgentServer(self.address, routes, access, guard)
+            with sources, server:
+                say(f"{server.url}/metrics serves the metrics")
+                if wait_for_sources(sources, stop):
+                    line = summary_of_sources(sources.states())
+                    say(line)
+                    systemd.ready(line)
+                systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
+                systemd.stopping()
+
+    def _pids_of_job(self, name: str) -> frozenset[int]:
+        of_kineto = frozenset[int]() if self._kineto is None else self._kineto.pids_of_job(name)
+        return self._sources.pids_of_job(name) | of_kineto
+
+    def _node(self, host: str) -> Node:
+        sources = self._sources
+        return node_of(
+            sources.states(),
+            time.time_ns(),
+            host=host,
+            assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
+            health=sources.health.report(),
+            fleet=sources.fleet.report(),
+            ranks=self._training.ranks() if self._training else (),
+        )
 
 
-def sources_of(
+def agent_sources_of(
     configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
-) -> Sources:
-    """The sources to read; see `assembled`."""
+) -> AgentSources:
+    """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
     with _located_error(configuration, "dcgm.exporter"):
-        exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
-    return Sources(
-        Timing(interval=settings.gpus.interval),
+        exporter = dcgm_endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
+    return AgentSources(
+        ProbeTiming(interval=settings.gpus.interval),
         dcgm_exporter=exporter,
         training=training,
         kineto=kineto,
@@ -137,7 +146,7 @@ def _training(configuration: Configuration) -> TrainingServer | None:
     if re.fullmatch("0?[0-7]{3}", settings.socket_mode) is None:
         where = configuration.origin_of("training.socket_mode")
         raise UsageError("is not a valid file mode", where=where, what_next="write it as 0660")
-    is_required = configuration.origins["training.socket"][0] is not Origin.DEFAULT
+    is_required = configuration.origins["training.socket"][0] is not SettingOrigin.DEFAULT
     return TrainingServer(settings.socket, mode=int(settings.socket_mode, 8), is_required=is_required)
 
 
@@ -150,37 +159,11 @@ def _kineto(configuration: Configuration) -> KinetoBackend | None:
             where = configuration.origin_of(f"kineto.{name}")
             raise UsageError(f"{folder} is not an absolute path", where=where, what_next="begin it with /")
     is_required = any(
-        configuration.origins[f"kineto.{name}"][0] is not Origin.DEFAULT for name in ("enabled", "socket_folder")
+        configuration.origins[f"kineto.{name}"][0] is not SettingOrigin.DEFAULT for name in ("enabled", "socket_folder")
     )
     of_agent = state_directory(configuration.settings.state.directory) / "captures"
     runs = Path(settings.directory) if settings.directory else of_agent
     return KinetoBackend(runs, socket_folder=settings.socket_folder or None, is_required=is_required)
-
-
-def _captures(
-    configuration: Configuration,
-    training: TrainingServer | None,
-    kineto: KinetoBackend | None,
-    sources: Sources,
-    host: str,
-) -> CaptureCoordinator:
-    settings = configuration.settings
-    backends: list[CaptureBackend] = [] if training is None else [ProfileBackend(training)]
-    backends += [] if kineto is None else [kineto]
-
-    def pids_of_job(name: str) -> frozenset[int]:
-        return sources.pids_of_job(name) | (frozenset() if kineto is None else kineto.pids_of_job(name))
-
-    captures = CaptureCoordinator(
-        backends,
-        limits=settings.captures,
-        pids_of_job=pids_of_job,
-        directory=state_directory(settings.state.directory),
-        host=host,
-    )
-    if training is not None:
-        training.wake = captures.wake
-    return captures
 
 
 @contextmanager
@@ -191,50 +174,7 @@ def _located_error(configuration: Configuration, path: str) -> Iterator[None]:
         raise UsageError(str(error), where=configuration.origin_of(path)) from None
 
 
-def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Read and serve until `stop` is set.
-
-    Args:
-        parts: opened and closed here.
-        stop: ends the agent.
-        say: receives lines for people: the address, then what is read and what is missing.
-
-    Raises:
-        UsageError: the address, the socket, the token file or the state directory cannot be used.
-    """
-    sources, captures, systemd = parts.sources, parts.captures, Systemd()
-    page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
-    # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
-    with parts.state, parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
-        access = Access(agent_token(parts.state_directory, parts.token_file), parts.guard)
-        scheme = "https" if parts.guard.context() else "http"
-        api = api_routes(lambda host: _node(parts, host), scheme=scheme, host=parts.host)
-        routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
-        server = AgentServer(parts.address, routes, access, parts.guard)
-        with sources, server:
-            say(f"{server.url}/metrics serves the metrics")
-            if wait_for_all(sources, stop):
-                line = summary_of_sources(sources.states())
-                say(line)
-                systemd.ready(line)
-            systemd.watch(lambda: (server.num_polls, _rounds(sources)), stop)
-            systemd.stopping()
-
-
-def _node(parts: Parts, host: str) -> Node:
-    sources, training = parts.sources, parts.training
-    return node_of(
-        sources.states(),
-        time.time_ns(),
-        host=host,
-        assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
-        health=sources.health.report(),
-        fleet=sources.fleet.report(),
-        ranks=training.ranks() if training else (),
-    )
-
-
-def _rounds(sources: Sources) -> int:
+def _rounds(sources: AgentSources) -> int:
     """Rounds of the GPUs' source, which never waits for a driver: it stops only if the agent itself does."""
     return sum(state.num_collections + state.num_errors for state in sources.states() if state.name == GPUS)
 
@@ -243,7 +183,7 @@ _log = logging.getLogger(__name__)
 
 
 class Systemd:
-    """Notifications of the service manager; without one it does nothing.
+    """Notifications of the agent to systemd; without it they do nothing.
 
     Args:
         environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID as systemd sets them.
@@ -256,11 +196,9 @@ class Systemd:
         self._seconds = int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
 
     def ready(self, status: str) -> None:
-        """Notify that the first round is over."""
         self._notify(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """Notify that the agent is ending."""
         self._notify("STOPPING=1")
 
     def watch(self, progress: Callable[[], tuple[Hashable, ...]], stop: threading.Event) -> None:
@@ -268,7 +206,6 @@ class Systemd:
 
         Args:
             progress: counts that all increase while the agent works; if one does not, the watchdog is not reset.
-            stop: ends the wait.
         """
         if not self._address or not self._seconds:
             stop.wait()

@@ -1,32 +1,38 @@
-"""All sources of this machine in the order of their trust, and the interval of each."""
+"""All sources of this machine in the order of their trust, the interval of each, and `stepscope agent check`.
+
+The check reports the state of each source, and the metrics collected or missing of each GPU.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import inf
 
-from stepscope.agent.config.settings import Jobs, Thresholds
+from stepscope.agent.config.settings import HealthThresholds, JobSettings
 from stepscope.agent.fleet.fleet_source import FleetSource
-from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource, Renumbered
+from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource, RenumberedSource
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.hang_detection import HangSource, NcclSource
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.hangs.hang_detection import HangSource, NcclRasSource
 from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SourceState
-from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.training_link.training_source import TrainingSource
+from stepscope.agent.training_link.server import TrainingServer, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint
-from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
+from stepscope.collectors.dcgm_exporter.page import Endpoint
+from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
+from stepscope.collectors.host.processes import GpuUsers, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend, KinetoSource
 from stepscope.core.documents.jobs import Assignment
-from stepscope.core.metrics.readings import GPU, MissingReason
+from stepscope.core.hardware.devices import device_in
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Missing, MissingReason
 from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Notice
 
 GPUS = "nvml"
 """Name of the source that reads the GPUs' driver."""
@@ -39,18 +45,14 @@ _HANG_SECONDS = 1.0
 _RAS_SECONDS = 5.0
 
 
-class Sources:
-    """All sources of this machine, in the order of their trust. A context manager: reads while it is open.
+class AgentSources:
+    """All sources that the agent reads, in the order of their trust. A context manager: reads while it is open.
 
     Args:
-        timing: of reading the GPUs.
         dcgm_exporter: a page of dcgm-exporter to read as well.
-        jobs: settings of job attribution.
-        environment: of the processes that read GPUs; the agent's own by default.
         training: server of training processes; opened and closed by the caller.
         kineto: server of processes without stepscope; opened and closed by the caller.
         nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
-        thresholds: of health.
 
     Attributes:
         health, fleet: sources derived from the others.
@@ -58,17 +60,17 @@ class Sources:
 
     def __init__(
         self,
-        timing: Timing | None = None,
+        timing: ProbeTiming | None = None,
         *,
         dcgm_exporter: Endpoint | None = None,
-        jobs: Jobs | None = None,
+        jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
-        thresholds: Thresholds | None = None,
+        thresholds: HealthThresholds | None = None,
     ) -> None:
-        timing = timing or Timing()
+        timing = timing or ProbeTiming()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
@@ -81,23 +83,23 @@ class Sources:
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
-        of_gpus: list[ScheduledSource | Renumbered] = [self._gpus]
-        self._renumbered: dict[ScheduledSource, Renumbered] = {}
+        of_gpus: list[ScheduledSource | RenumberedSource] = [self._gpus]
+        self._renumbered: dict[ScheduledSource, RenumberedSource] = {}
         if dcgm_exporter is not None:
             exporter = DcgmExporterCollector(dcgm_exporter)
             page = ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS)
             self._sources.append(page)
-            self._renumbered[page] = Renumbered(page.state, self._gpus.state)
+            self._renumbered[page] = RenumberedSource(page.state, self._gpus.state)
             of_gpus.append(self._renumbered[page])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
             self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
         if nccl_ras is not None:
-            ras = NcclSource(nccl_ras, training.ranks if training is not None else tuple)
+            ras = NcclRasSource(nccl_ras, training.ranks if training is not None else tuple)
             self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
         if kineto is not None:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
-        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or Jobs())
+        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self._sources += self._of_jobs
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
@@ -108,7 +110,7 @@ class Sources:
         ]
         self._open = ExitStack()
 
-    def __enter__(self) -> Sources:
+    def __enter__(self) -> AgentSources:
         with ExitStack() as opening:
             opening.enter_context(self._kernel_log)
             opening.enter_context(self._probes)
@@ -121,7 +123,6 @@ class Sources:
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:
-        """States of all sources now; does not block."""
         return self._read_states() + tuple(source.state() for source in self._derived)
 
     def _read_states(self) -> tuple[SourceState, ...]:
@@ -143,10 +144,10 @@ class Sources:
 _LOOK_SECONDS = 0.2
 
 
-def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
-    """Wait until each source has answered or was given up; False if stopped before, or after so many seconds.
+def wait_for_sources(sources: AgentSources, stop: threading.Event, *, seconds: float | None = None) -> bool:
+    """Wait until each source of the agent has answered or was given up; False if stopped, or after so many seconds.
 
-    The GPUs' source has answered once each GPU has, see `FirstRound`.
+    The GPUs' source has answered once each GPU has, see `FirstGpuRound`.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
@@ -156,7 +157,7 @@ def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | No
 
 
 def silent_gpus(states: Sequence[SourceState]) -> list[str]:
-    """One line on each GPU whose driver does not answer."""
+    """One line of the agent on each GPU whose driver does not answer."""
     return [
         f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
         for state in states
@@ -167,7 +168,7 @@ def silent_gpus(states: Sequence[SourceState]) -> list[str]:
 
 
 def summary_of_sources(states: Sequence[SourceState]) -> str:
-    """One line: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
+    """One line of the agent: number of GPUs read, and the sources and GPUs that give nothing, with the reason."""
     gpus = {
         dict(reading.labels).get("uuid", "")
         for state in states
@@ -179,3 +180,141 @@ def summary_of_sources(states: Sequence[SourceState]) -> str:
     up = [state.name for state in states if not state.reason and state.name != GPUS]
     read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
     return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")
+
+
+_ANSWER_SECONDS = 40.0
+"""Longer than a driver's library may take to load."""
+_SAMPLES_SECONDS = 2.5
+"""For values that need two samples."""
+
+_LATE = (MissingReason.NOT_YET, MissingReason.TIMED_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """Report of `stepscope agent check` on one source.
+
+    Attributes:
+        reason, detail: why it gives nothing; None and empty where it does.
+        seconds: how long that took; None before the first.
+        findings: lines on what it noticed.
+    """
+
+    name: str
+    reason: MissingReason | None
+    detail: str
+    num_readings: int
+    seconds: float | None
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCheck:
+    """Report of `stepscope agent check`: all sources, and what is had of each GPU.
+
+    Attributes:
+        warnings: sources and GPUs that have not answered before the check was over.
+    """
+
+    sources: tuple[SourceReport, ...]
+    capabilities: tuple[GpuCapabilities, ...]
+    warnings: tuple[Notice, ...] = ()
+    schema: str = "stepscope.agent-check/1"
+
+
+def check_agent_sources(sources: AgentSources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
+    """Read all sources of the agent for some seconds, and report what they give.
+
+    Args:
+        sources: opened and closed here.
+        samples_seconds: time to read after all have answered.
+    """
+    with sources:
+        never = threading.Event()
+        wait_for_sources(sources, never, seconds=_ANSWER_SECONDS)
+        never.wait(samples_seconds)
+        states = sources.states()
+    silent = silent_gpus(states)
+    reports = tuple(
+        SourceReport(
+            state.name,
+            state.reason,
+            state.detail or (f"without {', '.join(silent)}" if state.name == GPUS and silent else ""),
+            len(state.collection.readings),
+            state.seconds,
+            tuple(finding.message for finding in state.collection.findings),
+        )
+        for state in states
+    )
+    late = [Notice("source_late", f"{one.name}: {one.detail}") for one in reports if one.reason in _LATE]
+    late += [Notice("gpu_silent", line) for line in silent]
+    capabilities = gpu_capabilities_of(Collection.joined(state.collection for state in states))
+    return AgentCheck(reports, tuple(capabilities), tuple(late))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricGap:
+    """Metrics that the agent cannot read of a GPU, for one reason.
+
+    Attributes:
+        metrics: their names, sorted; empty where the whole GPU is missing.
+    """
+
+    reason: MissingReason
+    detail: str
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCapabilities:
+    """What the agent can read of one GPU or MIG instance.
+
+    Attributes:
+        labels: which it is; empty for what concerns the whole machine.
+        collected: names of metrics with a value, sorted.
+        gaps: what has none.
+    """
+
+    labels: Labels
+    collected: tuple[str, ...]
+    gaps: tuple[MetricGap, ...]
+
+
+def gpu_capabilities_of(collection: Collection) -> list[GpuCapabilities]:
+    """What the agent can read, GPU by GPU, in the order of their labels.
+
+    Args:
+        collection: of at least two rounds of collecting, as some values need two samples. A metric that has values
+            with some further labels (a link, a process) is collected.
+    """
+    collected: dict[Labels, set[str]] = {}
+    missing: dict[Labels, list[Missing]] = {}
+    for reading in collection.readings:
+        collected.setdefault(_device_labels(reading.labels), set()).add(reading.metric)
+    for absent in collection.missing:
+        missing.setdefault(_device_labels(absent.labels), []).append(absent)
+    return [
+        GpuCapabilities(
+            labels,
+            tuple(sorted(collected.get(labels, ()))),
+            _gaps(absent for absent in missing.get(labels, ()) if absent.metric not in collected.get(labels, ())),
+        )
+        for labels in sorted(collected.keys() | missing.keys(), key=_order)
+    ]
+
+
+def _device_labels(labels: Labels) -> Labels:
+    device = device_in(dict(labels))
+    return device.labels() if device.uuid or device.index else ()
+
+
+def _order(labels: Labels) -> tuple[int, Labels]:
+    index = dict(labels).get("gpu", "")
+    return int(index) if index.isdecimal() else -1, labels
+
+
+def _gaps(missing: Iterable[Missing]) -> tuple[MetricGap, ...]:
+    groups: dict[tuple[MissingReason, str], set[str]] = {}
+    for absent in missing:
+        groups.setdefault((absent.reason, absent.detail), set()).add(absent.metric)
+    return tuple(MetricGap(reason, detail, tuple(sorted(names - {""}))) for (reason, detail), names in groups.items())

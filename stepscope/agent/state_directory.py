@@ -21,11 +21,10 @@ _ROOT_DIRECTORY = "/var/lib/stepscope"
 
 
 def state_directory(configured: str = "", environment: Mapping[str, str] | None = None) -> Path:
-    """Path of the state directory; it is not created.
+    """Path of the agent's state directory; it is not created.
 
     Args:
         configured: by a setting; empty: systemd's STATE_DIRECTORY, else /var/lib/stepscope for root, else the user's.
-        environment: default: the process's own.
     """
     environment = os.environ if environment is None else environment
     if configured:
@@ -48,7 +47,7 @@ _MAX_HOLDER_BYTES = 200
 
 
 class StateLock:
-    """Lock of a state directory, a context manager. Its file is never removed: two agents could lock two files.
+    """Lock of the agent's state directory. Its file is never removed: two agents could lock two files.
 
     Args:
         directory: created where it does not exist.
@@ -61,10 +60,7 @@ class StateLock:
         self._file = -1
 
     def __enter__(self) -> StateLock:
-        """
-        Raises:
-            UsageError: another agent holds it.
-        """
+        """Raises `UsageError` where another agent holds it."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -113,8 +109,8 @@ class StateLock:
 _MIN_LENGTH, _MAX_LENGTH = 16, 512
 
 
-def read_token(file: Path, *, create: bool = False) -> str:
-    """The token in a file that holds nothing else.
+def read_agent_token(file: Path, *, create: bool = False) -> str:
+    """The agent's token in a file that holds nothing else.
 
     Args:
         create: create the file with a random token where it does not exist, readable only for the agent's user.
@@ -147,13 +143,12 @@ def agent_token(directory: Path, file: Path | None = None) -> str | None:
 
     Args:
         directory: the state directory, which holds it where no file is given.
-        file: set by a setting.
 
     Raises:
         UsageError: the given file cannot be used.
     """
     try:
-        return read_token(file or directory / TOKEN_FILE, create=True)
+        return read_agent_token(file or directory / TOKEN_FILE, create=True)
     except UsageError as error:
         if file is not None:
             raise

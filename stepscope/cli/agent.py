@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.agent.config.configuration import Configuration, as_document, as_toml, load
-from stepscope.agent.config.keys import Key
-from stepscope.agent.config.settings import KEYS
+from stepscope.agent.config.configuration import (
+    Configuration,
+    configuration_document,
+    configuration_toml,
+    load_configuration,
+)
+from stepscope.agent.config.settings import KEYS, Key
 from stepscope.cli.groups import CommandGroup
 from stepscope.cli.options import FILE, json_option
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.agent.check import AgentCheck, Capabilities, Gap
+    from stepscope.agent.sources import AgentCheck, GpuCapabilities, MetricGap
 
 
 _Function = Callable[..., None]
@@ -49,7 +53,7 @@ def configured(*sections: str) -> Callable[[_Function], _Function]:
         def call(file: Path | None, **options: Any) -> None:
             values = {_PATH_OF_FLAG[name]: options.pop(name) for name in list(options) if name in _PATH_OF_FLAG}
             flags = {path: None if value == () else value for path, value in values.items()}
-            function(load(file, environment=os.environ, flags=flags), **options)
+            function(load_configuration(file, environment=os.environ, flags=flags), **options)
 
         for key in reversed(KEYS.values()):
             if key.flag and (not sections or key.section in sections):
@@ -84,7 +88,9 @@ def config_group() -> None:
 def show_settings(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
     """Show the settings that `run` would use with the same options and environment, without passwords."""
     text = (
-        json.dumps(as_document(configuration), indent=1) if as_json else as_toml(configuration, with_origin=with_origin)
+        json.dumps(configuration_document(configuration), indent=1)
+        if as_json
+        else configuration_toml(configuration, with_origin=with_origin)
     )
     click.echo(text)
 
@@ -93,9 +99,9 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
 @click.argument("file", type=FILE)
 def check_settings(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
-    from stepscope.agent.service import assembled
+    from stepscope.agent.service import Agent
 
-    assembled(load(file))
+    Agent(load_configuration(file))
     click.echo(f"{file}: these settings can be used")
 
 
@@ -117,14 +123,14 @@ def run(configuration: Configuration) -> None:
 
     Starts without a GPU or driver, too, and reports what is missing.
     """
-    from stepscope.agent.service import assembled, serve
+    from stepscope.agent.service import Agent
 
-    parts = assembled(configuration)
+    agent = Agent(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     _log.setLevel(logging.INFO)
     try:
         with _set_by_sigterm() as stop:
-            serve(parts, stop=stop, say=_log.info)  # a log that cannot be written stops nothing
+            agent.serve(stop=stop, say=_log.info)  # a log that cannot be written stops nothing
     finally:
         _leave_log()
 
@@ -134,11 +140,11 @@ def run(configuration: Configuration) -> None:
 @json_option
 def check(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
-    from stepscope.agent.check import check_machine
-    from stepscope.agent.service import sources_of
+    from stepscope.agent.service import agent_sources_of
+    from stepscope.agent.sources import check_agent_sources
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
-    found = check_machine(sources_of(configuration))
+    found = check_agent_sources(agent_sources_of(configuration))
     click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(check_lines(found)))
 
 
@@ -207,7 +213,7 @@ def _sources(found: AgentCheck, width: int) -> list[str]:
     return lines
 
 
-def _of_one(one: Capabilities, width: int) -> list[str]:
+def _of_one(one: GpuCapabilities, width: int) -> list[str]:
     labels = dict(one.labels)
     names = (labels.get(name, "") for name in ("gpu", "uuid", "mig_profile"))
     name = f"GPU {' '.join(names)}" if labels else "this machine"
@@ -218,7 +224,7 @@ def _of_one(one: Capabilities, width: int) -> list[str]:
     return lines
 
 
-def _names(gap: Gap) -> str:
+def _names(gap: MetricGap) -> str:
     return ", ".join(metric.removeprefix("stepscope_") for metric in gap.metrics) or "all of its metrics"
 
 

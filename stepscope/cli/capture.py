@@ -86,11 +86,11 @@ def command(
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
     """The agents with the token of this user's own agent here, where no token file is given."""
-    from stepscope.agent.state_directory import TOKEN_FILE, read_token, state_directory
+    from stepscope.agent.state_directory import TOKEN_FILE, read_agent_token, state_directory
 
     if agents[0].token:
         return agents
-    token = read_token(state_directory() / TOKEN_FILE)
+    token = read_agent_token(state_directory() / TOKEN_FILE)
     return [replace(agent, token=token) for agent in agents]
 
 

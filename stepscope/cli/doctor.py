@@ -27,15 +27,15 @@ def command(file: Path | None, as_json: bool) -> None:
 
     Needs no GPU and changes nothing. Exits with status 0 whatever it finds.
     """
-    from stepscope.agent.config.configuration import load
-    from stepscope.agent.config.settings import Settings
+    from stepscope.agent.config.configuration import load_configuration
+    from stepscope.agent.config.settings import AgentSettings
     from stepscope.workflow.doctor.examination import examine
 
     wrong = []
     try:
-        settings = load(file, environment=os.environ).settings
+        settings = load_configuration(file, environment=os.environ).settings
     except UsageError as error:
-        settings = Settings()
+        settings = AgentSettings()
         wrong.append(
             DoctorLine("agent's settings", DoctorState.FAIL, str(error), "run: stepscope agent config check FILE")
         )

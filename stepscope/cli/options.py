@@ -106,9 +106,9 @@ def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[Age
 
     token = ""
     if token_file is not None:
-        from stepscope.agent.state_directory import read_token
+        from stepscope.agent.state_directory import read_agent_token
 
-        token = read_token(token_file)
+        token = read_agent_token(token_file)
     clients = [agent_client(url, token=token, **files) for url in urls or [DEFAULT_URL]]
     return list({str(client): client for client in clients}.values())
 

@@ -41,7 +41,7 @@ makes of a finding has its own."""
 
 @dataclass(slots=True)
 class SilentCounters:
-    """GPUs whose counters were found silent. Their zeros are ignored until a counter moves, also while the GPU is idle:
+    """GPUs whose profiling counters were found silent. Their zeros are ignored until a counter moves, also while idle:
     unknown is never zero. A GPU without any counter is not silent."""
 
     _silent: dict[Labels, tuple[ZeroCounters, str]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class SilentCounters:
         """The sentence about each GPU whose counters are ignored; `silent` are GPUs found silent now."""
         for labels, values in gpus.items():
             counters = [values[name] for name in PROFILING_METRICS if name in values]
-            zeros = zeros_of(values) if labels in silent else None
+            zeros = zero_counters_of(values) if labels in silent else None
             if zeros is not None:
                 self._silent[labels] = zeros, zeros.silence
             elif any(counters) or not counters:
@@ -79,13 +79,12 @@ class SilentCounters:
         return Collection(tuple(readings), tuple(missing), collection.findings)
 
     def forget_all_but(self, gpus: Container[Labels]) -> None:
-        """Forget all GPUs but these."""
         self._silent = {labels: found for labels, found in self._silent.items() if labels in gpus}
 
 
 @dataclass(slots=True)
 class ContradictionWatch:
-    """Finds contradictions that last for some samples. Takes every sample of all GPUs, from all sources together."""
+    """Finds contradictions of GPU counters that last for some samples. Takes every sample of all GPUs and sources."""
 
     _streaks: dict[tuple[str, Labels], int] = field(default_factory=dict)
     _silent: SilentCounters = field(default_factory=SilentCounters)
@@ -136,7 +135,7 @@ def _contradictions_in(values: Mapping[str, float]) -> list[tuple[str, str]]:
     counters = [values[name] for name in ACTIVITY if name in values]
     if busy is None:
         return []
-    zeros = zeros_of(values)
+    zeros = zero_counters_of(values)
     if zeros is not None and zeros.are_silent:
         found.append((SILENT, zeros.silence))
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
@@ -193,7 +192,6 @@ class ZeroCounters:
 
     @property
     def facts(self) -> list[str]:
-        """Utilisation and power, in words."""
         facts = [] if self.busy_ratio is None else [f"{self.busy_ratio:.0%} utilisation"]
         return facts if self.power_watts is None else [*facts, f"{self.power_watts:.0f} W"]
 
@@ -215,7 +213,7 @@ class ZeroCounters:
         return f"all profiling counters were 0 when it last worked ({facts}); not known until they count"
 
 
-def zeros_of(values: Mapping[str, float]) -> ZeroCounters | None:
+def zero_counters_of(values: Mapping[str, float]) -> ZeroCounters | None:
     """Zero counters of one GPU; None where its engine was active, or has no counter. With MIG the highest values of its
     instances count."""
     if any(values.get(name) for name in ACTIVITY) or not any(name in values for name in _ENGINE):
@@ -230,10 +228,9 @@ RESTART_HOSTENGINE = "restart nv-hostengine"
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Two values that cannot both be true.
+    """Two values of a GPU's counters that cannot both be true.
 
     Attributes:
-        code, message: of the finding.
         advice: what to do, beside missing metrics; the event that health makes of the finding has its own.
         doubted: metrics that are missing because of it.
     """
@@ -245,7 +242,6 @@ class Contradiction:
 
     @property
     def detail(self) -> str:
-        """Detail of the missing metrics."""
         return f"{self.message}; {self.advice}"
 
 
@@ -254,7 +250,7 @@ def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
 
     With MIG the highest values of its instances count. A missing value contradicts nothing.
     """
-    zeros = zeros_of(values)
+    zeros = zero_counters_of(values)
     if zeros is None or not zeros.may_work:
         return None
     if zeros.are_silent:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.collectors.input_files import malformed_as_data_error, open_input
+from stepscope.collectors.inputs import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import load_plain
 from stepscope.core.documents.hang import MAX_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 from stepscope.core.errors import DataError, none_usable
@@ -39,14 +39,14 @@ _FIRST_BYTES = (*_PICKLED_DICT, b"{")
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
-    """A file that holds a dump, and the rank by its name."""
+    """A file that holds a flight recorder dump, and the rank by its name."""
 
     path: Path
     rank: int
 
 
-def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
-    """Dumps at these paths, each a file or a folder; of two of one rank the pickle, which also has the stacks.
+def find_flight_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
+    """Flight recorder dumps at these files and folders; of two of one rank the pickle, which also has the stacks.
 
     Raises:
         DataError: a path does not exist.
@@ -78,8 +78,8 @@ def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
     return [DumpFile(files[0], rank) for rank, files in sorted(found.items())], notices
 
 
-def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice]]:
-    """All dumps that can be read, and a notice of each that cannot.
+def read_flight_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice]]:
+    """All flight recorder dumps that can be read, and a notice of each that cannot.
 
     Raises:
         DataError: none can be read.
@@ -88,7 +88,7 @@ def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice
     for file in files:
         try:
             content, written_ns = _read_file(file.path)
-            dump = read_dump(content, rank=file.rank, where=str(file.path))
+            dump = read_flight_dump(content, rank=file.rank, where=str(file.path))
             dumps.append(replace(dump, written_ns=written_ns))
         except DataError as error:
             errors.append(error)
@@ -142,8 +142,8 @@ _COALESCED = "coalesced"
 _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wrote"
 
 
-def read_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
-    """Parse the dump of a rank, counted in the whole job.
+def read_flight_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
+    """Parse the flight recorder dump of a rank, counted in the whole job.
 
     Raises:
         UnsafePickleError: it would do more than hold data.

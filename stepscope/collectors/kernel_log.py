@@ -37,7 +37,7 @@ _MAX_RECORD_BYTES = 8192
 
 
 class KernelLog:
-    """Reader of records that are logged after it was opened. A context manager; never blocks."""
+    """Reader of GPU errors that the kernel logs after it was opened. A context manager; never blocks."""
 
     def __init__(
         self,
@@ -46,12 +46,7 @@ class KernelLog:
         wall_clock_ns: Callable[[], int] = time.time_ns,
         log_clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """
-        Args:
-            path: of the log; one `read` returns one record.
-            wall_clock_ns: ns since the epoch.
-            log_clock_ns: clock of the records' times, ns since boot.
-        """
+        """One `read` of `path` returns one record; `log_clock_ns` is the records' clock, ns since boot."""
         self._wall_clock_ns = wall_clock_ns
         self._log_clock_ns = log_clock_ns
         self._missing: Missing | None = None
@@ -71,10 +66,6 @@ class KernelLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the log."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -18,18 +18,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.collectors.input_files import malformed_as_data_error, open_input
+from stepscope.collectors.inputs import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import Content, load_plain
 from stepscope.collectors.safe_pickle.streaming import KeyPath, stream_plain
+from stepscope.core.documents import memory
 from stepscope.core.documents.hang import StackFrame
-from stepscope.core.documents.memory import (
-    AllocatorAction,
-    AllocatorEvents,
-    MemoryBlock,
-    MemorySegment,
-    MemorySnapshot,
-    OutOfMemoryNote,
-)
 from stepscope.core.errors import DataError
 
 WHOLE_BELOW_BYTES = 64 << 20
@@ -38,17 +31,21 @@ _MAX_FRAMES = 48
 _MAX_UNPACKED_BYTES, _MAX_COMPRESSION = 1 << 28, 100
 """Of a gzipped one: recorded snapshots shrink to a twentieth, files made to fill a disk to a thousandth."""
 _ACTIONS = {
-    "alloc": AllocatorAction.ALLOC,
-    "free": AllocatorAction.FREE_REQUESTED,
-    "free_requested": AllocatorAction.FREE_REQUESTED,
-    "free_completed": AllocatorAction.FREE_COMPLETED,
-    "segment_alloc": AllocatorAction.SEGMENT_ALLOC,
-    "segment_free": AllocatorAction.SEGMENT_FREE,
-    "segment_map": AllocatorAction.SEGMENT_MAP,
-    "segment_unmap": AllocatorAction.SEGMENT_UNMAP,
-    "oom": AllocatorAction.OOM,
+    "alloc": memory.AllocatorAction.ALLOC,
+    "free": memory.AllocatorAction.FREE_REQUESTED,
+    "free_requested": memory.AllocatorAction.FREE_REQUESTED,
+    "free_completed": memory.AllocatorAction.FREE_COMPLETED,
+    "segment_alloc": memory.AllocatorAction.SEGMENT_ALLOC,
+    "segment_free": memory.AllocatorAction.SEGMENT_FREE,
+    "segment_map": memory.AllocatorAction.SEGMENT_MAP,
+    "segment_unmap": memory.AllocatorAction.SEGMENT_UNMAP,
+    "oom": memory.AllocatorAction.OOM,
 }
-_BLOCK_ACTIONS = (AllocatorAction.ALLOC, AllocatorAction.FREE_REQUESTED, AllocatorAction.FREE_COMPLETED)
+_BLOCK_ACTIONS = (
+    memory.AllocatorAction.ALLOC,
+    memory.AllocatorAction.FREE_REQUESTED,
+    memory.AllocatorAction.FREE_COMPLETED,
+)
 _EXPANDABLE = "expandable_segments:True"
 _GRANULE_BYTES = 512
 """torch's c10/cuda/CUDACachingAllocator.h, kMinBlockSize."""
@@ -57,8 +54,8 @@ _STEP = "Optimizer.step#"
 _WHAT_NEXT = "give a file of torch.cuda.memory._dump_snapshot()"
 
 
-def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> MemorySnapshot:
-    """Read a snapshot, also a gzipped one, into columns; one below `whole_below_bytes` is loaded at once.
+def read_memory_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> memory.MemorySnapshot:
+    """Read a CUDA memory snapshot, also a gzipped one, into columns; one below `whole_below_bytes` is loaded at once.
 
     Raises:
         UnsafePickleError: it would do more than hold data.
@@ -124,7 +121,7 @@ class _SnapshotBuilder:
     def __init__(self, where: str) -> None:
         self._where = where
         self._num_blocks = 0
-        self._snapshot = MemorySnapshot()
+        self._snapshot = memory.MemorySnapshot()
         self._stacks: dict[tuple[StackFrame, ...], int] = {(): 0}
         self._frames: dict[tuple[str, str, int], StackFrame] = {}
 
@@ -141,7 +138,7 @@ class _SnapshotBuilder:
                 return False
         return True
 
-    def finish(self, document: Any) -> MemorySnapshot:
+    def finish(self, document: Any) -> memory.MemorySnapshot:
         """Add all that was not taken before; a document of another kind raises one of Python's own errors."""
         if isinstance(document, list):
             document = {"segments": document}
@@ -160,7 +157,7 @@ class _SnapshotBuilder:
             if note.get("stage") == "END" and str(note.get("name", "")).startswith(_STEP)
         )
         made = self._snapshot
-        return MemorySnapshot(made.segments, made.events, list(self._stacks), settings, ends)
+        return memory.MemorySnapshot(made.segments, made.events, list(self._stacks), settings, ends)
 
     def _segment(self, segment: dict[str, Any]) -> None:
         address = int(segment["address"])
@@ -175,13 +172,13 @@ class _SnapshotBuilder:
             if frames is None and block.get("history"):
                 frames = block["history"][0].get("frames")
             blocks.append(
-                MemoryBlock(
+                memory.MemoryBlock(
                     block_address, size, state == "active_allocated", state in _AWAITING_FREE, self._stack(frames)
                 )
             )
             block_address += size
         self._snapshot.segments.append(
-            MemorySegment(
+            memory.MemorySegment(
                 int(segment.get("device", 0)),
                 address,
                 int(segment["total_size"]),
@@ -191,12 +188,12 @@ class _SnapshotBuilder:
         )
 
     def _event(self, device: int, event: dict[str, Any]) -> None:
-        action = _ACTIONS.get(event["action"], AllocatorAction.OTHER)
-        if action is AllocatorAction.OTHER:
+        action = _ACTIONS.get(event["action"], memory.AllocatorAction.OTHER)
+        if action is memory.AllocatorAction.OTHER:
             return
-        events = self._snapshot.events.setdefault(device, AllocatorEvents())
+        events = self._snapshot.events.setdefault(device, memory.AllocatorEvents())
         events.actions.append(action)
-        events.addresses.append(int(event["device_free"] if action is AllocatorAction.OOM else event["addr"]))
+        events.addresses.append(int(event["device_free"] if action is memory.AllocatorAction.OOM else event["addr"]))
         size = int(event["size"])
         if action in _BLOCK_ACTIONS:  # as requested; what is allocated is a multiple
             size += -size % _GRANULE_BYTES
@@ -226,15 +223,15 @@ _MAX_NOTE_BYTES = 1 << 26
 _NOTE_CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
-def read_note(snapshot: Path) -> OutOfMemoryNote | None:
-    """The note of the same name as the snapshot; None without one, or where it cannot be read."""
+def read_out_of_memory_note(snapshot: Path) -> memory.OutOfMemoryNote | None:
+    """The note of the same name as a memory snapshot; None without one, or where it cannot be read."""
     unpacked = snapshot.with_suffix("") if snapshot.suffix == ".gz" else snapshot
     path = unpacked.with_suffix(".json")
     try:
         if not path.is_file() or path.stat().st_size > _MAX_NOTE_BYTES:
             return None
         note = json.loads(path.read_bytes())
-        return OutOfMemoryNote(
+        return memory.OutOfMemoryNote(
             _int_or_none(note.get("device")),
             _int_or_none(note.get("requested_bytes")),
             _int_or_none(note.get("device_total_bytes")),

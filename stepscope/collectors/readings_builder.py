@@ -17,10 +17,9 @@ far over is not a measurement."""
 
 
 class NoValue(NamedTuple):
-    """Why there is no value.
+    """Why a collector has no value.
 
     Attributes:
-        reason: as of a `Missing`.
         detail: one line for people, with the file or the driver's own words; empty where the reason says it all.
     """
 
@@ -33,18 +32,14 @@ class NoValue(NamedTuple):
 
 
 class ReadingsBuilder:
-    """Readings, missing metrics and findings, added one by one.
+    """Readings, missing metrics and findings of a collector, added one by one.
 
     Attributes:
         time_ns: time of the readings, ns since the epoch.
-        labels: carried by all of them.
     """
 
     def __init__(self, time_ns: int, labels: Labels = (), *, prefix: str = "") -> None:
-        """
-        Args:
-            prefix: put before the names of metrics that `add` and `miss` are given.
-        """
+        """`prefix` is put before the names of metrics that `add` and `miss` are given."""
         self.time_ns = time_ns
         self.labels = labels
         self.readings: list[Reading] = []
@@ -74,7 +69,6 @@ class ReadingsBuilder:
             self.add(name, why, **further)
 
     def note(self, code: str, message: str, /, **further: str | int) -> None:
-        """Add a finding."""
         self.findings.append(Finding(code, message, self.with_labels(further), self.time_ns))
 
     def checked(self, metric: str, value: float, labels: Labels, *, source: str, raw: float) -> float | NoValue:
@@ -93,14 +87,12 @@ class ReadingsBuilder:
         return 1.0
 
     def collection(self) -> Collection:
-        """All that was added."""
         return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
 
     def with_labels(self, further: dict[str, str | int]) -> Labels:
-        """The labels of all and further ones."""
         return tuple(sorted((*self.labels, *[(name, str(value)) for name, value in further.items()])))
 
 
 def scaled(value: float, scale: float) -> float:
-    """`value` in base units: divided where the scale is below 1, for 71.722 instead of 71.72200000000001."""
+    """A collector's value in base units: divided where the scale is below 1, for 71.722, not 71.72200000000001."""
     return value * scale if scale >= 1.0 else value / round(1.0 / scale)

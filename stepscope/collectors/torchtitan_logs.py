@@ -30,7 +30,7 @@ _MAX_NUMBER = 1e15
 
 
 def read_torchtitan_steps(output_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
-    """Steps of each rank, and notices about lines that cannot be read.
+    """Steps of each rank in torchtitan's logs, and notices about lines that cannot be read.
 
     Raises:
         OSError: a file cannot be read.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.collectors.flight_recorder import find_dumps, read_dumps
+from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
 from stepscope.core.documents.hang import HangReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER
 from stepscope.core.errors import DataError
@@ -24,7 +24,7 @@ def read_hang(paths: Sequence[str]) -> HangReport:
         DataError: a path does not exist, or no dump can be read.
     """
     places = [_dumps_of(path) for path in paths]
-    files, left_out = find_dumps(places)
+    files, left_out = find_flight_dumps(places)
     if not files:
         refuse_many_runs(paths)
         _refuse_dumps_below(places)
@@ -33,7 +33,7 @@ def read_hang(paths: Sequence[str]) -> HangReport:
             where=", ".join(paths),
             what_next="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE before the job starts",
         )
-    dumps, unusable = read_dumps(files)
+    dumps, unusable = read_flight_dumps(files)
     return replace(explain_hang(dumps, world_size=_world_size(places)), warnings=[*left_out, *unusable])
 
 
@@ -45,7 +45,9 @@ def _refuse_dumps_below(places: Sequence[Path]) -> None:
     """
     for place in places:
         folders = sorted(child for child in place.iterdir() if child.is_dir()) if place.is_dir() else []
-        with_dumps = [folder for folder in folders if os.access(folder, os.R_OK | os.X_OK) and find_dumps([folder])[0]]
+        with_dumps = [
+            folder for folder in folders if os.access(folder, os.R_OK | os.X_OK) and find_flight_dumps([folder])[0]
+        ]
         if with_dumps:
             holders = listed((folder.name for folder in with_dumps), MAX_LISTED_RUNS)
             what = f"no flight recorder dump here; these folders in it hold some: {holders}"
@@ -68,4 +70,4 @@ def _dumps_of(path: str) -> Path:
     if flight == Path(path):
         return flight
     live = flight / LIVE_FOLDER
-    return live if live.is_dir() and not find_dumps([flight])[0] else flight
+    return live if live.is_dir() and not find_flight_dumps([flight])[0] else flight

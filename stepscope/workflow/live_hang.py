@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
-from stepscope.collectors.flight_recorder import read_dump
+from stepscope.collectors.flight_recorder import read_flight_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
 from stepscope.core.errors import DataError
@@ -109,7 +109,7 @@ def _report(run_directory: Path, states: Sequence[RankState], world_size: int, f
     for state in states:
         path = run_directory / live_record_path(state.rank)
         with suppress(OSError, DataError):
-            dumps.append(read_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
+            dumps.append(read_flight_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):
         return None
     return explain_hang(dumps, world_size=world_size)

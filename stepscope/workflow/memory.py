@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.analyzer.memory import explain_memory
-from stepscope.collectors.memory_snapshot import read_note, read_snapshot
+from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.run_directory import MEMORY_FOLDER
 from stepscope.core.errors import DataError, none_usable
@@ -34,7 +34,7 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     reports, errors = [], []
     for file in files:
         try:
-            reports.append((str(file), explain_memory(read_snapshot(file), read_note(file))))
+            reports.append((str(file), explain_memory(read_memory_snapshot(file), read_out_of_memory_note(file))))
         except DataError as error:
             errors.append(error)
     if not reports:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.check import Gap, capabilities_of
+from stepscope.agent.sources import MetricGap, gpu_capabilities_of
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of, with_labels
 
 GPUS = [labels_of(gpu=index, uuid=f"GPU-{index}") for index in (2, 10)]
@@ -15,7 +15,7 @@ def reading(metric: str, labels: Labels) -> Reading:
 def test_each_gpu_has_its_own_report_and_one_gap_for_each_reason() -> None:
     hopper, lost = GPUS
     no_fan = MissingReason.NOT_SUPPORTED
-    report = capabilities_of(
+    report = gpu_capabilities_of(
         Collection(
             (reading("power", hopper), reading("up", lost), reading("link", with_labels(hopper, link=3))),
             (
@@ -30,14 +30,14 @@ def test_each_gpu_has_its_own_report_and_one_gap_for_each_reason() -> None:
     assert [entry.labels for entry in report] == GPUS  # 2 before 10
     assert report[0].collected == ("link", "power")
     assert report[0].gaps == (
-        Gap(no_fan, "", ("fan", "pages")),
-        Gap(MissingReason.NO_PERMISSION, "root may have it", ("xids",)),
+        MetricGap(no_fan, "", ("fan", "pages")),
+        MetricGap(MissingReason.NO_PERMISSION, "root may have it", ("xids",)),
     )
-    assert report[1].gaps == (Gap(MissingReason.GONE, "fell off the bus", ()),)
+    assert report[1].gaps == (MetricGap(MissingReason.GONE, "fell off the bus", ()),)
 
 
 def test_a_machine_without_a_driver_has_a_report_of_its_own() -> None:
     gone = Missing("", (), MissingReason.NOT_INSTALLED, "no NVIDIA driver is installed")
-    (report,) = capabilities_of(Collection(missing=(gone,)))
+    (report,) = gpu_capabilities_of(Collection(missing=(gone,)))
     assert (report.labels, report.collected) == ((), ())
-    assert report.gaps == (Gap(MissingReason.NOT_INSTALLED, "no NVIDIA driver is installed", ()),)
+    assert report.gaps == (MetricGap(MissingReason.NOT_INSTALLED, "no NVIDIA driver is installed", ()),)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stepscope.agent.polling import ScheduledSource, why_nothing
+from stepscope.agent.polling import ScheduledSource, reason_of_no_values
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
 
 _READING = Reading("stepscope_host_cpus", 2.0, (), 1)
@@ -99,11 +99,9 @@ def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: 
 
 def test_one_that_hangs_for_ever_does_not_keep_the_agent(collector: _Collector) -> None:
     collector.go_on.clear()
-    source = ScheduledSource("host", collector, interval=0.01)
-    source.start()
-    _until(lambda: collector.num_calls == 1)
-    begin = time.monotonic()
-    source.close(grace=0.05)
+    with ScheduledSource("host", collector, interval=0.01):
+        _until(lambda: collector.num_calls == 1)
+        begin = time.monotonic()
     assert time.monotonic() - begin < 5
 
 
@@ -122,9 +120,9 @@ def test_why_nothing_is_seen() -> None:
     no_log = Missing("stepscope_gpu_xid_errors_total", (), MissingReason.NO_PERMISSION, "root only")
     no_driver = Missing("", (), MissingReason.NOT_INSTALLED, "no driver")
     one_gpu = Missing("", labels_of(gpu=1), MissingReason.GONE)
-    assert why_nothing(Collection()) == (None, "")
-    assert why_nothing(Collection(missing=(no_log,))) == (MissingReason.NO_PERMISSION, "root only")
-    assert why_nothing(Collection((_READING,), (no_log,))) == (None, "")
-    assert why_nothing(Collection((), (no_log,), (Finding("sxid", "", (), 1),))) == (None, "")
-    assert why_nothing(Collection((_READING,), (no_driver,))) == (MissingReason.NOT_INSTALLED, "no driver")
-    assert why_nothing(Collection((_READING,), (one_gpu,))) == (None, "")
+    assert reason_of_no_values(Collection()) == (None, "")
+    assert reason_of_no_values(Collection(missing=(no_log,))) == (MissingReason.NO_PERMISSION, "root only")
+    assert reason_of_no_values(Collection((_READING,), (no_log,))) == (None, "")
+    assert reason_of_no_values(Collection((), (no_log,), (Finding("sxid", "", (), 1),))) == (None, "")
+    assert reason_of_no_values(Collection((_READING,), (no_driver,))) == (MissingReason.NOT_INSTALLED, "no driver")
+    assert reason_of_no_values(Collection((_READING,), (one_gpu,))) == (None, "")

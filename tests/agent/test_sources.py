@@ -12,27 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.check import check_machine
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.gpus.targets import Snapshot, Target
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.gpus.targets import ProbeSnapshot, ProbeTarget
 from stepscope.agent.polling import SourceState
-from stepscope.agent.sources import Sources, summary_of_sources, wait_for_all
+from stepscope.agent.sources import AgentSources, check_agent_sources, summary_of_sources, wait_for_sources
 from stepscope.agent.web.routes import Route, text_reply
-from stepscope.agent.web.server import Address, AgentServer
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.agent.web.server import AgentServer, ListenAddress
+from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
-_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = ProbeTiming(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 
 
-def _until(sources: Sources, is_so: Callable[[dict[str, SourceState]], bool]) -> dict[str, SourceState]:
+def _until(sources: AgentSources, is_so: Callable[[dict[str, SourceState]], bool]) -> dict[str, SourceState]:
     end = time.monotonic() + 40
     while time.monotonic() < end:
         states = {state.name: state for state in sources.states()}
@@ -51,7 +50,7 @@ def test_gpus_and_host_are_read_also_while_a_gpu_hangs(machine: FakeNvml) -> Non
     for index in range(2):
         machine.add(profiles.h100(index))
     machine.write()
-    with Sources(_QUICK, environment=machine.environment()) as sources:
+    with AgentSources(_QUICK, environment=machine.environment()) as sources:
         states = _until(sources, lambda now: _value(now["nvml"], "up", 1) == 1 and not now["host"].reason)
         assert states["nvml"].reason is None
         assert _value(states["nvml"], "power_watts", 1) is not None
@@ -72,7 +71,7 @@ def test_gpus_and_host_are_read_also_while_a_gpu_hangs(machine: FakeNvml) -> Non
 def test_without_a_driver_it_says_so_and_reads_the_host(machine: FakeNvml) -> None:
     machine.values["error"] = "9"  # NVML_ERROR_DRIVER_NOT_LOADED
     machine.write()
-    with Sources(_QUICK, environment=machine.environment()) as sources:
+    with AgentSources(_QUICK, environment=machine.environment()) as sources:
         states = _until(sources, lambda now: not {"nvml", "host"} & {n for n in now if _is_not_yet(now[n])})
         line = summary_of_sources(sources.states())
     assert states["nvml"].reason is MissingReason.NOT_INSTALLED
@@ -145,8 +144,8 @@ def test_old_values_repeated_contradict_nothing() -> None:
     silent: list[MissingReason | None] = [None]
 
     class Probes(GpuProbes):
-        def snapshot(self) -> Snapshot:
-            gpu = Target(device_in(dict(labels)), silent[0], "", 1, 0.1, is_apart=False)
+        def snapshot(self) -> ProbeSnapshot:
+            gpu = ProbeTarget(device_in(dict(labels)), silent[0], "", 1, 0.1, is_apart=False)
             return replace(super().snapshot(), collection=told, targets=(gpu,))
 
     source = GpuSource(Probes(), quiet_seconds=8.0)
@@ -162,7 +161,7 @@ def test_bug_17_counters_that_are_silent_are_missing_until_they_count_again(mach
     machine.add({**profiles.h100(0), "utilization": 99, "power_mw": 650_000, **stopped})
     machine.write()
     tensor = GPU + "tensor_active_ratio{"
-    with Sources(_QUICK, environment=machine.environment()) as sources:
+    with AgentSources(_QUICK, environment=machine.environment()) as sources:
         states = _until(
             sources, lambda now: any(one.code == "profiling_silent" for one in now["nvml"].collection.findings)
         )
@@ -182,13 +181,13 @@ def test_a_gpu_that_hangs_from_the_start_hides_no_other_and_is_named(machine: Fa
         machine.add(profiles.h100(index))
     machine.set(hanging, hang="any")
     machine.write()
-    sources = Sources(_QUICK, environment=machine.environment())
+    sources = AgentSources(_QUICK, environment=machine.environment())
     with sources:
-        assert wait_for_all(sources, threading.Event(), seconds=40)
+        assert wait_for_sources(sources, threading.Event(), seconds=40)
         line = summary_of_sources(sources.states())
     assert line.startswith("reads 3 GPUs and ")
     assert f", GPU {hanging} (timed_out: its driver does not answer)" in line
-    found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=0.5)
+    found = check_agent_sources(AgentSources(_QUICK, environment=machine.environment()), samples_seconds=0.5)
     of_gpus = {dict(one.labels)["gpu"]: one for one in found.capabilities if one.labels}
     others = {str(index) for index in range(4)} - {str(hanging)}
     assert all(GPU + "power_watts" in of_gpus[gpu].collected for gpu in others)
@@ -200,7 +199,7 @@ def test_a_gpu_that_hangs_from_the_start_hides_no_other_and_is_named(machine: Fa
 def test_the_check_tells_of_each_gpu_what_is_had_and_what_not(machine: FakeNvml) -> None:
     machine.add(profiles.h100(0))
     machine.write()
-    found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=1.0)
+    found = check_agent_sources(AgentSources(_QUICK, environment=machine.environment()), samples_seconds=1.0)
     named = [source.name for source in found.sources]
     assert named == ["nvml", "kernel_log", "host", "infiniband", "jobs", "health", "fleet_class"]
     of_machine, of_gpu = found.capabilities
@@ -222,9 +221,9 @@ def test_a_page_that_numbers_gpus_in_its_own_way_is_seen_with_the_drivers_number
         for index, uuid in enumerate(uuids)
     )
     route = Route("GET", "/metrics", lambda _: text_reply(HTTPStatus.OK, page.rstrip("\n")))
-    with AgentServer(Address("127.0.0.1", 0), [route]) as exporter:
-        endpoint = endpoint_of(f"{exporter.url}/metrics")
-        with Sources(_QUICK, environment=machine.environment(), dcgm_exporter=endpoint) as sources:
+    with AgentServer(ListenAddress("127.0.0.1", 0), [route]) as exporter:
+        endpoint = dcgm_endpoint_of(f"{exporter.url}/metrics")
+        with AgentSources(_QUICK, environment=machine.environment(), dcgm_exporter=endpoint) as sources:
             of_page = "dcgm_exporter"
             states = _until(sources, lambda now: not now[of_page].reason and _value(now["nvml"], "up", 1) == 1)
             assert [_value(states[of_page], "fan_speed_ratio", gpu) for gpu in range(2)] == [0.7, 0.71]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.check import AgentCheck, Capabilities, Gap, SourceReport
+from stepscope.agent.sources import AgentCheck, GpuCapabilities, MetricGap, SourceReport
 from stepscope.cli.agent import check_lines
 from stepscope.core.metrics.readings import MissingReason, labels_of
 
@@ -15,15 +15,15 @@ _FOUND = AgentCheck(
         SourceReport("infiniband", MissingReason.NOT_INSTALLED, "/sys/class/infiniband: no adapter", 0, 0.1, ()),
     ),
     (
-        Capabilities(
+        GpuCapabilities(
             labels_of(gpu="0", uuid="GPU-1"),
             ("stepscope_gpu_power_watts",),
             (
-                Gap(MissingReason.NOT_SUPPORTED, "", _NAMES),
-                Gap(MissingReason.NOT_SUPPORTED, "NVML 535 has no such call", ("stepscope_gpu_fan_speed_ratio",)),
+                MetricGap(MissingReason.NOT_SUPPORTED, "", _NAMES),
+                MetricGap(MissingReason.NOT_SUPPORTED, "NVML 535 has no such call", ("stepscope_gpu_fan_speed_ratio",)),
             ),
         ),
-        Capabilities(labels_of(gpu="1", uuid="GPU-2"), (), (Gap(MissingReason.TIMED_OUT, "hangs", ()),)),
+        GpuCapabilities(labels_of(gpu="1", uuid="GPU-2"), (), (MetricGap(MissingReason.TIMED_OUT, "hangs", ()),)),
     ),
 )
 
@@ -43,7 +43,7 @@ def test_all_is_named_within_the_width(columns: str, width: int, monkeypatch: py
 
 def test_every_reason_has_words() -> None:
     for reason in MissingReason:
-        gap = Gap(reason, "", ("stepscope_gpu_power_watts",))
-        (line,) = check_lines(AgentCheck((), (Capabilities((), (), (gap,)),)))[3:4]
+        gap = MetricGap(reason, "", ("stepscope_gpu_power_watts",))
+        (line,) = check_lines(AgentCheck((), (GpuCapabilities((), (), (gap,)),)))[3:4]
         assert line.startswith(f"  {reason.value}: ")
         assert not line.endswith(": ")

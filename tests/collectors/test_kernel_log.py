@@ -42,7 +42,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     made = Log(monkeypatch)
     yield made
     made.writer.close()
-    made.log.close()
+    made.log.__exit__()
 
 
 @pytest.mark.parametrize(

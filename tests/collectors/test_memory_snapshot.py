@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.collectors import memory_snapshot
-from stepscope.collectors.memory_snapshot import read_note, read_snapshot
+from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.collectors.safe_pickle.loading import UnsafePickleError
 from stepscope.core.documents.memory import AllocatorAction, MemoryBlock, MemorySnapshot
 from stepscope.core.errors import DataError
@@ -32,7 +32,7 @@ def _allocator() -> Allocator:
 
 def _read(path: Path, content: bytes, whole_below_bytes: int = 1 << 26) -> MemorySnapshot:
     path.write_bytes(content)
-    return read_snapshot(path, whole_below_bytes=whole_below_bytes)
+    return read_memory_snapshot(path, whole_below_bytes=whole_below_bytes)
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -125,11 +125,11 @@ def test_the_note_beside_a_snapshot(tmp_path: Path) -> None:
         "categories": {"optimizer": {"bytes": 9, "addresses": [10, 20]}, "other": {"bytes": 1}},
     }
     (tmp_path / "rank0-oom.json").write_text(json.dumps(told))
-    note = read_note(tmp_path / "rank0-oom.pickle")
+    note = read_out_of_memory_note(tmp_path / "rank0-oom.pickle")
     assert note is not None
     assert (note.device, note.requested_bytes, note.device_total_bytes, note.device_free_bytes) == (1, 5, 100, 7)
     assert (note.phase, note.owners) == ("backward", {10: "optimizer", 20: "optimizer"})
-    assert read_note(tmp_path / "rank0-oom.pickle.gz") == note
+    assert read_out_of_memory_note(tmp_path / "rank0-oom.pickle.gz") == note
 
 
 @pytest.mark.parametrize(
@@ -137,21 +137,21 @@ def test_the_note_beside_a_snapshot(tmp_path: Path) -> None:
 )
 def test_a_note_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    assert read_note(tmp_path / "a.pickle") is None
+    assert read_out_of_memory_note(tmp_path / "a.pickle") is None
 
 
 def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.pickle")
     for path in (tmp_path / "a.pickle", Path("/dev/zero")):
         with pytest.raises(DataError, match="is not a file"):
-            read_snapshot(path)
+            read_memory_snapshot(path)
 
 
 def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_snapshot, "_MAX_UNPACKED_BYTES", 1 << 20)
     (tmp_path / "a.pickle.gz").write_bytes(gzip.compress(bytes(1 << 23)))
     with pytest.raises(DataError, match="unpacks to more than"):
-        read_snapshot(tmp_path / "a.pickle.gz")
+        read_memory_snapshot(tmp_path / "a.pickle.gz")
 
 
 def test_segments_that_share_their_blocks_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +159,10 @@ def test_segments_that_share_their_blocks_take_no_room(tmp_path: Path, monkeypat
     segment = {"address": 0, "total_size": 512, "blocks": [{"size": 1, "state": "inactive"}] * 2_000}
     (tmp_path / "a.pickle").write_bytes(pickle.dumps([segment] * 100))
     with pytest.raises(DataError, match="more than 10,000 blocks"):
-        read_snapshot(tmp_path / "a.pickle")
+        read_memory_snapshot(tmp_path / "a.pickle")
 
 
 def test_segments_that_grow_are_known_also_where_the_variable_is_not_set(tmp_path: Path) -> None:
     told = {"segments": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": True}}
     (tmp_path / "a.pickle").write_bytes(pickle.dumps(told))
-    assert read_snapshot(tmp_path / "a.pickle").settings == "expandable_segments:True"
+    assert read_memory_snapshot(tmp_path / "a.pickle").settings == "expandable_segments:True"

@@ -22,11 +22,10 @@ from xml.etree import ElementTree as Xml
 
 import msgspec
 
-from stepscope.agent.captures.capture import RefusedError
-from stepscope.agent.captures.http_routes import capture_routes
-from stepscope.agent.check import AgentCheck
-from stepscope.agent.config.configuration import as_document, load
-from stepscope.agent.node_api import api_routes
+from stepscope.agent.captures.capture import CaptureRefusedError
+from stepscope.agent.config.configuration import configuration_document, load_configuration
+from stepscope.agent.sources import AgentCheck
+from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
 from stepscope.cli.capture import _document as capture_document
@@ -132,7 +131,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [{"schema": RANK_STATE_SCHEMA} | asdict(one) for one in samples(RankState)]
     yield [json.loads(encode_timelines(samples(RankTimeline)))]
     yield _manifests()
-    configuration = _through_json(as_document(load()))
+    configuration = _through_json(configuration_document(load_configuration()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]
     yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
     yield from _captures()
@@ -197,7 +196,7 @@ def _captures() -> Iterator[list[Any]]:
     path = "/api/v1/captures"
 
     def refuse(*_: object, **__: object) -> CaptureReport:
-        raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such capture")
+        raise CaptureRefusedError(HTTPStatus.NOT_FOUND, "there is no such capture")
 
     report = reports[0]
     coordinator: Any = SimpleNamespace(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.exporter.metrics_page import MetricsPage
-from stepscope.agent.node_api import api_routes
-from stepscope.agent.web.pages import page_routes
+from stepscope.agent.web.endpoints import api_routes, capture_routes, page_routes
 from stepscope.dashboard.api import make_api
 from stepscope.store.runs import RunStore
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from stepscope.agent.exporter.exposition import CATALOGUE, Families, LabelTexts, Series
+from stepscope.agent.exporter.exposition import CATALOGUE, LabelTexts, MetricFamilies, MetricSeries
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage, dcgm_series
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.readings import GPU_LABELS, Reading, labels_of
@@ -45,14 +45,14 @@ def metrics() -> dict[str, dict[str, str]]:
     }
 
 
-def _families(catalogue: Iterable[Metric]) -> list[Series]:
-    families = Families(LabelTexts())
+def _families(catalogue: Iterable[Metric]) -> list[MetricSeries]:
+    families = MetricFamilies(LabelTexts())
     for metric in catalogue:
         families.add("test", metric.name, (), 1.0)
     return families.in_order()
 
 
-def _row(series: Series, labels: Iterable[str]) -> str:
+def _row(series: MetricSeries, labels: Iterable[str]) -> str:
     kind = f"{series.kind} in {series.unit}" if series.unit else series.kind
     return f"{kind} {{{', '.join(sorted(labels))}}}"
 
@@ -62,7 +62,7 @@ def _of_process() -> dict[str, str]:
     return {sample.name: one.type for one in families for sample in one.samples if sample.name.startswith("process_")}
 
 
-def _dcgm(names: DcgmNames) -> list[Series]:
+def _dcgm(names: DcgmNames) -> list[MetricSeries]:
     gpu = labels_of(gpu=0, uuid="MIG-1", gpu_instance=1, compute_instance=0, mig_profile="1g.10gb")
     info = labels_of(gpu=0, uuid="GPU-1", pci_bus_id="0", minor_number=0, name="H100")
     readings = [Reading("stepscope_gpu_info", 1.0, info, 0), *(Reading(name, 1.0, gpu, 0) for name in CATALOGUE)]

@@ -8,8 +8,7 @@ from typing import Any
 
 import stepscope
 from stepscope.agent.config.configuration import PREFIX
-from stepscope.agent.config.keys import Key
-from stepscope.agent.config.settings import KEYS
+from stepscope.agent.config.settings import KEYS, Key
 
 _VARIABLE = re.compile(r"\"(_?STEPSCOPE_[A-Z_]*[A-Z])\b")
 

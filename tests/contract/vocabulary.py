@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import Enum
 
-from stepscope.agent.config.configuration import Origin
+from stepscope.agent.config.configuration import SettingOrigin
 from stepscope.core.documents.comparison import Change, GateOutcome
 from stepscope.core.documents.hang import HangKind, LiveHangState
 from stepscope.core.documents.jobs import Counters, JobKind, JobSource, Share, UseState
@@ -27,7 +27,7 @@ from stepscope.store.runs import RunStatus
 from stepscope.training.captures.schedule import State
 
 _KINDS: dict[str, type[Enum]] = {
-    "agent's setting: origin": Origin,
+    "agent's setting: origin": SettingOrigin,
     "capture: state": CaptureState,
     "capture: alignment": Alignment,
     "capture: early stop": EarlyStop,

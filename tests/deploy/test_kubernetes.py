@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stepscope.agent.config.configuration import load
-from stepscope.agent.service import assembled
+from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.service import Agent
 from tests.deploy.conftest import DEPLOY, Run
 
 _FOLDER = DEPLOY / "kubernetes"
@@ -68,7 +68,7 @@ def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -
     file = tmp_path / "agent.toml"
     file.write_text(objects["ConfigMap"]["data"]["agent.toml"])
     (container,) = objects["DaemonSet"]["spec"]["template"]["spec"]["containers"]
-    assert str(assembled(load(file)).address.port) == str(container["ports"][0]["containerPort"])
+    assert str(Agent(load_configuration(file)).address.port) == str(container["ports"][0]["containerPort"])
     for text in ((_FOLDER / "agent.yaml").read_text(), (DEPLOY / "container/Containerfile").read_text()):
         assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)
 

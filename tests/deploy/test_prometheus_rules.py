@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.exporter.exposition import CATALOGUE
-from stepscope.agent.health.episodes import hysteresis_of
+from stepscope.agent.health.episodes import health_hysteresis_of
 from stepscope.core.hardware.xids import XIDS
 from tests.deploy.conftest import DEPLOY, Run
 
@@ -59,6 +59,11 @@ def test_every_kind_of_event_belongs_to_one_alert(alerts: dict[str, dict[str, An
         for name, rule in alerts.items()
         if (found := re.search(r'health_event",.*?code=~?"(.+?)"', rule["expr"]))
     }
-    for code in [*hysteresis_of(Thresholds()), *(f"xid_{number}" for number in XIDS), "xid_999", "sxid_20034"]:
+    for code in [
+        *health_hysteresis_of(HealthThresholds()),
+        *(f"xid_{number}" for number in XIDS),
+        "xid_999",
+        "sxid_20034",
+    ]:
         assert [name for name, pattern in patterns.items() if pattern.fullmatch(code)] != [], code
         assert sum(pattern.fullmatch(code) is not None for pattern in patterns.values()) == 1, code

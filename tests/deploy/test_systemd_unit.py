@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.config.configuration import load
-from stepscope.agent.service import assembled
+from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.service import Agent
 from tests.deploy.conftest import DEPLOY, Run
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"
@@ -40,4 +40,4 @@ def test_what_is_locked_up_and_what_must_not_be(unit: Path, run: Run) -> None:
 
 
 def test_the_agent_takes_the_settings_beside() -> None:
-    assert assembled(load(DEPLOY / "systemd/agent.toml")).address.port == 9455
+    assert Agent(load_configuration(DEPLOY / "systemd/agent.toml")).address.port == 9455

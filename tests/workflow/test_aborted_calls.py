@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.collectors.flight_recorder import read_dump
+from stepscope.collectors.flight_recorder import read_flight_dump
 from stepscope.core.documents.hang import FlightDump, HangKind, HangVerdict
 
 _TIMEOUT_MS = 15_000
@@ -42,7 +42,7 @@ def _call(second: int, number: int, took_ms: int | None = 5, *, made: int = 0) -
 def _dump(rank: int, calls: Sequence[dict[str, Any]]) -> FlightDump:
     group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
     told = {"version": "2.10", "pg_config": group, "pg_status": {}, "entries": list(calls)}
-    return read_dump(pickle.dumps(told), rank=rank, where="here")
+    return read_flight_dump(pickle.dumps(told), rank=rank, where="here")
 
 
 def _verdict(*calls: Sequence[dict[str, Any]]) -> HangVerdict:

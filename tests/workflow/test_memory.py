@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.memory_snapshot import read_snapshot
+from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.memory import MemoryCategory, OomCause
 from stepscope.core.errors import DataError
 from stepscope.workflow.memory import read_memory
@@ -27,7 +27,7 @@ def test_the_recorded_leak(shared_traces: Path) -> None:
 
 def test_read_piece_by_piece_it_is_the_same(shared_traces: Path) -> None:
     path = shared_traces / "diag/memory_h100/leak.pickle.gz"
-    assert read_snapshot(path, whole_below_bytes=0) == read_snapshot(path)
+    assert read_memory_snapshot(path, whole_below_bytes=0) == read_memory_snapshot(path)
 
 
 def test_a_run_s_snapshots_are_found_failures_first_and_what_cannot_be_read_is_named(

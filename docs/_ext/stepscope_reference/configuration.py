@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.config.configuration import PREFIX, reference
+from stepscope.agent.config.configuration import PREFIX, settings_reference
 from stepscope_reference.markdown import code, table, text
 from stepscope_reference.snapshots import snapshot
 
@@ -32,7 +32,7 @@ def configuration() -> str:
     """All keys of the agent's configuration, and all variables."""
     names = [name for name in snapshot("settings")["variables"] if name[0] != "_"]
     variables = table(("variable", "what"), [(code(name), text(_VARIABLES[name])) for name in names])
-    rows = "\n".join(reference())
+    rows = "\n".join(settings_reference())
     return (
         f"## Agent\n\n{text(f'Every key is also the variable `{PREFIX}SECTION__KEY`.')}\n\n{rows}\n\n"
         f"## Environment variables\n\n{variables}"

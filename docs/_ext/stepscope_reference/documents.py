@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepscope.agent.check import AgentCheck
+from stepscope.agent.sources import AgentCheck
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState

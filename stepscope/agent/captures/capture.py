@@ -10,17 +10,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from stepscope.agent.config.settings import CaptureLimits
-from stepscope.core.protocol.captures import (
-    CaptureOrder,
-    CaptureProgress,
-    CaptureReport,
-    CaptureRequest,
-    CaptureSelector,
-    CaptureState,
-    CaptureTarget,
-    CaptureUpdate,
-    RankCapture,
-)
+from stepscope.core.protocol import captures
 from stepscope.core.text.numbers import counted
 
 _MAX_OPEN = 8
@@ -34,27 +24,23 @@ _LAUNCHERS = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
 """First part of the name of a run without a name of its own; the scheduler's number of the job follows."""
 
 
-class RefusedError(Exception):
-    """A capture request that is refused.
-
-    Attributes:
-        status: the HTTP status of the reply.
-    """
+class CaptureRefusedError(Exception):
+    """A capture request that the agent refuses."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         self.status = status
         super().__init__(why)
 
 
-def select_targets(
-    targets: Iterable[CaptureTarget],
-    selector: CaptureSelector,
+def select_capture_targets(
+    targets: Iterable[captures.CaptureTarget],
+    selector: captures.CaptureSelector,
     ranks: Collection[int] | None = None,
     *,
     job_pids: Collection[int] = (),
     closed: Sequence[str] = (),
-) -> list[CaptureTarget]:
-    """The processes of a run or job, by run and rank.
+) -> list[captures.CaptureTarget]:
+    """The processes of a run or job that the agent is to capture, by run and rank.
 
     Args:
         targets: all that could be captured; of one process that two backends know, the first counts.
@@ -65,7 +51,7 @@ def select_targets(
     Raises:
         RefusedError: no such process is here, or several runs have this name.
     """
-    known: dict[int | str, CaptureTarget] = {}
+    known: dict[int | str, captures.CaptureTarget] = {}
     for target in targets:
         known.setdefault(target.key if target.pid is None else target.pid, target)
     selected = [target for target in known.values() if _is_selected(target, selector, job_pids)]
@@ -74,26 +60,26 @@ def select_targets(
         listed = ", ".join(names[:_MAX_NAMED]) + (" and others" if len(names) > _MAX_NAMED else "")
         connected = f"; connected are: {listed}" if names else _NO_PROCESSES
         reasons = f" ({'; '.join(closed)})" if closed else ""
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {selector} is known here{connected}{reasons}")
+        raise CaptureRefusedError(HTTPStatus.NOT_FOUND, f"no process of {selector} is known here{connected}{reasons}")
     owners = {(target.uid, target.run_directory) for target in selected if target.run is not None}
     if selector.run is not None and len(owners) > 1:
         directories = ", ".join(sorted(str(directory) for _, directory in owners)[:_MAX_NAMED])
-        raise RefusedError(HTTPStatus.CONFLICT, f"{selector} is not one run; name its directory: {directories}")
+        raise CaptureRefusedError(HTTPStatus.CONFLICT, f"{selector} is not one run; name its directory: {directories}")
     wanted = [target for target in selected if ranks is None or target.rank in ranks]
     if not wanted:
         here = ", ".join(sorted({str(target.rank) for target in selected}))
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
+        raise CaptureRefusedError(HTTPStatus.NOT_FOUND, f"none of these ranks of {selector} is here; here are: {here}")
     return sorted(wanted, key=lambda target: target.sort_key)
 
 
-def within_limits(
-    request: CaptureRequest,
-    targets: Sequence[CaptureTarget],
-    others: Sequence[CaptureReport],
+def capture_within_limits(
+    request: captures.CaptureRequest,
+    targets: Sequence[captures.CaptureTarget],
+    others: Sequence[captures.CaptureReport],
     limits: CaptureLimits,
     now_ns: int,
-) -> CaptureRequest:
-    """The request with the limits that it leaves open.
+) -> captures.CaptureRequest:
+    """The capture request, with the agent's limits where it leaves them open.
 
     Args:
         others: captures requested before.
@@ -110,10 +96,10 @@ def within_limits(
     elif request.start_unix_ns is not None and request.start_unix_ns > latest_ns:
         beyond = f"a capture starts within {_MAX_SECONDS:.0f} s"
     if beyond is not None:
-        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, beyond)
+        raise CaptureRefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, beyond)
     if sum(not report.state.is_final for report in others) >= _MAX_OPEN:
         line = f"{counted(_MAX_OPEN, 'capture is', 'captures are')} open already; ask again when one is done"
-        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
+        raise CaptureRefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     runs = set(map(_run_key, targets))
     num_recent = sum(
         abs(now_ns - report.created_ns) < _HOUR_NS  # the clock may have been set back by hours
@@ -123,12 +109,12 @@ def within_limits(
     if num_recent >= limits.max_per_hour:
         times = counted(num_recent, "time")
         line = f"this run was captured {times} within an hour; no more than {limits.max_per_hour} may be"
-        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
+        raise CaptureRefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     deadline_ns = min(request.deadline_unix_ns or latest_ns, latest_ns)
     return replace(request, max_bytes=request.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
 
 
-def _is_selected(target: CaptureTarget, selector: CaptureSelector, job_pids: Collection[int]) -> bool:
+def _is_selected(target: captures.CaptureTarget, selector: captures.CaptureSelector, job_pids: Collection[int]) -> bool:
     if selector.run is not None and selector.run not in (target.run, target.run_directory):
         return False
     if selector.job is None or target.pid in job_pids:
@@ -136,7 +122,7 @@ def _is_selected(target: CaptureTarget, selector: CaptureSelector, job_pids: Col
     return target.job == selector.job or target.run in {f"{launcher}-{selector.job}" for launcher in _LAUNCHERS}
 
 
-def _run_key(target: CaptureTarget) -> str:
+def _run_key(target: captures.CaptureTarget) -> str:
     return target.key if target.run_directory is None else target.run_directory
 
 
@@ -149,33 +135,35 @@ _WRITING_SECONDS = 300.0
 
 
 class Capture:
-    """One capture at this agent.
+    """One capture on request at this agent: what each process was asked, and has answered."""
 
-    Attributes:
-        report: its present state.
-    """
-
-    def __init__(self, report: CaptureReport, now: float) -> None:
-        """
-        Args:
-            report: a new one, or as kept by an agent that has ended since.
-            now: monotonic, seconds.
-        """
+    def __init__(self, report: captures.CaptureReport, now: float) -> None:
+        """`report` is a new one, or as kept by an agent that has ended since."""
         self.report = report
         self._asked_at: dict[str, float] = {}
         self._here_at = {one.target.key: now for one in report.ranks}
 
     @classmethod
     def new(
-        cls, order: CaptureOrder, targets: Sequence[CaptureTarget], *, host: str, now_ns: int, now: float
+        cls,
+        order: captures.CaptureOrder,
+        targets: Sequence[captures.CaptureTarget],
+        *,
+        host: str,
+        now_ns: int,
+        now: float,
     ) -> Capture:
         """One that no process has been asked for yet."""
-        asked = CaptureProgress(CaptureState.ASKED)
-        return cls(CaptureReport(host, now_ns, order, tuple(RankCapture(target, asked) for target in targets)), now)
+        asked = captures.CaptureProgress(captures.CaptureState.ASKED)
+        return cls(
+            captures.CaptureReport(
+                host, now_ns, order, tuple(captures.RankCapture(target, asked) for target in targets)
+            ),
+            now,
+        )
 
     @property
-    def request(self) -> CaptureRequest:
-        """What ranks are asked."""
+    def request(self) -> captures.CaptureRequest:
         return self.report.order.request
 
     def cancel(self) -> None:
@@ -183,7 +171,7 @@ class Capture:
         self.report = replace(self.report, is_cancelled=True)
         self._asked_at.clear()
 
-    def update(self, update: CaptureUpdate) -> RankCapture | None:
+    def update(self, update: captures.CaptureUpdate) -> captures.RankCapture | None:
         """Take in what a process answered; its capture then, None when that is nothing new."""
         one = next((one for one in self._open_ranks() if one.target.key == update.key), None)
         if one is None:
@@ -203,7 +191,6 @@ class Capture:
 
         Args:
             here: keys of all processes that can be asked.
-            now: monotonic, seconds.
         """
         keys = []
         for one in self._open_ranks():
@@ -212,20 +199,18 @@ class Capture:
                 self._asked_at.pop(key, None)
                 continue
             self._here_at[key] = now
-            is_owing = one.progress.state is CaptureState.ASKED or self.report.is_cancelled
+            is_owing = one.progress.state is captures.CaptureState.ASKED or self.report.is_cancelled
             is_silent = is_owing and now - self._asked_at.get(key, now) > _ASK_AGAIN_SECONDS
             if key not in self._asked_at or is_silent:
                 self._asked_at[key] = now
                 keys.append(key)
         return keys
 
-    def give_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[RankCapture]:
+    def give_up(self, is_alive: Mapping[str, bool], now: float, now_ns: int) -> list[captures.RankCapture]:
         """Set those that will not answer any more to failed, and return them.
 
         Args:
             is_alive: of processes that are away, whether they still run; unknown ones are absent.
-            now: monotonic, seconds.
-            now_ns: ns since the epoch.
         """
         deadline_ns = self.request.deadline_unix_ns
         is_late = deadline_ns is not None and now_ns > deadline_ns + int(_WRITING_SECONDS * 1e9)
@@ -239,7 +224,7 @@ class Capture:
                 why = "it has not answered in time"
             else:
                 continue
-            failed = replace(one.progress, state=CaptureState.FAILED, reason=why)
+            failed = replace(one.progress, state=captures.CaptureState.FAILED, reason=why)
             given_up.append(self._set_progress(one, failed))
         return given_up
 
@@ -247,10 +232,10 @@ class Capture:
         """Processes that are still to answer and not here, with their pids."""
         return {one.target.key: one.target.pid for one in self._open_ranks() if one.target.key not in here}
 
-    def _open_ranks(self) -> list[RankCapture]:
+    def _open_ranks(self) -> list[captures.RankCapture]:
         return [one for one in self.report.ranks if not one.progress.state.is_final]
 
-    def _set_progress(self, one: RankCapture, progress: CaptureProgress) -> RankCapture:
+    def _set_progress(self, one: captures.RankCapture, progress: captures.CaptureProgress) -> captures.RankCapture:
         changed = replace(one, progress=progress)
         ranks = tuple(changed if other is one else other for other in self.report.ranks)
         self.report = replace(self.report, ranks=ranks)

@@ -15,8 +15,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.config.keys import Key, sections_of, typed_value, value_from_text
-from stepscope.agent.config.settings import KEYS, WARNS_BEFORE, Settings
+from stepscope.agent.config.settings import (
+    KEYS,
+    WARNS_BEFORE,
+    AgentSettings,
+    Key,
+    sections_of,
+    typed_value,
+    value_from_text,
+)
 from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.names import nearest
 
@@ -24,8 +31,8 @@ PREFIX = "STEPSCOPE_AGENT__"
 """Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""
 
 
-class Origin(StrEnum):
-    """Where a value was set; later ones override earlier ones."""
+class SettingOrigin(StrEnum):
+    """Where a setting of the agent was set; later ones override earlier ones."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -35,25 +42,25 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings with their origins.
+    """The agent's settings with their origins.
 
     Attributes:
         origins: by the key's path: kind, and the file, variable or flag (empty for defaults).
     """
 
-    settings: Settings
-    origins: Mapping[str, tuple[Origin, str]]
+    settings: AgentSettings
+    origins: Mapping[str, tuple[SettingOrigin, str]]
 
     def origin_of(self, path: str) -> str:
         """Origin of a key for an error message: the file and key, the variable or the flag."""
         kind, by = self.origins[path]
-        return f"{by}: {path}" if kind is Origin.FILE else by or path
+        return f"{by}: {path}" if kind is SettingOrigin.FILE else by or path
 
 
-def load(
+def load_configuration(
     file: Path | None = None, *, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Configuration:
-    """Load the settings: flags override environment variables, these the file, and that the defaults.
+    """Load the agent's configuration: flags override environment variables, these the file, and that the defaults.
 
     Args:
         file: TOML; None: no file.
@@ -64,22 +71,25 @@ def load(
         UsageError: a key is unknown, or a value is invalid. One line: where, what, the nearest key.
     """
     values = {path: key.default for path, key in KEYS.items()}
-    origins = dict.fromkeys(KEYS, (Origin.DEFAULT, ""))
+    origins = dict.fromkeys(KEYS, (SettingOrigin.DEFAULT, ""))
     if file is not None:
         for path, value in _of_file(file).items():
-            values[path], origins[path] = value, (Origin.FILE, str(file))
+            values[path], origins[path] = value, (SettingOrigin.FILE, str(file))
     for name, text in (environment or {}).items():
         if name.startswith(PREFIX):
             path = _path_of(name)
-            values[path], origins[path] = value_from_text(KEYS[path], text, where=name), (Origin.ENVIRONMENT, name)
+            values[path], origins[path] = (
+                value_from_text(KEYS[path], text, where=name),
+                (SettingOrigin.ENVIRONMENT, name),
+            )
     for path, value in (flags or {}).items():
         if value is not None:
             flag = KEYS[path].flag
-            values[path], origins[path] = typed_value(KEYS[path], value, where=flag), (Origin.FLAG, flag)
+            values[path], origins[path] = typed_value(KEYS[path], value, where=flag), (SettingOrigin.FLAG, flag)
     found = Configuration(_settings(values), origins)
     for warning, critical in WARNS_BEFORE.items():
         if values[warning] > values[critical]:
-            culprit = critical if origins[warning][0] is Origin.DEFAULT else warning
+            culprit = critical if origins[warning][0] is SettingOrigin.DEFAULT else warning
             line = f"{warning} is {values[warning]:g}, more than {critical}, {values[critical]:g}"
             raise UsageError(line, where=found.origin_of(culprit))
     return found
@@ -94,8 +104,8 @@ def _of_file(file: Path) -> dict[str, Any]:
         raise UsageError(f"is not TOML ({error})", where=str(file)) from None
     found: dict[str, Any] = {}
     for section, content in document.items():
-        if section not in sections_of(Settings):
-            raise _unknown(section, sections_of(Settings), "section", where=str(file))
+        if section not in sections_of(AgentSettings):
+            raise _unknown(section, sections_of(AgentSettings), "section", where=str(file))
         if not isinstance(content, dict):
             raise UsageError(f"must be a section, [{section}]", where=f"{file}: {section}")
         for name, value in content.items():
@@ -108,13 +118,13 @@ def _of_file(file: Path) -> dict[str, Any]:
 
 def _path_of(variable: str) -> str:
     path = variable.removeprefix(PREFIX).lower().replace("__", ".", 1)
-    if path not in KEYS or variable != variable_of(path):
-        raise _unknown(variable, map(variable_of, KEYS), "setting", where="environment")
+    if path not in KEYS or variable != environment_variable_of(path):
+        raise _unknown(variable, map(environment_variable_of, KEYS), "setting", where="environment")
     return path
 
 
-def variable_of(path: str) -> str:
-    """The environment variable of a key."""
+def environment_variable_of(path: str) -> str:
+    """The environment variable of a key of the agent's configuration."""
     return PREFIX + path.upper().replace(".", "__")
 
 
@@ -128,13 +138,13 @@ def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> Usage
     return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
+def _settings(values: Mapping[str, Any]) -> AgentSettings:
     made = {}
-    for section, of_section in sections_of(Settings).items():
+    for section, of_section in sections_of(AgentSettings).items():
         prefix = f"{section}."
         content = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
         made[section] = of_section(**content)
-    return Settings(**made)
+    return AgentSettings(**made)
 
 
 SCHEMA = "stepscope.agent-config/1"
@@ -144,25 +154,25 @@ _QUERY = re.compile(r"(?<=\?)[^\s]+")
 _HIDDEN = "***"
 
 
-def as_toml(configuration: Configuration, *, with_origin: bool) -> str:
-    """The configuration as a file; `with_origin`: with a comment about the origin behind each key."""
+def configuration_toml(configuration: Configuration, *, with_origin: bool) -> str:
+    """The agent's configuration as a file; `with_origin`: with a comment about the origin behind each key."""
     parts = []
     for section, keys in groupby(KEYS.values(), lambda key: key.section):
         lines = [f"[{section}]"]
         for key in keys:
-            line = f"{key.name} = {_toml(shown(key, value_of(configuration, key.path)))}"
+            line = f"{key.name} = {_toml(shown_setting(key, setting_value(configuration, key.path)))}"
             lines.append(f"{line}  # {_origin(configuration, key.path)}" if with_origin else line)
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def as_document(configuration: Configuration) -> dict[str, Any]:
+def configuration_document(configuration: Configuration) -> dict[str, Any]:
     """Document stepscope.agent-config/1: value and origin of each key."""
     return {
         "schema": SCHEMA,
         "keys": {
             path: {
-                "value": shown(key, value_of(configuration, path)),
+                "value": shown_setting(key, setting_value(configuration, path)),
                 "origin": str(configuration.origins[path][0]),
                 "by": configuration.origins[path][1],
             }
@@ -172,23 +182,23 @@ def as_document(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def reference() -> Iterator[str]:
-    """Rows of the table of all settings in docs/reference/agent-configuration.md."""
+def settings_reference() -> Iterator[str]:
+    """Rows of the table of all agent settings in docs/reference/agent-configuration.md."""
     yield "| key | default | flag | what |"
     yield "| --- | --- | --- | --- |"
     for path, key in KEYS.items():
         flag = f"`{key.flag}`" if key.flag else ""
-        yield f"| `{path}` | `{_toml(shown(key, key.default))}` | {flag} | {key.help} |"
+        yield f"| `{path}` | `{_toml(shown_setting(key, key.default))}` | {flag} | {key.help} |"
 
 
-def value_of(configuration: Configuration, path: str) -> Any:
-    """The value of a key."""
+def setting_value(configuration: Configuration, path: str) -> Any:
+    """The value of a key of the agent's configuration."""
     section, _, name = path.partition(".")
     return getattr(getattr(configuration.settings, section), name)
 
 
-def shown(key: Key, value: Any) -> Any:
-    """The value as in JSON, with secrets replaced."""
+def shown_setting(key: Key, value: Any) -> Any:
+    """The value of an agent setting as in JSON, with secrets replaced."""
     if key.is_secret and value:
         return _HIDDEN
     if isinstance(value, str):

@@ -1,25 +1,163 @@
-"""Settings of the agent, one section a topic; docs/reference/agent-configuration.md has their table.
+"""Settings of the agent, one section a topic: each key with its help, limits and flag, and the parsing of its values.
 
-`Thresholds` holds the limits of health checks; docs/guides/health.md names the source of each.
+docs/reference/agent-configuration.md has their table. `HealthThresholds` holds the limits of health checks;
+docs/guides/health.md names the source of each.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
-from stepscope.agent.config.keys import Key, key, keys_of
 from stepscope.collectors.jobs.kubernetes.pod_resources import KUBELET_SOCKET
 from stepscope.collectors.jobs.processes import PROJECT_NAMES, TEAM_NAMES, TeamNaming
+from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import MAX_CAPTURED_STEPS
 from stepscope.core.protocol.messages import DEFAULT_SOCKET
 
+_T = TypeVar("_T")
+_METADATA = "stepscope"
+
+
+def key(
+    default: _T,
+    help: str,  # noqa: A002 - what click and argparse call it
+    *,
+    flag: str = "",
+    metavar: str = "",
+    least: float = float("-inf"),
+    most: float = float("inf"),
+    choices: Iterable[str] = (),
+    is_secret: bool = False,
+) -> _T:
+    """A key of the agent's configuration, as a field of a section.
+
+    Args:
+        default: of type bool, int, float, str or tuple of str.
+        flag: option of `stepscope agent run` that sets it; empty: none.
+        metavar: placeholder of the option's value.
+        choices: all allowed texts; none: any.
+    """
+    about = Key("", "", type(default), default, help, flag, metavar, least, most, tuple(choices), is_secret)
+    made: Any = field(default=default, metadata={_METADATA: about})
+    return typing.cast(_T, made)
+
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Thresholds and times of health, `[health]` in the file."""
+class Key:
+    """One key of the agent's configuration.
+
+    Attributes:
+        section, name: its place in the file.
+        type: bool, int, float, str or tuple (of str).
+        default, help, flag, metavar, least, most, choices, is_secret: see `key`.
+    """
+
+    section: str
+    name: str
+    type: type
+    default: Any
+    help: str
+    flag: str
+    metavar: str
+    least: float
+    most: float
+    choices: tuple[str, ...]
+    is_secret: bool
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def parameter(self) -> str:
+        """Name of its option's parameter in Python."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def keys_of(settings: type) -> dict[str, Key]:
+    """All keys of the agent's configuration by path; the fields of `settings` are sections, dataclasses of keys."""
+    found = [one for section, of_section in sections_of(settings).items() for one in _keys(section, of_section)]
+    return {one.path: one for one in found}
+
+
+def sections_of(settings: type) -> dict[str, Callable[..., Any]]:
+    """Dataclasses of the sections of the agent's configuration by name."""
+    hints = typing.get_type_hints(settings)
+    return {one.name: hints[one.name] for one in fields(settings)}
+
+
+def _keys(section: str, of_section: Any) -> Iterable[Key]:
+    for one in fields(of_section):
+        yield replace(one.metadata[_METADATA], section=section, name=one.name)
+
+
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list of strings",
+}
+
+
+def typed_value(key: Key, value: Any, *, where: str) -> Any:
+    """A value of the agent's configuration in its key's type.
+
+    Raises:
+        UsageError: it has another type or is outside of the key's limits.
+    """
+    if key.type is float and type(value) is int:
+        value = float(value)
+    if key.type is tuple and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        value = tuple(value)
+    if type(value) is not key.type:
+        raise UsageError(f"must be {_TYPE_NAMES[key.type]}, not {_shown(key, value)}", where=where)
+    if isinstance(value, int | float) and not (key.least <= value <= key.most and math.isfinite(value)):
+        raise UsageError(f"must be {_limits(key)}, not {_shown(key, value)}", where=where)
+    if key.choices and value not in key.choices:
+        allowed = ", ".join(choice or '""' for choice in key.choices)
+        raise UsageError(f"must be one of {allowed}, not {_shown(key, value)}", where=where)
+    return value
+
+
+def value_from_text(key: Key, text: str, *, where: str) -> Any:
+    """Parse an agent setting in an environment variable: as in TOML, strings without quotes, lists also with commas.
+
+    Raises:
+        UsageError: it is not a value of the key.
+    """
+    value: Any = text
+    if key.type is tuple and not text.lstrip().startswith("["):
+        value = [part.strip() for part in text.split(",") if part.strip()]
+    elif key.type is not str:
+        try:
+            document = tomllib.loads(f"value = {text.strip()}")
+            value = document["value"] if len(document) == 1 else text
+        except (ValueError, RecursionError):
+            pass
+    return typed_value(key, value, where=where)
+
+
+def _limits(key: Key) -> str:
+    if key.most == math.inf:
+        return "a number" if key.least == -math.inf else f"at least {key.least:g}"
+    return f"{key.least:g} to {key.most:g}"
+
+
+def _shown(key: Key, value: Any) -> str:
+    return "that" if key.is_secret else repr(value) if isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthThresholds:
+    """Settings of the agent's health checks: thresholds and times, `[health]` in the file."""
 
     expected_gpus: int = key(0, "Number of GPUs that the machine must have; 0: any.", least=0)
     # memory
@@ -79,8 +217,8 @@ WARNS_BEFORE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
-    """How jobs are attributed to GPUs."""
+class JobSettings:
+    """Settings of the agent: how jobs are attributed to GPUs."""
 
     idle_seconds: float = key(300.0, "Seconds without kernels after which a GPU in use counts as idle.", least=1.0)
     team_names: tuple[str, ...] = key(
@@ -93,13 +231,12 @@ class Jobs:
 
     @property
     def naming(self) -> TeamNaming:
-        """Names of teams and projects."""
         return TeamNaming(self.team_names, self.project_names)
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
-    """Address and access of the HTTP server."""
+class WebSettings:
+    """Settings of the agent: address and access of the HTTP server."""
 
     listen: str = key(
         "127.0.0.1:9455", "Address to listen on; port 0: any free port.", flag="--listen", metavar="HOST:PORT"
@@ -122,15 +259,15 @@ class Web:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """Polling of GPUs."""
+class GpuSettings:
+    """Settings of the agent: polling of GPUs."""
 
     interval: float = key(1.0, "Seconds between readings.", flag="--interval", metavar="SECONDS", least=0.1, most=15.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Dcgm:
-    """Input from a dcgm-exporter, and output under DCGM's metric names."""
+class DcgmSettings:
+    """Settings of the agent: input from a dcgm-exporter, and output under DCGM's metric names."""
 
     exporter: str = key(
         "", "Also read the page of a dcgm-exporter: host:port or a URL.", flag="--dcgm-exporter", metavar="HOST:PORT"
@@ -144,8 +281,8 @@ class Dcgm:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Where the agent keeps its state."""
+class StateSettings:
+    """Settings of the agent: where it keeps its state."""
 
     directory: str = key(
         "",
@@ -155,8 +292,8 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """Connections of training processes."""
+class TrainingSettings:
+    """Settings of the agent: connections of training processes."""
 
     socket: str = key(
         DEFAULT_SOCKET,
@@ -170,7 +307,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """Limits of captures."""
+    """Settings of the agent: limits of captures."""
 
     max_steps: int = key(100, "Largest number of steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
     max_bytes: int = key(1 << 30, "Largest size of one rank's compressed trace, bytes.", least=1)
@@ -178,8 +315,8 @@ class CaptureLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Kineto:
-    """Captures of PyTorch processes that do not use stepscope."""
+class KinetoSettings:
+    """Settings of the agent: captures of PyTorch processes that do not use stepscope."""
 
     enabled: bool = key(True, "Serve PyTorch processes that were started with KINETO_USE_DAEMON=1, as dynolog does.")
     socket_folder: str = key(
@@ -194,30 +331,25 @@ class Kineto:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All sections."""
+class AgentSettings:
+    """All sections of the agent's configuration."""
 
-    web: Web = Web()
-    gpus: Gpus = Gpus()
-    dcgm: Dcgm = Dcgm()
-    state: State = State()
-    training: Training = Training()
+    web: WebSettings = WebSettings()
+    gpus: GpuSettings = GpuSettings()
+    dcgm: DcgmSettings = DcgmSettings()
+    state: StateSettings = StateSettings()
+    training: TrainingSettings = TrainingSettings()
     captures: CaptureLimits = CaptureLimits()
-    kineto: Kineto = Kineto()
-    health: Thresholds = Thresholds()
-    jobs: Jobs = Jobs()
+    kineto: KinetoSettings = KinetoSettings()
+    health: HealthThresholds = HealthThresholds()
+    jobs: JobSettings = JobSettings()
 
 
-KEYS: dict[str, Key] = keys_of(Settings)
+KEYS: dict[str, Key] = keys_of(AgentSettings)
 """All settings by `section.key`."""
 
 
 def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Name of this machine. In a pod the host name is the pod's; NODE_NAME is the machine's if the pod sets it.
-
-    Args:
-        setting: the name in the configuration.
-        environment: the process's own by default.
-    """
+    """Name of this machine: by the agent's settings, else NODE_NAME (a pod's host name is its own), else the host's."""
     environment = os.environ if environment is None else environment
     return setting or environment.get("NODE_NAME", "") or socket.gethostname()

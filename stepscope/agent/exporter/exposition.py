@@ -41,15 +41,8 @@ _MAX_LABEL_SETS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """All series of one name.
-
-    Attributes:
-        name: of the samples.
-        kind: "gauge", "counter", "info" or "unknown".
-        unit: base unit; empty without one.
-        values: by labels.
-    """
+class MetricSeries:
+    """All series of one name on the metrics page; `kind` is "gauge", "counter", "info" or "unknown"."""
 
     name: str
     kind: str
@@ -71,7 +64,7 @@ class Series:
 
 
 class LabelTexts:
-    """Labels as both text formats write them, cached: the same labels come in every page."""
+    """Prometheus labels as both text formats write them, cached: the same labels come in every page."""
 
     def __init__(self) -> None:
         self._texts: dict[Labels, str | None] = {}
@@ -93,8 +86,8 @@ class LabelTexts:
         return text
 
 
-class Families:
-    """The series of one page. Of a series that comes twice the first stays.
+class MetricFamilies:
+    """The series of one metrics page. Of a series that comes twice the first stays.
 
     Attributes:
         dropped: number of readings left out, by collector and reason: `unknown_metric`, `unknown_label`, `duplicate`;
@@ -104,10 +97,9 @@ class Families:
     def __init__(self, texts: LabelTexts) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
         self._texts = texts
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, MetricSeries] = {}
 
     def add(self, collector: str, name: str, labels: Labels, value: float) -> None:
-        """Add one value of a metric of the catalogue."""
         series = self._series.get(name)
         if series is None:
             metric = CATALOGUE.get(name)
@@ -122,19 +114,13 @@ class Families:
         else:
             series.values[labels] = value
 
-    def in_order(self) -> list[Series]:
+    def in_order(self) -> list[MetricSeries]:
         """Series with a value, in the catalogue's order."""
         return [series for name in CATALOGUE if (series := self._series.get(name)) is not None and series.values]
 
 
-def text_of(all_series: Iterable[Series], texts: LabelTexts, *, is_openmetrics: bool) -> str:
-    """The page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end; as prometheus-client writes it.
-
-    Args:
-        all_series: with labels that have a text.
-        texts: of those labels.
-        is_openmetrics: which of the formats.
-    """
+def exposition_text(all_series: Iterable[MetricSeries], texts: LabelTexts, *, is_openmetrics: bool) -> str:
+    """The metrics page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end."""
     lines = []
     for series in all_series:
         if is_openmetrics:
@@ -152,12 +138,12 @@ def text_of(all_series: Iterable[Series], texts: LabelTexts, *, is_openmetrics: 
     return "".join(lines)
 
 
-def _series_of(metric: Metric) -> Series:
+def _series_of(metric: Metric) -> MetricSeries:
     if metric.kind is MetricKind.COUNTER:
-        return Series(metric.name, "counter", metric.help, metric.unit.value)
+        return MetricSeries(metric.name, "counter", metric.help, metric.unit.value)
     if metric.name.endswith("_info"):
-        return Series(metric.name, "info", metric.help, "")
-    return Series(metric.name, "gauge", metric.help, metric.unit.value)
+        return MetricSeries(metric.name, "info", metric.help, "")
+    return MetricSeries(metric.name, "gauge", metric.help, metric.unit.value)
 
 
 def _escaped(text: str) -> str:

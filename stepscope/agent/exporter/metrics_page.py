@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from stepscope import __version__
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.exposition import Families, LabelTexts, Series, text_of
+from stepscope.agent.exporter.exposition import LabelTexts, MetricFamilies, MetricSeries, exposition_text
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics import MetricKind
@@ -34,7 +34,7 @@ SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((
 
 
 class MetricsPage(Collector):
-    """The metrics page, made anew for each scrape; never blocks.
+    """The Prometheus page of the agent, made anew for each scrape; never blocks.
 
     Args:
         states: the sources now; of what two of them report, the first counts.
@@ -86,7 +86,7 @@ class MetricsPage(Collector):
             else:
                 # ten times as fast as prometheus-client, which checks every label of every sample again
                 is_openmetrics = content_type.startswith("application/openmetrics-text")
-                text = text_of(self.series(), self._texts, is_openmetrics=is_openmetrics)
+                text = exposition_text(self.series(), self._texts, is_openmetrics=is_openmetrics)
                 body = text.encode() + encoder(self._process)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if accepts_gzip(accept_encoding):
@@ -94,14 +94,15 @@ class MetricsPage(Collector):
             headers["Content-Encoding"] = "gzip"
         return body, headers
 
-    def series(self) -> list[Series]:
-        """Values of the sources and their states; each series once."""
-        now_ns, states, families = self._wall_clock_ns(), self._states(), Families(self._texts)
+    def series(self) -> list[MetricSeries]:
+        now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
-        for state, old, (readings, num_doubles) in zip(states, is_stale, without_duplicates(fresh), strict=True):
+        for state, old, (readings, num_doubles) in zip(
+            states, is_stale, readings_without_duplicates(fresh), strict=True
+        ):
             if old:
                 families.dropped[state.name, "stale"] += len(state.collection.readings)
             if num_doubles:
@@ -117,7 +118,7 @@ class MetricsPage(Collector):
         return [*families.in_order(), *beside]
 
 
-def _add_source_state(families: Families, state: SourceState, now_ns: int, *, with_content: bool) -> None:
+def _add_source_state(families: MetricFamilies, state: SourceState, now_ns: int, *, with_content: bool) -> None:
     def add(name: str, value: float, **labels: str) -> None:
         families.add(_OF_THE_AGENT, AGENT + name, labels_of(collector=state.name, **labels), value)
 
@@ -164,8 +165,8 @@ _FACTS = frozenset({_UP, _GPU_INFO})
 _GPU_LABELS = frozenset(GPU_LABELS)
 
 
-def without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence[Reading], int]]:
-    """Readings of each source that no source before it has of the same device, and the number of the others.
+def readings_without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence[Reading], int]]:
+    """Readings to export of each source: those that no source before it has of the same device; and how many others.
 
     Args:
         collections: of the sources, in the order of their trust.
@@ -202,7 +203,7 @@ def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ..
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether gzip is named without a weight of zero, which forbids it."""
+    """Whether a scrape of the metrics page accepts gzip: it is named without a weight of zero, which forbids it."""
     for part in accept_encoding.lower().split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
         if name == "gzip":
@@ -216,23 +217,17 @@ def _is_zero(parameter: str) -> bool:
 
 
 class DcgmNames(StrEnum):
-    """Which names of DCGM's fields."""
+    """Which names of DCGM's fields the metrics page has."""
 
     OLD = "old"  # up to DCGM 4.5, as most dashboards have them
     NEW = "new"  # from DCGM 4.6 on
 
 
-def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[Series]:
-    """Series under DCGM's names, sorted by name.
-
-    Args:
-        readings: of GPUs; those without a field of DCGM are left out.
-        names: which names of the fields.
-        hostname: label `Hostname`.
-    """
+def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[MetricSeries]:
+    """Exported series of GPUs under DCGM's names, sorted by name; without readings that have no field of DCGM."""
     readings = tuple(readings)
     infos = _Infos(dict(reading.labels) for reading in readings if reading.metric == _GPU_INFO)
-    by_name: dict[str, Series] = {}
+    by_name: dict[str, MetricSeries] = {}
     translated: dict[Labels, Labels] = {}
     for reading in readings:
         metric = BY_NAME.get(reading.metric)
@@ -248,7 +243,7 @@ def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str)
         if series is None:
             # a counter's name must end with _total, and DCGM's do not
             kind = "gauge" if metric.kind is MetricKind.GAUGE else "unknown"
-            series = by_name[name] = Series(name, kind, metric.help, "")
+            series = by_name[name] = MetricSeries(name, kind, metric.help, "")
         value = reading.value if metric.dcgm.scale == 1.0 else round(reading.value / metric.dcgm.scale, 6)
         series.values.setdefault(labels, value)
     return [by_name[name] for name in sorted(by_name)]

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stepscope.agent.fleet.history import GpuHistory, HostHistory, values_of_devices
+from stepscope.agent.fleet.history import GpuHistory, HostHistory, gpu_values_by_device
 from stepscope.agent.polling import SourceState
 from stepscope.analyzer.fleet import classify_gpu, classify_job
 from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, FleetClass, FleetReport, Job, JobClass, job_labels
@@ -35,12 +35,7 @@ _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
 
 class FleetSource:
-    """Collector of fleet classes: keeps minutes of samples and classifies the newest minute.
-
-    Args:
-        states: all sources of the agent.
-        assignments: the jobs and their devices now.
-    """
+    """The agent's source of fleet classes: keeps minutes of samples and classifies the newest minute."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class FleetSource:
         self._collected_ns = now_ns
         until_ns = now_ns + _SET_BACK_NS
         self._host.observe(states, until_ns)
-        for device, values in values_of_devices(states, until_ns).items():
+        for device, values in gpu_values_by_device(states, until_ns).items():
             self._gpus.setdefault(device, GpuHistory()).add(values)
         for device, history in list(self._gpus.items()):
             if now_ns - history.newest_ns > _GONE_SECONDS * 1e9:
@@ -77,7 +72,6 @@ class FleetSource:
         return self._collection
 
     def report(self) -> FleetReport:
-        """The newest classes, with their evidence."""
         return self._report
 
     def _classify(self, now_ns: int) -> None:

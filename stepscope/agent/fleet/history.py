@@ -51,7 +51,7 @@ _GPU_METRICS = frozenset(_NAMES) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LIN
 
 @dataclass(slots=True)
 class GpuValues:
-    """Values of one GPU or MIG instance; of what two sources report, the first counts.
+    """Newest values of one GPU or MIG instance for its fleet class; of what two sources report, the first counts.
 
     Attributes:
         values: of metrics that it has once, by name without prefix.
@@ -59,7 +59,6 @@ class GpuValues:
         reasons: throttle reasons that hold; None if no source reports any.
         num_processes, num_links: None if no source reports them.
         processes_by: the source that counted the processes.
-        newest_ns: time of its newest value.
     """
 
     device: Device
@@ -86,11 +85,7 @@ class GpuValues:
         )
 
     def sample(self, rates: Mapping[str, float]) -> GpuSample:
-        """The newest sample.
-
-        Args:
-            rates: of counters, bytes/s by name, for what no source reports as a rate.
-        """
+        """The newest sample; `rates` of counters (bytes/s by name) are for what no source reports as a rate."""
         fields = {name: self.values.get(metric) for metric, name in _SAMPLE_FIELDS.items() if name}
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:
@@ -112,8 +107,8 @@ class GpuValues:
         return both / 2 if now is None and both is not None else now
 
 
-def values_of_devices(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
-    """Values of each GPU; of one that is split, of its MIG instances instead.
+def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
+    """Newest values of each GPU for its fleet class; of one that is split, of its MIG instances instead.
 
     Args:
         states: the sources, in the order of their trust.
@@ -190,7 +185,7 @@ _SETTLED_SAMPLES = 5
 
 
 class GpuHistory:
-    """Samples of one GPU or MIG instance."""
+    """Samples of one GPU or MIG instance over the last minutes, for its fleet class."""
 
     def __init__(self) -> None:
         self.facts = GpuFacts()
@@ -202,7 +197,6 @@ class GpuHistory:
 
     @property
     def newest_ns(self) -> int:
-        """Time of the newest sample; 0 without one."""
         return self._samples[-1].time_ns if self._samples else 0
 
     def add(self, values: GpuValues) -> None:
@@ -218,7 +212,6 @@ class GpuHistory:
             self._samples.popleft()
 
     def last(self, seconds: float) -> Sequence[GpuSample]:
-        """Samples of the last seconds before the newest."""
         since = self.newest_ns - seconds * 1e9
         return [sample for sample in self._samples if sample.time_ns > since]
 
@@ -261,11 +254,8 @@ class _HostCounters:
     """Counters of the host at one moment.
 
     Attributes:
-        time_ns: of the host's collection.
         cpu: CPU seconds of processes by pid.
         stopped, waited: throttled seconds and seconds of waiting for I/O by cgroup; of the machine under "".
-        ports: bytes of all InfiniBand ports by direction.
-        cgroups: of processes by pid.
         holders: pids by the UUID of the device.
         ranks: labels run and rank of training processes by the UUID of their device.
         steps, data_waits: seconds of the newest step, and of its wait for data, by run and rank.
@@ -290,7 +280,7 @@ class _HostCounters:
 
 
 class HostHistory:
-    """The host's counters over the last minutes."""
+    """The host's counters over the last minutes, for the fleet classes."""
 
     def __init__(self) -> None:
         self._history: deque[_HostCounters] = deque(maxlen=_MAX_KEPT)
@@ -299,7 +289,6 @@ class HostHistory:
         """Add the counters, unless the host's source has nothing new.
 
         Args:
-            states: the sources.
             until_ns: a later collection was made before the clock was set back, and is left out.
         """
         time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)

@@ -1,9 +1,9 @@
 """Sources of the GPUs' readings and of GPU errors in the kernel log, and the GPU indices of other sources.
 
-`FirstRound` decides when every GPU has answered or was given up, `SilentGpus` what is reported of a GPU that stopped
-answering. The first source that knows a GPU gives it its index, `Renumbered` sources take it over. Until the first
-source has answered, or was given up, they wait. An index is remembered while the first source is silent, and is
-given to no other GPU.
+`FirstGpuRound` decides when every GPU has answered or was given up, `SilentGpus` what is reported of a GPU that stopped
+answering. The first source that knows a GPU gives it its index, a `RenumberedSource` takes it over. Until the first
+source has answered, or was given up, it waits. An index is remembered while the first source is silent, and is given to
+no other GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.targets import Snapshot, Target
+from stepscope.agent.gpus.targets import ProbeSnapshot, ProbeTarget
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
@@ -41,18 +41,13 @@ _MAX_LOG_LINES = 20
 
 
 class GpuSource:
-    """Collector of the GPUs' newest readings. Never blocks: `probes` reads them in processes of their own.
-
-    Args:
-        probes: the probe processes.
-        quiet_seconds: see `FirstRound`.
-    """
+    """The agent's source of GPU readings. Never blocks: `probes` reads them in processes of their own."""
 
     def __init__(
         self, probes: GpuProbes, *, quiet_seconds: float, wall_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._probes = probes
-        self._first_round = FirstRound(quiet_seconds)
+        self._first_round = FirstGpuRound(quiet_seconds)
         self._silent = SilentGpus()
         self._wall_clock_ns = wall_clock_ns
         self._contradictions = ContradictionWatch()
@@ -84,7 +79,7 @@ class GpuSource:
 
 
 class KernelLogSource:
-    """Collector of errors in the kernel log: `probes` counts XIDs for their GPU, SXids are counted here."""
+    """The agent's source of GPU errors in the kernel log: `probes` counts XIDs for their GPU, SXids count here."""
 
     def __init__(self, log: KernelLog, probes: GpuProbes) -> None:
         self._log = log
@@ -125,28 +120,26 @@ _MAX_FIRST_ROUND_SECONDS = 60.0
 """GPUs that hang are found one after the other; readiness waits no longer for them."""
 
 
-class FirstRound:
-    """The first round of answers, from the driver's first answer on. Once it is over, it stays so.
+class FirstGpuRound:
+    """First round of answers of the GPU probes, from the driver's first answer on. Once it is over, it stays so.
 
     Args:
         quiet_seconds: without any answer, the round is over when nothing has changed for so long: longer than it takes
             to give up a GPU that hangs, behind which the others are found.
-        clock: monotonic seconds.
     """
 
     def __init__(self, quiet_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet_seconds = quiet_seconds
         self._clock = clock
         self._began: float | None = None
-        self._targets: tuple[Target, ...] = ()
+        self._targets: tuple[ProbeTarget, ...] = ()
         self._changed = 0.0
         self._is_over = False
 
-    def waits_for(self, targets: Sequence[Target], refusal: MissingReason | None) -> str:
+    def waits_for(self, targets: Sequence[ProbeTarget], refusal: MissingReason | None) -> str:
         """One line on the GPUs that have not answered; empty when the round is over or the driver does not answer.
 
         Args:
-            targets: the GPUs that are known so far.
             refusal: why no GPU can be asked; None while they can.
         """
         if self._is_over or refusal is not None:
@@ -188,13 +181,13 @@ class _LastValues:
 
 
 class SilentGpus:
-    """The last report of each GPU that stopped answering: its serial number is needed when it must be replaced."""
+    """The last report of each GPU that no longer answers its probe: its serial number is needed for its replacement."""
 
     def __init__(self) -> None:
         self._before: tuple[Reading, ...] = ()
         self._last: dict[Device, _LastValues] = {}
 
-    def observe(self, snapshot: Snapshot, now_ns: int) -> Collection:
+    def observe(self, snapshot: ProbeSnapshot, now_ns: int) -> Collection:
         """Facts of silent GPUs with the time of the last answer, and their values that are too old as missing."""
         readings = snapshot.collection.readings
         silent = [one for one in snapshot.targets if _is_silent(one, now_ns)]
@@ -205,13 +198,13 @@ class SilentGpus:
         return Collection.joined(_lost_values(one, self._last[one.device], readings) for one in silent)
 
 
-def _is_silent(target: Target, now_ns: int) -> bool:
+def _is_silent(target: ProbeTarget, now_ns: int) -> bool:
     if target.answered_ns is None:
         return False
     return target.reason is not None or now_ns - target.answered_ns > _SILENT_NS
 
 
-def _values_of(target: Target, readings: Iterable[Reading]) -> _LastValues:
+def _values_of(target: ProbeTarget, readings: Iterable[Reading]) -> _LastValues:
     facts, values = None, set()
     for reading in _readings_of(target, readings):
         if reading.metric == _INFO:
@@ -221,7 +214,7 @@ def _values_of(target: Target, readings: Iterable[Reading]) -> _LastValues:
     return _LastValues(facts, frozenset(values))
 
 
-def _lost_values(target: Target, last: _LastValues, readings: Iterable[Reading]) -> Collection:
+def _lost_values(target: ProbeTarget, last: _LastValues, readings: Iterable[Reading]) -> Collection:
     assert target.answered_ns is not None
     now = _values_of(target, readings)
     facts = () if last.facts is None or now.facts else (Reading(_INFO, 1.0, last.facts, target.answered_ns),)
@@ -229,7 +222,7 @@ def _lost_values(target: Target, last: _LastValues, readings: Iterable[Reading])
     return Collection(facts, tuple(Missing(metric, device.labels(), reason) for metric, device in lost))
 
 
-def _readings_of(target: Target, readings: Iterable[Reading]) -> Iterator[Reading]:
+def _readings_of(target: ProbeTarget, readings: Iterable[Reading]) -> Iterator[Reading]:
     """Readings of a GPU and of its MIG instances."""
     index = ("gpu", target.device.index)
     for one in readings:
@@ -244,8 +237,8 @@ _Indices = dict[str, str]
 """By UUID of the GPU."""
 
 
-class Renumbered:
-    """A source of GPUs with the label `gpu` as a source before it has it, joined by `uuid`.
+class RenumberedSource:
+    """The agent's source of GPUs whose label `gpu` is as a source before it has it, joined by `uuid`.
 
     Args:
         state: state of the source, now.

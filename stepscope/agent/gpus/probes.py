@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from select import POLLIN, poll
 
-from stepscope.agent.gpus.process import Probe, ProbeProcess
-from stepscope.agent.gpus.supervisor import ProbeSupervisor, Timing
-from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, Target
+from stepscope.agent.gpus.process import GpuProbe, ProbeProcess
+from stepscope.agent.gpus.supervisor import ProbeSupervisor, ProbeTiming
+from stepscope.agent.gpus.targets import ProbeCounts, ProbeSnapshot, ProbeTarget
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, with_labels
 
@@ -26,49 +26,35 @@ _GATHER_SECONDS = 0.03
 
 
 class GpuProbes:
-    """All GPUs of this machine, read by probe processes. A context manager; `close` ends the processes.
+    """All GPUs of this machine, read by probe processes. A context manager."""
 
-    Args:
-        timing: intervals and deadlines.
-        environment: of the processes; the agent's own by default.
-    """
+    _thread: threading.Thread
 
-    def __init__(self, timing: Timing | None = None, *, environment: Mapping[str, str] | None = None) -> None:
-        self._timing = timing or Timing()
+    def __init__(self, timing: ProbeTiming | None = None, *, environment: Mapping[str, str] | None = None) -> None:
+        self._timing = timing or ProbeTiming()
         self._environment = environment
         self._supervisor = ProbeSupervisor(self._start_process, self._timing)
-        self._known: tuple[Target, ...] = ()
+        self._known: tuple[ProbeTarget, ...] = ()
         self._refusal: tuple[MissingReason, str] | None = self._supervisor.refusal
         self._counts = ProbeCounts()
-        self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._wake_read, self._wake_write = -1, -1
 
     def __enter__(self) -> GpuProbes:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def start(self) -> None:
-        """Start reading."""
         self._wake_read, self._wake_write = os.pipe()
         self._is_closing.clear()
         self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)
         self._thread.start()
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the processes; those that hang are killed after the grace time, and left behind if that fails."""
-        if self._thread is None:
-            return
         self._is_closing.set()
         os.close(self._wake_write)
         self._thread.join()
         os.close(self._wake_read)
-        self._thread = None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ProbeSnapshot:
         """All GPUs now; does not block."""
         now_ns, now = time.time_ns(), time.monotonic()
         known, refusal = self._known, self._refusal
@@ -76,7 +62,7 @@ class GpuProbes:
         parts.append(Collection(tuple(self._supervisor.xids.readings())))
         if refusal is not None:
             parts.append(Collection(missing=(Missing("", (), *refusal),)))
-        return Snapshot(Collection.joined(parts), known, self._counts)
+        return ProbeSnapshot(Collection.joined(parts), known, self._counts)
 
     def take_findings(self) -> list[Finding]:
         """XIDs since the last call; each is returned once."""
@@ -93,7 +79,7 @@ class GpuProbes:
             named.append(replace(finding, labels=with_labels(device.labels(), **further)))
         self._supervisor.xids.add(named, "kernel_log")
 
-    def _start_process(self) -> Probe:
+    def _start_process(self) -> GpuProbe:
         return ProbeProcess(self._timing.slow_poll, self._timing.grace, self._environment)
 
     def _run(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from stepscope.core.metrics.readings import Collection, StreamReader
 
 
-class Probe(Protocol):
-    """A process that reads GPUs."""
+class GpuProbe(Protocol):
+    """A probe process of the agent, which reads GPUs."""
 
     def fileno(self) -> int:
         """File descriptor that is readable when there is an answer, or the process has ended."""
@@ -44,7 +44,7 @@ _MAX_LINE_BYTES = 16 * 1024**2
 
 
 class ProbeProcess:
-    """A `Probe` that is a child process running `collectors.nvml.worker`."""
+    """A `GpuProbe` that is a child process running `collectors.nvml.worker`."""
 
     def __init__(
         self, slow_poll_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
@@ -54,7 +54,6 @@ class ProbeProcess:
         Args:
             slow_poll_seconds: between two readings of what changes slowly.
             grace_seconds: time to exit when it is asked to.
-            environment: of the process; the agent's own by default.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)],
@@ -73,7 +72,6 @@ class ProbeProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -82,11 +80,10 @@ class ProbeProcess:
         return self._process.poll()
 
     def fileno(self) -> int:
-        """See `Probe`."""
         return self._output.fileno()
 
     def send(self, request: dict[str, Any]) -> bool:
-        """See `Probe`. A request fits the pipe: there is never more than one in it."""
+        """See `GpuProbe`. A request fits the pipe: there is never more than one in it."""
         line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         try:
             return os.write(self._input.fileno(), line) == len(line)
@@ -94,7 +91,7 @@ class ProbeProcess:
             return False
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """See `Probe`. A process that sends an invalid answer counts as ended."""
+        """See `GpuProbe`. A process that sends an invalid answer counts as ended."""
         has_ended = False
         while True:
             try:
@@ -118,16 +115,14 @@ class ProbeProcess:
         return answers, has_ended or len(self._partial) > _MAX_LINE_BYTES
 
     def kill(self) -> None:
-        """See `Probe`."""
         self._process.kill()
         self._close_pipes()
 
     def is_gone(self) -> bool:
-        """See `Probe`."""
         return self._process.poll() is not None
 
     def finish(self) -> None:
-        """See `Probe`. Killing a process that is in the driver has frozen a GPU (NVIDIA/dcgm-exporter#84)."""
+        """See `GpuProbe`. Killing a process that is in the driver has frozen a GPU (NVIDIA/dcgm-exporter#84)."""
         self._close_pipes()
 
     def _close_pipes(self) -> None:
@@ -142,12 +137,10 @@ NAMELESS = "index:"
 
 @dataclass(slots=True)
 class ProbeSlot:
-    """A process and the GPUs that it reads; at most one request is open.
+    """A probe process and the GPUs that it reads; at most one request is open.
 
     Attributes:
-        keys: of the GPUs.
         is_shared: whether it reads all GPUs that have no process of their own.
-        probe: the process; None while there is none.
         is_fresh: whether it has not answered a whole request yet.
         is_looking, is_sweeping: the open request: for the GPUs that are present, or for their readings.
         pending: keys, or indices as "index:3", that it has still to answer for; it is reading the first. None: it has
@@ -162,7 +155,7 @@ class ProbeSlot:
 
     keys: list[str]
     is_shared: bool
-    probe: Probe | None = None
+    probe: GpuProbe | None = None
     is_fresh: bool = True
     is_looking: bool = False
     is_sweeping: bool = False
@@ -179,7 +172,6 @@ class ProbeSlot:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is open."""
         return self.is_looking or self.is_sweeping
 
     @property
@@ -193,7 +185,6 @@ class ProbeSlot:
         """Open the next request; None: nothing to ask until the next search for GPUs.
 
         Args:
-            now: monotonic time, seconds.
             apart: indices of the GPUs that have processes of their own.
         """
         self.asked_at = self.progress_at = now
@@ -216,7 +207,7 @@ class ProbeSlot:
         """
         return self.streams.setdefault((key, part), StreamReader()).read(message)
 
-    def stop(self) -> Probe | None:
+    def stop(self) -> GpuProbe | None:
         """Reset the slot; the process that was in it."""
         probe, self.probe = self.probe, None
         self.is_fresh, self.is_looking, self.is_sweeping, self.pending = True, False, False, None
@@ -227,14 +218,14 @@ class ProbeSlot:
 
 @dataclass(slots=True)
 class _Ending:
-    probe: Probe
+    probe: GpuProbe
     suspect: str | None
     kill_at: float
     is_killed: bool
 
 
 class ProbeReaper:
-    """Processes that were asked to exit or killed, until they have ended.
+    """Probe processes that were asked to exit or killed, until they have ended.
 
     Args:
         grace_seconds: time after which a process that was asked to exit is killed.
@@ -244,18 +235,16 @@ class ProbeReaper:
         self._grace = grace_seconds
         self._endings: list[_Ending] = []
 
-    def kill(self, probe: Probe, suspect: str | None, now: float) -> None:
+    def kill(self, probe: GpuProbe, suspect: str | None, now: float) -> None:
         """Kill a process that hangs or has ended.
 
         Args:
             suspect: key of the GPU that it was reading, "" for none, None for the driver as a whole.
-            now: monotonic time, seconds.
         """
         probe.kill()
         self._endings.append(_Ending(probe, suspect, now, is_killed=True))
 
-    def finish(self, probe: Probe, now: float) -> None:
-        """Ask a process to exit."""
+    def finish(self, probe: GpuProbe, now: float) -> None:
         probe.finish()
         self._endings.append(_Ending(probe, "", now + self._grace, is_killed=False))
 
@@ -279,5 +268,4 @@ class ProbeReaper:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all have ended."""
         return not self._endings

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepscope.agent.gpus.process import NAMELESS, Probe, ProbeReaper, ProbeSlot
-from stepscope.agent.gpus.targets import ProbeCounts, Target
-from stepscope.agent.gpus.xid_log import XidLog
+from stepscope.agent.gpus.process import NAMELESS, GpuProbe, ProbeReaper, ProbeSlot
+from stepscope.agent.gpus.targets import ProbeCounts, ProbeTarget, XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, WireError
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Intervals, deadlines and retries of reading GPUs, in seconds.
+class ProbeTiming:
+    """Intervals, deadlines and retries of the GPU probes, in seconds.
 
     Attributes:
         interval: between two readings of a GPU.
@@ -75,31 +74,23 @@ def _device_in(parts: Iterable[Collection]) -> Device | None:
 
 
 class ProbeSupervisor:
-    """All GPUs and the processes that read them.
+    """All GPUs and the probe processes that read them; `refusal` says why no GPU can be asked, None while they can."""
 
-    Attributes:
-        targets: GPUs by key.
-        refusal: why no GPU can be asked; None while they can.
-        counts: events of the processes.
-        xids: XID errors that they reported.
-    """
-
-    def __init__(self, start: Callable[[], Probe], timing: Timing) -> None:
+    def __init__(self, start: Callable[[], GpuProbe], timing: ProbeTiming) -> None:
         self._start = start
         self._timing = timing
         self._shared = ProbeSlot([], is_shared=True)
         self._apart: dict[str, ProbeSlot] = {}
         self._reaper = ProbeReaper(timing.grace)
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, ProbeTarget] = {}
         self.refusal: tuple[MissingReason, str] | None = (MissingReason.NOT_YET, "the driver has not answered yet")
         self.counts = ProbeCounts()
         self.xids = XidLog()
 
-    def probes(self) -> list[Probe]:
-        """Running processes."""
+    def probes(self) -> list[GpuProbe]:
         return [slot.probe for slot in self._slots() if slot.probe is not None]
 
-    def known(self) -> tuple[Target, ...]:
+    def known(self) -> tuple[ProbeTarget, ...]:
         """All GPUs as they are now, by index."""
         ordered = sorted(self.targets.items(), key=lambda entry: (entry[1].index, entry[0]))
         return tuple(
@@ -107,12 +98,7 @@ class ProbeSupervisor:
         )
 
     def step(self, now: float, now_ns: int) -> float:
-        """Do all that is due; the time of the next step, unless an answer comes before.
-
-        Args:
-            now: monotonic time, seconds.
-            now_ns: time since the epoch, ns.
-        """
+        """Do all that is due; the time of the next step, unless an answer comes before."""
         self._reaper.reap(now)
         self.counts.left_behind = self._reaper.left_behind(now, self._timing.interval)
         for slot in self._slots():
@@ -243,8 +229,8 @@ class ProbeSupervisor:
         """Indices of GPUs that have processes of their own."""
         return [self.targets[key].index for key in self._apart]
 
-    def _know(self, key: str, device: Device) -> Target:
-        return self.targets.setdefault(key, Target(device))
+    def _know(self, key: str, device: Device) -> ProbeTarget:
+        return self.targets.setdefault(key, ProbeTarget(device))
 
     def _known_at(self, index: int) -> str:
         """Key of the GPU of this index; made of the index if its own is not known."""

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState
 from stepscope.core.hardware.health import HealthEvent
 from stepscope.core.metrics.readings import Labels
@@ -19,7 +19,7 @@ from stepscope.core.metrics.readings import Labels
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """Hysteresis in time, seconds.
+    """Hysteresis of a health event in time, seconds.
 
     Attributes:
         enter: samples must be bad for so long for an episode to begin.
@@ -30,8 +30,8 @@ class Hysteresis:
     leave: float
 
 
-def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
-    """Hysteresis of each code but those of XIDs, which begin at once and end after `xid_leave_seconds`."""
+def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
+    """Hysteresis of each health event but those of XIDs, which begin at once and end after `xid_leave_seconds`."""
     errors = Hysteresis(0.0, thresholds.leave_seconds)
     answers = Hysteresis(thresholds.hung_seconds, 60.0)
     return {
@@ -106,11 +106,10 @@ class _Track:
     last_ns: int | None = None
 
 
-class Episodes:
-    """All episodes of a machine.
+class HealthEpisodes:
+    """All episodes of health events of a machine.
 
     Args:
-        hysteresis: of a code.
         gap_seconds: samples further apart are not consecutive.
 
     Attributes:
@@ -126,13 +125,7 @@ class Episodes:
         self.totals: Counter[tuple[Labels, str]] = Counter()
 
     def observe(self, key: str, labels: Labels, sample: CheckSample) -> HealthEvent | None:
-        """Add a sample; the event if an episode begins or ends with it.
-
-        Args:
-            key: of the thing; never changes.
-            labels: of the thing now.
-            sample: result of a check.
-        """
+        """Add a sample of the thing with this lasting key; the event if an episode begins or ends with it."""
         track = self._tracks.setdefault((key, sample.code), _Track(labels))
         track.labels = labels
         if sample.state is SampleState.OVER:

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
 from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
-from stepscope.agent.health.checks.memory import MemoryChecks
-from stepscope.agent.health.checks.slowdowns import SlowdownChecks
+from stepscope.agent.health.checks.memory_and_clocks import MemoryChecks, SlowdownChecks
 from stepscope.agent.health.checks.xids import SwitchChecks, XidChecks
-from stepscope.agent.health.episodes import Episodes, Hysteresis, hysteresis_of
-from stepscope.agent.health.observed import Observed, ObservedGpu, Observer
-from stepscope.agent.health.samples import CheckSample
+from stepscope.agent.health.episodes import HealthEpisodes, Hysteresis, health_hysteresis_of
+from stepscope.agent.health.samples import CheckSample, HealthObserver, ObservedGpu, ObservedMachine
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, device_of
 from stepscope.core.hardware.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity
@@ -30,12 +28,11 @@ _NOTHING_YET = HealthReport(None, Health(HealthState.UNKNOWN, "nothing was looke
 
 
 class HealthSource:
-    """Collector that checks what the other sources report. `report` may be called from any thread; it never blocks.
+    """The agent's source of health: checks what the other sources report. `report` may be called from any thread.
 
     Args:
         states: the sources now, in the order of their trust.
         driver_source: name of the one that reads the GPUs' own driver.
-        thresholds: settings.
     """
 
     def __init__(
@@ -43,18 +40,17 @@ class HealthSource:
         states: Callable[[], Sequence[SourceState]],
         driver_source: str,
         *,
-        thresholds: Thresholds | None = None,
+        thresholds: HealthThresholds | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        thresholds = thresholds or Thresholds()
+        thresholds = thresholds or HealthThresholds()
         self._states = states
-        self._observer = Observer(driver_source, thresholds.stale_seconds)
+        self._observer = HealthObserver(driver_source, thresholds.stale_seconds)
         self._watch = HealthWatch(thresholds)
         self._wall_clock_ns = wall_clock_ns
         self._report = _NOTHING_YET
 
     def collect(self) -> Collection:
-        """Run all checks once."""
         states = self._states()
         now_ns = self._wall_clock_ns()
         for event in self._watch.step(self._observer.observe(states, now_ns), now_ns):
@@ -108,13 +104,13 @@ _OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
 
 
 class GpuCheck(Protocol):
-    """Checks of one GPU, which remember its samples."""
+    """Health checks of one GPU, which remember its samples."""
 
     def samples(self, gpu: ObservedGpu) -> Iterable[CheckSample]:
         """Results for the newest values."""
 
 
-_GPU_CHECKS: tuple[Callable[[Thresholds], GpuCheck], ...] = (
+_GPU_CHECKS: tuple[Callable[[HealthThresholds], GpuCheck], ...] = (
     AnswerChecks,
     MemoryChecks,
     PcieChecks,
@@ -131,26 +127,21 @@ class _Gpu:
 
 
 class HealthWatch:
-    """Checks of a machine. GPUs are remembered: one that is no longer reported is unknown, not healthy."""
+    """Health of a machine. GPUs are remembered: one that is no longer reported is unknown, not healthy."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
-        self._hysteresis = hysteresis_of(thresholds)
+        self._hysteresis = health_hysteresis_of(thresholds)
         self._xid_hysteresis = Hysteresis(0.0, thresholds.xid_leave_seconds)
-        self._episodes = Episodes(self._hysteresis_of, gap_seconds=thresholds.stale_seconds)
+        self._episodes = HealthEpisodes(self._hysteresis_of, gap_seconds=thresholds.stale_seconds)
         self._gpus: dict[str, _Gpu] = {}
         self._xids = XidChecks(thresholds)
         self._driver = DriverChecks(thresholds)
         self._ports = PortChecks()
         self._switches = SwitchChecks()
 
-    def step(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
-        """Check an observation; the events that began or ended with it, in order.
-
-        Args:
-            observed: what all sources report.
-            now_ns: ns since the epoch.
-        """
+    def step(self, observed: ObservedMachine, now_ns: int) -> list[HealthEvent]:
+        """Check an observation; the events that began or ended with it, in order."""
         changes = self._name(observed, now_ns)
         for key, labels, sample in self._samples(observed, now_ns):
             event = self._episodes.observe(key, labels, sample)
@@ -170,10 +161,9 @@ class HealthWatch:
         return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
 
     def totals(self) -> dict[tuple[Labels, str], int]:
-        """Number of episodes that began, by labels and code."""
         return dict(self._episodes.totals)
 
-    def _name(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
+    def _name(self, observed: ObservedMachine, now_ns: int) -> list[HealthEvent]:
         """Remove GPUs that are known by their UUID now; the events that end with them."""
         named = {gpu.device.index for gpu in observed.gpus.values() if gpu.device.uuid}
         ghosts = []
@@ -189,7 +179,7 @@ class HealthWatch:
     def _hysteresis_of(self, code: str) -> Hysteresis:
         return self._hysteresis.get(code, self._xid_hysteresis)
 
-    def _samples(self, observed: Observed, now_ns: int) -> Iterator[tuple[str, Labels, CheckSample]]:
+    def _samples(self, observed: ObservedMachine, now_ns: int) -> Iterator[tuple[str, Labels, CheckSample]]:
         for gpu in self._gpus.values():
             gpu.observed = None
         for key, seen in observed.gpus.items():

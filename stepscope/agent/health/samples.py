@@ -1,21 +1,27 @@
-"""Samples of a check (good, bad or between, with evidence), and windows over the samples of a counter.
+"""What checks see and what they return: the newest values of GPUs, ports and switches, and samples with evidence.
 
-`CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which something happened.
-A counter that restarts (the driver was reloaded) did not shrink.
+`HealthObserver` joins the values of all sources: of what two report, the first with a fresh value counts, as on the
+metrics page. `CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which
+something happened. A counter that restarts (the driver was reloaded) did not shrink.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import GPU, HOST, Collection, Labels, Missing, MissingReason, Reading
 
 
 class SampleState(Enum):
-    """Result of a check for one sample."""
+    """Result of a health check for one sample."""
 
     GOOD = "good"
     BETWEEN = "between"  # between the thresholds to enter and to leave: begins no episode and ends none
@@ -25,7 +31,7 @@ class SampleState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckEvidence:
-    """What is wrong in one sample; fields as in `HealthEvent`."""
+    """Evidence of a health check: what is wrong in one sample; fields as in `HealthEvent`."""
 
     severity: Severity
     action: Action
@@ -45,14 +51,11 @@ class CheckEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CheckSample:
-    """Result of one check for one sample.
+    """Result of one health check for one sample.
 
     Attributes:
-        code: of the check.
         time_ns: of the sample, ns since the epoch; the same sample again counts for nothing.
-        state: good, bad, between or over.
         evidence: of a bad sample.
-        count: number of occurrences.
         is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
     """
 
@@ -65,19 +68,19 @@ class CheckSample:
 
 
 def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
-    """A bad sample."""
+    """Bad sample of a health check, with its evidence."""
     return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
 
 
 def good(code: str, time_ns: int) -> CheckSample:
-    """A good sample."""
+    """Good sample of a health check."""
     return CheckSample(code, time_ns, SampleState.GOOD)
 
 
 def above(
     code: str, time_ns: int, evidence: CheckEvidence, *, leave: float, strictly: bool = False, is_new: bool = False
 ) -> CheckSample:
-    """Compare a value with a threshold that it must stay below.
+    """Sample of a health check that compares a value with a threshold that it must stay below.
 
     Args:
         evidence: of a bad sample, with value and threshold.
@@ -95,8 +98,8 @@ def above(
 _MAX_STEPS = 4096
 
 
-class Sample(NamedTuple):
-    """A value of one source; `time_ns` is when it was read, ns since the epoch."""
+class TimedValue(NamedTuple):
+    """A value for the health checks; `time_ns` is when `source` read it, ns since the epoch."""
 
     value: float
     time_ns: int
@@ -109,9 +112,9 @@ class CounterWindow:
     def __init__(self, seconds: float) -> None:
         self._window_ns = int(seconds * 1e9)
         self._steps: deque[tuple[int, int, float]] = deque(maxlen=_MAX_STEPS)
-        self._last: Sample | None = None
+        self._last: TimedValue | None = None
 
-    def add(self, sample: Sample | None) -> bool:
+    def add(self, sample: TimedValue | None) -> bool:
         """Add the newest sample; whether growth is known: the sample is new, and there is one before it.
 
         A lower value, another source or an earlier time restart the window.
@@ -147,7 +150,7 @@ _MINUTE_NS = 60 * 10**9
 
 
 class MinuteWindow:
-    """Minutes of the clock in which something was seen, among the newest `num_minutes`."""
+    """Minutes of the clock in which a health check saw something, among the newest `num_minutes`."""
 
     def __init__(self, num_minutes: int) -> None:
         self._num_minutes = num_minutes
@@ -164,15 +167,227 @@ class MinuteWindow:
 
     @property
     def count(self) -> int:
-        """Number of minutes in which anything was seen."""
         return len(self._seen)
 
     @property
     def share(self) -> float:
-        """Share of all minutes, 0..1."""
         return self.count / self._num_minutes
 
     @property
     def names(self) -> set[str]:
-        """All names that were seen."""
         return set().union(*self._seen.values())
+
+
+_WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
+"""Labels that name a whole GPU."""
+_OF_GPU = {
+    GPU + name: name
+    for name in (
+        *("utilization_ratio", "energy_joules_total", "up"),
+        *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
+        *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
+        "retired_pages_pending",
+        *("pcie_replays_total", "pcie_link_generation", "pcie_link_width"),
+        *("pcie_link_generation_max", "pcie_link_width_max"),
+        *("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total", "nvlink_replay_errors_total"),
+        *("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
+        *("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+        *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
+        *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
+        *("thermal_violation_seconds_total", "temperature_margin_celsius"),
+        *("xid_errors_total", "process_memory_bytes"),
+    )
+}
+"""Metrics that the checks read, and their names without prefix."""
+_NOT_DATED = frozenset({"xid_errors_total"})
+"""A count with the time of its last event stays true."""
+_OF_MACHINE = frozenset(
+    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+)
+_INFO = GPU + "info"
+_MAX_LABEL_SETS = 20_000
+
+
+@dataclass(slots=True)
+class ObservedGpu:
+    """One whole GPU as the health checks see it.
+
+    Attributes:
+        source: the first that reports whether it answers, else the first that reports the GPU.
+        values: by metric without its prefix.
+        parts: values with further labels, by metric and the labels' values in the order of their names.
+        up: whether it answers; None: not known.
+        reason, detail: why it does not answer, or is not known.
+        findings: messages of its source, by code.
+        looked_ns: when its source was collected last.
+        reported_xids: XIDs of a source without counts, with their times.
+        page_ns: when a source other than the driver reported it: a dcgm-exporter's page.
+        earlier_xids: XIDs that such a page has had since its first collection.
+        has_driver_hang: the driver answers for no GPU; set by the watch, as the next.
+        is_contained: every uncorrected memory error cost one application only (XID 94).
+    """
+
+    device: Device
+    source: str
+    values: dict[str, TimedValue] = field(default_factory=dict)
+    parts: dict[str, dict[tuple[str, ...], TimedValue]] = field(default_factory=dict)
+    up: TimedValue | None = None
+    reason: str = ""
+    detail: str = ""
+    findings: dict[str, str] = field(default_factory=dict)
+    looked_ns: int | None = None
+    reported_xids: list[tuple[int, int]] = field(default_factory=list)
+    page_ns: int | None = None
+    earlier_xids: list[int] = field(default_factory=list)
+    has_driver_hang: bool = False
+    is_contained: bool = False
+
+    def by_label(self, metric: str) -> dict[str, TimedValue]:
+        """Samples of a metric by the value of the first of its further labels."""
+        return {first: sample for (first, *_), sample in self.parts.get(metric, {}).items()}
+
+
+@dataclass(slots=True)
+class ObservedMachine:
+    """All GPUs, ports and switches of a machine as the health checks see them.
+
+    Attributes:
+        machine: readings of ports and switches that are fresh.
+        driver: state of the source that reads the driver; None without one.
+        places: PCI bus ids of GPUs whose UUID is known.
+    """
+
+    gpus: dict[str, ObservedGpu] = field(default_factory=dict)
+    machine: list[tuple[Reading, str]] = field(default_factory=list)
+    driver: SourceState | None = None
+    places: frozenset[str] = frozenset()
+
+    def why_no_driver(self) -> Missing | None:
+        """Why no GPU can be asked; None if they can, or no source reads the driver."""
+        missing = self.driver.collection.missing if self.driver else ()
+        return next((one for one in missing if not one.metric and not one.labels), None)
+
+    def is_drivers_hang(self, gpu: ObservedGpu) -> bool:
+        """Whether a GPU does not answer because the driver answers for no GPU."""
+        why = self.why_no_driver()
+        is_asked = self.driver is not None and gpu.source == self.driver.name
+        return is_asked and why is not None and why.reason is MissingReason.TIMED_OUT
+
+
+class _Whose(NamedTuple):
+    """The GPU that a reading is of, and the values of the reading's further labels."""
+
+    device: Device
+    further: tuple[str, ...]
+
+
+class HealthObserver:
+    """Joins the states of the sources for the health checks. Remembers which GPU labels name."""
+
+    def __init__(self, driver_source: str, stale_seconds: float) -> None:
+        self._driver_source = driver_source
+        self._stale_ns = int(stale_seconds * 1e9)
+        self._whose: dict[Labels, _Whose | None] = {}
+        self._places: dict[str, Device] = {}
+
+    def observe(self, states: Sequence[SourceState], now_ns: int) -> ObservedMachine:
+        """All that the sources, in the order of their trust, report now."""
+        observed = ObservedMachine()
+        for state in states:
+            if state.name == self._driver_source:
+                observed.driver = state
+            collection = state.collection
+            self._read(observed, state.name, collection.readings, now_ns)
+            looked_ns = state.collected_ns
+            if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
+                self._explain(observed, state.name, collection, looked_ns)
+        observed.places = frozenset(self._places)
+        return observed
+
+    def _read(self, observed: ObservedMachine, source: str, readings: Iterable[Reading], now_ns: int) -> None:
+        oldest_ns = now_ns - self._stale_ns
+        for reading in readings:
+            metric = reading.metric
+            name = _OF_GPU.get(metric)
+            if metric == _INFO:
+                self._learn_place(reading.labels)
+            elif name is not None:
+                if reading.time_ns > oldest_ns or name in _NOT_DATED:
+                    self._read_gpu(observed, source, name, reading)
+            elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
+                observed.machine.append((reading, source))
+
+    def _learn_place(self, labels: Labels) -> None:
+        """Note the PCI bus id of a GPU, so that errors of that place count for it."""
+        known = dict(labels)
+        place, uuid = known.get("pci_bus_id"), known.get("uuid")
+        if place and uuid and place not in self._places:
+            self._places[place] = Device(uuid, known.get("gpu", ""))
+            self._whose.clear()
+
+    def _read_gpu(self, observed: ObservedMachine, source: str, name: str, reading: Reading) -> None:
+        whose = self._whose_is(reading.labels)
+        if whose is None:
+            return
+        gpu = _gpu_in(observed, whose, source)
+        sample = TimedValue(reading.value, reading.time_ns, source)
+        if name == "xid_errors_total":  # some have the PCI bus id alone: they came before the UUID was known
+            counts = gpu.parts.setdefault(name, {})
+            before = counts.get(whose.further)
+            counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
+        elif name == "up":
+            if source != self._driver_source and sample.value:
+                gpu.page_ns = sample.time_ns
+            if gpu.up is None:
+                gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
+        elif whose.further:
+            gpu.parts.setdefault(name, {}).setdefault(whose.further, sample)
+        else:
+            gpu.values.setdefault(name, sample)
+
+    def _explain(self, observed: ObservedMachine, source: str, collection: Collection, looked_ns: int) -> None:
+        """Add findings of a source, and why it has no values of a GPU."""
+        for gpu in observed.gpus.values():
+            if gpu.source == source:
+                gpu.looked_ns = looked_ns
+        for missing in collection.missing:
+            whose = self._whose_is(missing.labels) if not missing.metric and missing.labels else None
+            if whose is not None and not whose.further:
+                gpu = _gpu_in(observed, whose, source)
+                if gpu.source == source and not gpu.detail:
+                    gpu.reason, gpu.detail = missing.reason.value, missing.detail
+        for finding in collection.findings:
+            whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
+            found = observed.gpus.get(whose.device.key) if whose is not None else None
+            if found is not None and finding.code == "xid_earlier":
+                found.earlier_xids.append(int(dict(finding.labels)["xid"]))
+            if found is None or found.source != source:
+                continue
+            if finding.code != "xid":
+                found.findings.setdefault(finding.code, finding.message)
+            elif source != self._driver_source:  # its XIDs are counted
+                found.reported_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
+
+    def _whose_is(self, labels: Labels) -> _Whose | None:
+        """The GPU that labels name; None of MIG instances and of what is not a GPU's."""
+        try:
+            return self._whose[labels]
+        except KeyError:
+            pass
+        if len(self._whose) >= _MAX_LABEL_SETS:
+            self._whose.clear()
+        device = device_in(dict(labels))
+        if device.key and not device.instance:
+            device = self._places.get(device.pci_bus_id, device)
+            self._whose[labels] = _Whose(device, tuple(value for name, value in labels if name not in _WHOSE))
+        else:
+            self._whose[labels] = None
+        return self._whose[labels]
+
+
+def _gpu_in(observed: ObservedMachine, whose: _Whose, source: str) -> ObservedGpu:
+    key = whose.device.key
+    gpu = observed.gpus.get(key)
+    if gpu is None:
+        gpu = observed.gpus[key] = ObservedGpu(whose.device, source, reason=MissingReason.NOT_YET.value)
+    return gpu

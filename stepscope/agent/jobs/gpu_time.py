@@ -34,10 +34,9 @@ class JobActivity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """A device at one moment.
+    """A GPU or MIG instance at one moment: the jobs that have it, and its state of use.
 
     Attributes:
-        holders: jobs that have it.
         state: of a device without a job, or that does not answer; None: it follows from the jobs' activity.
     """
 
@@ -69,8 +68,8 @@ class _JobTime:
     seconds: dict[tuple[str, UseState], float] = field(default_factory=dict)
 
 
-class UseLedger:
-    """Time of devices and jobs by state. Counters only rise, until those of ended jobs are removed.
+class GpuTimeCounter:
+    """GPU time of devices and jobs by state. Counters only rise, until those of ended jobs are removed.
 
     Args:
         idle_seconds: length of a stretch without kernels from which it counts as idle.
@@ -89,7 +88,6 @@ class UseLedger:
 
         Args:
             seen: all devices, each once. A device that is no longer there is forgotten.
-            now: monotonic seconds.
         """
         seconds = 0.0 if self._last is None else max(0.0, now - self._last)
         self._last = now
@@ -125,11 +123,9 @@ class UseLedger:
         return self._jobs.keys()
 
     def open_seconds(self) -> float:
-        """Seconds in open stretches."""
         return sum(stretch.open_seconds for stretch in self._stretches.values())
 
     def states(self) -> dict[Device, UseState]:
-        """State of each device now."""
         return dict(self._states)
 
     def _observe(self, one: DeviceSample, seconds: float) -> None:
@@ -203,15 +199,14 @@ _IDLE_MEMORY_RATIO = 0.05
 """Share of the memory that drivers and displays take; a process that computes holds more."""
 
 
-class UseClassifier:
-    """State of each device from its counters; uses the previous samples where one sample proves nothing."""
+class GpuUseClassifier:
+    """State of use of each GPU by its counters; uses the previous samples where one sample proves nothing."""
 
     def __init__(self) -> None:
         self._unattributed: frozenset[Device] = frozenset()
         self._held: frozenset[Device] = frozenset()
 
     def seen(self, devices: Sequence[DeviceUsage], assignments: Sequence[Assignment]) -> list[DeviceSample]:
-        """One sample of each device."""
         by_device: dict[Device, list[Assignment]] = {}
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)

@@ -20,16 +20,16 @@ from stepscope.collectors.jobs.processes import (
     Processes,
     TeamNaming,
     UserNames,
-    container_of,
-    is_service,
-    leader_of,
+    container_id_of,
+    is_gpu_service,
+    job_leader_of,
     program_name_of,
 )
 from stepscope.collectors.jobs.slurm import (
     SlurmNamesCollector,
     SlurmNodeJob,
-    array_task_of,
-    slurm_gpus_of,
+    slurm_array_task_of,
+    slurm_gpus_of_process,
     slurm_place_of,
 )
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share
@@ -44,10 +44,9 @@ _SHORT_ID = 12
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """The job of a process.
+    """The job of a process that uses a GPU.
 
     Attributes:
-        step: Slurm step.
         inside: id of the pod in which the process runs, if the pod is not the job; its uid if no more is known.
     """
 
@@ -57,7 +56,7 @@ class FoundJob:
 
 
 class JobFinder:
-    """Finds jobs in what is known at the moment; never blocks.
+    """Finds the jobs of processes, pods and Slurm numbers in what is known at the moment; never blocks.
 
     Attributes:
         pods_by_uid: namespace and name of this node's pods, as far as they are known without the API.
@@ -96,8 +95,8 @@ class JobFinder:
             return FoundJob(
                 self.of_pod(*pod) if pod else Job(JobKind.KUBERNETES, uid, user=self._users.name(process.uid))
             )
-        container = container_of(process)[:_SHORT_ID]
-        leader = process if container else leader_of(process, self._processes)
+        container = container_id_of(process)[:_SHORT_ID]
+        leader = process if container else job_leader_of(process, self._processes)
         job = Job(
             JobKind.PROCESSES,
             container or f"{leader.pid}-{leader.start}",
@@ -131,7 +130,7 @@ class JobFinder:
             team=_variable(process, self._naming.team),
             project=_variable(process, self._naming.project),
             queue=process.variable("SLURM_JOB_PARTITION"),
-            array=array_task_of(process),
+            array=slurm_array_task_of(process),
         )
 
     def of_pod(self, namespace: str, name: str) -> Job:
@@ -172,7 +171,7 @@ class RunningProcesses:
         found = {pid: process for pid in listed if (process := self._processes.read(pid)) is not None}
         ended = (self._known & listed) - found.keys()
         self._known = frozenset(found) | ended
-        services = {pid for pid, process in found.items() if is_service(process)}
+        services = {pid for pid, process in found.items() if is_gpu_service(process)}
         for device in devices:
             for pid in ended | services:
                 device.holders.pop(pid, None)
@@ -229,7 +228,7 @@ class _Merged:
 
 
 def merged_assignments(assignments: Iterable[SourceAssignment]) -> list[Assignment]:
-    """One assignment for each job and device, in the order of the source assignments.
+    """One assignment of a GPU for each job and device, in the order of the source assignments.
 
     A job has all facts that any source has of it; of two that differ the first counts.
     """
@@ -237,7 +236,7 @@ def merged_assignments(assignments: Iterable[SourceAssignment]) -> list[Assignme
     facts: dict[tuple[JobKind, str], Job] = {}
     for assignment in assignments:
         jobs = by_device.setdefault(assignment.device, {})
-        facts[assignment.job.key] = filled(facts.get(assignment.job.key, assignment.job), assignment.job)
+        facts[assignment.job.key] = job_with_facts_of(facts.get(assignment.job.key, assignment.job), assignment.job)
         merged = jobs.setdefault(assignment.job.key, _Merged(assignment.job))
         if assignment.source not in merged.sources:
             merged.sources.append(assignment.source)
@@ -275,7 +274,7 @@ def _kept(merged: Sequence[_Merged]) -> list[_Merged]:
     return sure or kept
 
 
-def filled(job: Job, other: Job) -> Job:
+def job_with_facts_of(job: Job, other: Job) -> Job:
     """The job with its empty facts filled from another record of it."""
     unknown = {one.name: getattr(other, one.name) for one in fields(Job) if not getattr(job, one.name)}
     return replace(job, **unknown) if any(unknown.values()) else job
@@ -294,12 +293,10 @@ def assignments_from_processes(
     kubelet_assignments: Iterable[SourceAssignment],
     finder: JobFinder,
 ) -> Iterator[SourceAssignment]:
-    """Jobs of the processes that hold devices.
+    """Assignments of GPUs to the jobs of the processes that hold them.
 
     Args:
-        running: processes by id.
         kubelet_assignments: a pod whose name is not known is one of those that have the device.
-        finder: finds the job of a process.
     """
     pods: dict[Device, dict[str, Job]] = {}
     for assignment in kubelet_assignments:
@@ -350,12 +347,9 @@ def assignments_from_slurm(
     finder: JobFinder,
     unknown: list[str],
 ) -> Iterator[SourceAssignment]:
-    """Devices of the Slurm jobs on this node: those that a job's cgroup may open, else those in its environment.
+    """Assignments of GPUs to the Slurm jobs here: those that a job's cgroup may open, else those in its environment.
 
     Args:
-        jobs: by job id.
-        first: the first process of each job and step.
-        finder: finds the job of a job id.
         unknown: receives names of devices that are not known.
     """
     for job_id, here in jobs.items():
@@ -367,16 +361,16 @@ def assignments_from_slurm(
                     yield SourceAssignment(job, found.device, JobSource.DEVICE_CGROUP)
             continue
         for step, process in first.get(job_id, {}).items():
-            gpus = slurm_gpus_of(process, devices)
-            unknown += [f"{name} of Slurm job {job_id}" for name in gpus.unknown]
-            for found in gpus.devices:
+            known, names = slurm_gpus_of_process(process, devices)
+            unknown += [f"{name} of Slurm job {job_id}" for name in names]
+            for found in known:
                 yield SourceAssignment(job, found.device, JobSource.SLURM_ENVIRONMENT, None, step)
 
 
 def assignments_from_kubelet(
     kubelet_devices: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
 ) -> Iterator[SourceAssignment]:
-    """Devices that the kubelet gave to pods; `unknown` receives names of devices that are not known."""
+    """Assignments of the GPUs that the kubelet gave to pods; `unknown` receives names of devices that are not known."""
     for one in kubelet_devices:
         found, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
         if found is not None:
@@ -390,14 +384,14 @@ def assignments_from_kubelet(
 def assignments_from_job_files(
     job_files: Iterable[tuple[DeviceUsage, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
-    """Jobs in the files of job prologs, without those that have ended according to Slurm's cgroups."""
+    """Assignments in the files of job prologs, without jobs that have ended according to Slurm's cgroups."""
     for usage, job_id in job_files:
         if not slurm_jobs or job_id in slurm_jobs:
             yield SourceAssignment(finder.of_slurm(job_id), usage.device, JobSource.HPC_JOB_FILE)
 
 
 def assignments_from_dcgm_exporter(devices: Iterable[DeviceUsage], finder: JobFinder) -> Iterator[SourceAssignment]:
-    """Jobs and pods on a dcgm-exporter's page."""
+    """Assignments of GPUs to jobs and pods on a dcgm-exporter's page."""
     for usage in devices:
         for workload in usage.workloads:
             job: Job | None = None

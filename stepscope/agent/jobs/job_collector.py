@@ -12,22 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from stepscope.agent.config.settings import Jobs, node_name
+from stepscope.agent.config.settings import JobSettings, node_name
 from stepscope.agent.jobs import job_assignments
-from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
-from stepscope.agent.jobs.job_assignments import (
-    JobFinder,
-    RunningProcesses,
-    SourceAssignment,
-    filled,
-    hidden_processes,
-    merged_assignments,
-)
+from stepscope.agent.jobs.gpu_time import GpuTimeCounter, GpuUseClassifier, JobKey
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
+from stepscope.collectors.jobs.devices import DeviceUsage, device_usages_of
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
-from stepscope.collectors.jobs.kubernetes.pods import ApiServer, PodDirectory, pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
@@ -41,20 +33,18 @@ _MAX_NAMES = 4
 
 
 class JobCollector:
-    """Collector of assignments and of the state and time of each device. Reads /proc and files, asks no server.
+    """Collector of jobs' GPUs, and of the state and time of each device. Reads /proc and files, asks no server.
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
         kubelet_devices: devices that the kubelet gave to pods, as far as is known.
         pods, slurm: what else is known; each is collected by a source of its own.
-        root: where /proc and /sys are.
-        clock: monotonic seconds.
     """
 
     def __init__(
         self,
         gpu_states: Callable[[], Sequence[SourceState]],
-        settings: Jobs | None = None,
+        settings: JobSettings | None = None,
         *,
         kubelet_devices: Callable[[], Sequence[PodDevice]] = tuple,
         pods: PodDirectory | None = None,
@@ -64,16 +54,16 @@ class JobCollector:
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._gpu_states = gpu_states
-        self._settings = settings or Jobs()
+        self._settings = settings or JobSettings()
         self._kubelet_devices, self._pods, self._slurm = kubelet_devices, pods, slurm
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
         self._files = Files(root)
         naming = self._settings.naming
         self._processes = Processes(self._files, (*naming.team, *naming.project))
-        self._finder = JobFinder(self._files, self._processes, naming, pods, slurm)
-        self._running = RunningProcesses(self._processes)
-        self._activity = UseClassifier()
-        self._ledger = UseLedger(self._settings.idle_seconds)
+        self._finder = job_assignments.JobFinder(self._files, self._processes, naming, pods, slurm)
+        self._running = job_assignments.RunningProcesses(self._processes)
+        self._activity = GpuUseClassifier()
+        self._ledger = GpuTimeCounter(self._settings.idle_seconds)
         self._devices: list[DeviceUsage] = []
         self._assignments: tuple[Assignment, ...] = ()
         self._jobs: dict[JobKey, Job] = {}
@@ -86,9 +76,9 @@ class JobCollector:
         self._slow_poll(now)
         self._devices = devices = self._devices_now()
         running = self._running.on(devices)
-        missing = hidden_processes(devices, running)
+        missing = job_assignments.hidden_processes(devices, running)
         found = self._source_assignments(devices, running, missing)
-        assignments = [self._with_known_facts(one) for one in merged_assignments(found)]
+        assignments = [self._with_known_facts(one) for one in job_assignments.merged_assignments(found)]
         self._want(assignments, running.values())
         self._processes.end_round()
         self._ledger.observe(self._activity.seen(devices, assignments), now)
@@ -108,8 +98,8 @@ class JobCollector:
 
     def _with_known_facts(self, one: Assignment) -> Assignment:
         """The assignment with the facts of its job that were known before: the process that had them may have ended."""
-        job = with_bounded_labels(one.job)
-        return replace(one, job=filled(job, self._jobs.get(job.key, job)))
+        job = job_with_bounded_labels(one.job)
+        return replace(one, job=job_assignments.job_with_facts_of(job, self._jobs.get(job.key, job)))
 
     def _slow_poll(self, now: float) -> None:
         if now < self._slow_poll_due:
@@ -121,7 +111,7 @@ class JobCollector:
     def _devices_now(self) -> list[DeviceUsage]:
         """All devices; the last known ones if their source does not answer."""
         states = self._gpu_states()
-        devices = devices_of(state.collection for state in states if not state.reason)
+        devices = device_usages_of(state.collection for state in states if not state.reason)
         if not devices and any(state.reason for state in states):
             devices = self._devices
             for device in devices:
@@ -130,7 +120,7 @@ class JobCollector:
 
     def _source_assignments(
         self, devices: Sequence[DeviceUsage], running: dict[int, Process], missing: list[Missing]
-    ) -> Iterable[SourceAssignment]:
+    ) -> Iterable[job_assignments.SourceAssignment]:
         unknown: list[str] = []
         first = job_assignments.first_slurm_processes(self._slurm_jobs, self._processes)
         self._finder.know_slurm(first)
@@ -168,7 +158,7 @@ MAX_ASSIGNMENTS = 512
 _MAX_STEPS = 8
 
 
-def with_bounded_labels(job: Job) -> Job:
+def job_with_bounded_labels(job: Job) -> Job:
     """The job with texts that can be labels: printable and bounded in length."""
     facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
     return Job(job.kind, label_text(job.id, MAX_ID_LENGTH), **facts)
@@ -178,7 +168,7 @@ def job_readings(
     assignments: Sequence[Assignment],
     jobs: Iterable[Job],
     devices: Iterable[DeviceUsage],
-    ledger: UseLedger,
+    ledger: GpuTimeCounter,
     time_ns: int,
 ) -> list[Reading]:
     """Readings of jobs, assignments, states and times.
@@ -186,7 +176,6 @@ def job_readings(
     Args:
         assignments: with bounded jobs, at most `MAX_ASSIGNMENTS`.
         jobs: all that have time, also those that have ended: their series must join.
-        ledger: time of devices and jobs.
     """
     usages = {one.device: one for one in devices}
     found: list[Reading] = []
@@ -237,16 +226,14 @@ _JOBS_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
 
 def job_sources(
     gpu_states: Callable[[], Sequence[SourceState]],
-    settings: Jobs,
+    settings: JobSettings,
     *,
-    interval: float = _JOBS_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[JobCollector, list[ScheduledSource]]:
     """The collector of jobs, and the sources to start: its own first, then those that it reads.
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
-        interval: seconds between two collections of assignments.
         environment: variables that name a pod's API server; the process's own by default.
     """
     environment = os.environ if environment is None else environment
@@ -260,7 +247,7 @@ def job_sources(
         kubelet = KubeletCollector(settings.kubelet_socket)
         kubelet_devices = kubelet.pod_devices
         found.append(ScheduledSource("kubelet", kubelet, interval=_OTHERS_SECONDS))
-    server = ApiServer.of_pod(environment)
+    server = KubernetesApi.of_pod(environment)
     if server is not None:
         node = node_name(settings.node, environment)
         pods = PodDirectory(server, node, settings.naming)
@@ -270,4 +257,4 @@ def job_sources(
         slurm = names
         found.append(ScheduledSource("squeue", slurm, interval=_OTHERS_SECONDS))
     jobs = JobCollector(gpu_states, settings, kubelet_devices=kubelet_devices, pods=pods, slurm=slurm)
-    return jobs, [ScheduledSource(JOBS, jobs, interval=interval), *found]
+    return jobs, [ScheduledSource(JOBS, jobs, interval=_JOBS_SECONDS), *found]

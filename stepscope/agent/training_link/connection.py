@@ -1,31 +1,24 @@
-"""Connection of one training process: its messages, the bytes to send to it, and the identity of the peer.
+"""Connection of one training process: its messages, the bytes to send to it, the peer; and the socket that it uses.
 
-Without I/O except for the peer's credentials: bytes in, bytes out, time is an argument.
+`TrainingConnection` is without I/O: bytes in, bytes out, time is an argument.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 import select
 import socket
+import stat
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
-from stepscope.agent.token_bucket import PacingBucket
 from stepscope.core.documents.node import TrainingRank
-from stepscope.core.protocol.messages import (
-    PROTOCOL_VERSION,
-    Answer,
-    Bye,
-    Heartbeat,
-    Hello,
-    LineBuffer,
-    Message,
-    ProtocolError,
-    Welcome,
-    decode,
-    encode,
-)
+from stepscope.core.errors import UsageError
+from stepscope.core.protocol import messages
 
 _BURST_BYTES = 32 << 10
 _FIRST_BYTES = 4 << 10  # connecting repeatedly gives no more
@@ -35,7 +28,7 @@ _HELLO_SECONDS = 10.0
 
 
 class ConnectionEndedError(Exception):
-    """The connection must be closed.
+    """The connection of a training process must be closed.
 
     Attributes:
         reason: label of the metric: bye, gone, no_hello, garbage, other_version, deaf.
@@ -47,28 +40,26 @@ class ConnectionEndedError(Exception):
 
 
 class TrainingConnection:
-    """State of one connection.
+    """Connection of one training process to the agent.
 
     Attributes:
-        peer: ids of the process.
-        hello: None before its hello.
         key: of the process; empty before its hello.
         unsent: bytes that wait until it reads.
     """
 
-    def __init__(self, peer: Peer, now: float) -> None:
+    def __init__(self, peer: TrainingPeer, now: float) -> None:
         """Times are monotonic seconds."""
         self.peer = peer
-        self.hello: Hello | None = None
+        self.hello: messages.Hello | None = None
         self.key = ""
         self.unsent = b""
-        self._lines = LineBuffer()
-        self._heartbeat: Heartbeat | None = None
+        self._lines = messages.LineBuffer()
+        self._heartbeat: messages.Heartbeat | None = None
         self._connected_at = self._received_at = self._heartbeat_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
 
-    def receive(self, block: bytes, now: float) -> list[Answer]:
+    def receive(self, block: bytes, now: float) -> list[messages.Answer]:
         """Take in received bytes; returns the answers in them.
 
         Raises:
@@ -77,13 +68,13 @@ class TrainingConnection:
         self._budget.use(len(block))
         try:
             lines = self._lines.feed(block)
-        except ProtocolError as error:
+        except messages.ProtocolError as error:
             raise ConnectionEndedError("garbage", str(error)) from None
         answers = []
         for line in lines:
             try:
-                message = decode(line)
-            except ProtocolError as error:
+                message = messages.decode(line)
+            except messages.ProtocolError as error:
                 self._fault(str(error))
                 continue
             answer = self._take(message, now)
@@ -106,10 +97,7 @@ class TrainingConnection:
         return self._budget.wait_seconds(bytes_per_second, now)
 
     def check_hello(self, now: float) -> None:
-        """
-        Raises:
-            ConnectionEndedError: its hello has not come in time.
-        """
+        """Raises `ConnectionEndedError` where its hello has not come in time."""
         if self.hello is None and now - self._connected_at > _HELLO_SECONDS:
             raise ConnectionEndedError("no_hello")
 
@@ -128,29 +116,29 @@ class TrainingConnection:
             step_age_ms=heartbeat.age_ms + (now - self._heartbeat_at) * 1e3 if heartbeat else None,
         )
 
-    def _take(self, message: Message | None, now: float) -> Answer | None:
-        if isinstance(message, Hello):
+    def _take(self, message: messages.Message | None, now: float) -> messages.Answer | None:
+        if isinstance(message, messages.Hello):
             self._greet(message)
         elif self.hello is None:
             self._fault("a message before its hello")
-        elif isinstance(message, Heartbeat):
+        elif isinstance(message, messages.Heartbeat):
             self._heartbeat, self._heartbeat_at = message, now
-        elif isinstance(message, Bye):
+        elif isinstance(message, messages.Bye):
             raise ConnectionEndedError("bye")
         self._received_at = now
-        return message if isinstance(message, Answer) and self.hello is not None else None
+        return message if isinstance(message, messages.Answer) and self.hello is not None else None
 
-    def _greet(self, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            self.unsent += encode(Welcome())
+    def _greet(self, hello: messages.Hello) -> None:
+        if hello.version != messages.PROTOCOL_VERSION:
+            self.unsent += messages.encode(messages.Welcome())
             raise ConnectionEndedError(
-                "other_version", f"it speaks version {hello.version}, this agent version {PROTOCOL_VERSION}"
+                "other_version", f"it speaks version {hello.version}, this agent version {messages.PROTOCOL_VERSION}"
             )
         key = _key_of(hello, self.peer)
         if self.hello is not None and key != self.key:
             raise ConnectionEndedError("garbage", "its hello is that of another process now")
         if self.hello is None:
-            self.unsent += encode(Welcome())
+            self.unsent += messages.encode(messages.Welcome())
         self.hello, self.key = hello, key
 
     def _fault(self, what: str) -> None:
@@ -159,7 +147,7 @@ class TrainingConnection:
             raise ConnectionEndedError("garbage", what)
 
 
-def _key_of(hello: Hello, peer: Peer) -> str:
+def _key_of(hello: messages.Hello, peer: TrainingPeer) -> str:
     """Key of the process: the same on each of its connections, and unlike that of a process of another user."""
     identity = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
     return f"profile-{hello.rank}-{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
@@ -169,27 +157,154 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Ids of a process; None where the kernel does not tell.
-
-    Attributes:
-        pid: in the agent's namespace.
-        uid: of its user.
-    """
+class TrainingPeer:
+    """Ids of the training process at the other end; None where the kernel does not tell."""
 
     pid: int | None
     uid: int | None
 
 
-def peer_of(connection: socket.socket) -> Peer:
-    """Ids of the process at the other end."""
+def training_peer_of(connection: socket.socket) -> TrainingPeer:
+    """Ids of the training process at the other end of a connection."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return Peer(pid or None, uid if uid >= 0 else None)
+    return TrainingPeer(pid or None, uid if uid >= 0 else None)
 
 
 def is_hung_up(connection: socket.socket) -> bool:
-    """Whether the other end is closed; bytes from before may still be there to read."""
+    """Whether a training process has closed its connection; bytes from before may still be there to read."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
+
+
+class PacingBucket:
+    """Pacing of training processes: a budget that may be overdrawn, and how long to wait until the debt is paid.
+
+    Args:
+        start: amount at the start; default: full.
+    """
+
+    def __init__(self, max_amount: float, now: float, *, start: float | None = None) -> None:
+        self._max_amount = max_amount
+        self._left = max_amount if start is None else start
+        self._at = now
+
+    def use(self, amount: float) -> None:
+        self._left -= amount
+
+    def wait_seconds(self, per_second: float, now: float) -> float:
+        """Seconds until the debt is paid, 0 without one; `per_second` is the refill rate since the last call."""
+        self._left = min(self._left + (now - self._at) * per_second, self._max_amount)
+        self._at = now
+        return max(-self._left / per_second, 0.0)
+
+
+DEFAULT_MODE = 0o666
+"""Training runs under any user, and connecting needs write permission."""
+_MAX_PATH_BYTES = 107
+"""Bytes of the path in sockaddr_un, without the zero at its end."""
+_BACKLOG = 128
+
+
+class SocketFile:
+    """Unix socket on which the agent listens for training processes; a context manager that removes it at the end.
+
+    A lock file beside it distinguishes a running agent from a socket file that a killed one has left. An abstract
+    socket (@name) has neither file nor mode.
+
+    Attributes:
+        listening: non-blocking; exists while it is open.
+    """
+
+    listening: socket.socket
+
+    def __init__(self, path: str, *, mode: int = DEFAULT_MODE) -> None:
+        self.path = path
+        self._mode = mode
+        self._lock = -1
+
+    def __enter__(self) -> SocketFile:
+        """
+        Raises:
+            UsageError: another agent listens there, or something else has this path.
+            OSError: this user cannot create one there, or the folder's parent is missing.
+        """
+        try:
+            self.listening = self._abstract() if self.path.startswith("@") else self._in_folder()
+        except BaseException:
+            self._unlock()
+            raise
+        self.listening.setblocking(False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.path.startswith("@"):
+            with suppress(OSError):
+                os.unlink(self.path)
+        self.listening.close()
+        self._unlock()
+
+    def _abstract(self) -> socket.socket:
+        return self._bound("\0" + self.path[1:])
+
+    def _in_folder(self) -> socket.socket:
+        if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:  # before anything is created there
+            raise OSError(
+                errno.ENAMETOOLONG, f"too long for a socket, which has at most {_MAX_PATH_BYTES} bytes", self.path
+            )
+        folder = os.path.dirname(self.path)
+        if folder and not os.path.isdir(folder):
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)  # whatever the umask: for training of other users
+        self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._taken() from None
+        self._remove_stale()
+        listening = self._bound(self.path)
+        os.chmod(self.path, self._mode)  # until now no other user could connect
+        return listening
+
+    def _remove_stale(self) -> None:
+        try:
+            is_socket = stat.S_ISSOCK(os.lstat(self.path).st_mode)
+        except FileNotFoundError:
+            return
+        if not is_socket:
+            raise UsageError("exists and is not a socket", where=self.path, what_next="choose another with --socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(self.path)
+            except ConnectionRefusedError:
+                os.unlink(self.path)
+                return
+            except BlockingIOError:
+                pass  # a process listens, and is busy
+        raise self._taken()
+
+    def _bound(self, address: str) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            if address.startswith("\0"):
+                raise self._taken() from None
+            raise
+        return listening
+
+    def _taken(self) -> UsageError:
+        return UsageError(
+            "another agent listens at this socket",
+            where=self.path,
+            what_next="stop it, or choose another with --socket ('' for none)",
+        )
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)  # the file stays: if it were removed, two agents could lock two files

@@ -1,28 +1,33 @@
-"""Server of the training socket: one thread for all connections, and the socket file that they connect to.
+"""Server of the training socket, one thread for all connections, and the metrics of the connected processes.
 
-A process that is idle, floods or sends garbage does not affect the others.
+A process that is idle, floods or sends garbage does not affect the others. Its series end with it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import selectors
 import socket
-import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from stepscope.agent.token_bucket import PacingBucket
-from stepscope.agent.training_link.connection import ConnectionEndedError, TrainingConnection, is_hung_up, peer_of
+from stepscope.agent.training_link.connection import (
+    DEFAULT_MODE,
+    ConnectionEndedError,
+    PacingBucket,
+    SocketFile,
+    TrainingConnection,
+    is_hung_up,
+    training_peer_of,
+)
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
-from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.metrics.agent import LINK, TRAINING
+from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of, with_labels
 from stepscope.core.protocol.captures import CaptureRequest, CaptureUpdate
 from stepscope.core.protocol.messages import Cancel, encode
 
@@ -40,12 +45,8 @@ _TURN_SECONDS = 0.5
 _MAX_BACKLOGD = 4096
 
 
-DEFAULT_MODE = 0o666
-"""Training runs under any user, and connecting needs write permission."""
-
-
 class TrainingServer:
-    """Listens while it is open; a context manager. No call waits for a process.
+    """Server of training processes; listens while it is open, a context manager. No call waits for a process.
 
     Attributes:
         wake: called on the server's thread when an answer has come, or a process has connected or gone.
@@ -55,12 +56,7 @@ class TrainingServer:
     _selector: selectors.BaseSelector
 
     def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
-        """
-        Args:
-            path: of the socket; @name for an abstract one.
-            mode: of the socket's file.
-            is_required: False goes on without where this user cannot create one.
-        """
+        """Without `is_required` it goes on where this user cannot create the socket."""
         self.wake: Callable[[], None] = lambda: None
         self.why_closed: Missing | None = None
         self._file = SocketFile(path, mode=mode)
@@ -79,10 +75,7 @@ class TrainingServer:
         self._thread = threading.Thread(target=self._run, name="stepscope-training", daemon=True)
 
     def __enter__(self) -> TrainingServer:
-        """
-        Raises:
-            UsageError: another agent listens there, or the required socket cannot be created.
-        """
+        """Raises `UsageError` where another agent listens, or the required socket cannot be created."""
         try:
             self._file.__enter__()
         except OSError as error:
@@ -120,7 +113,7 @@ class TrainingServer:
         with self._lock:
             return dict(self._refused)
 
-    def send(self, message: CaptureRequest | Cancel, keys: Collection[str]) -> None:
+    def send(self, message: CaptureRequest | Cancel, keys: Iterable[str]) -> None:
         """Send a message to these processes; those that are away do not get it."""
         if self.why_closed is not None:
             return
@@ -192,7 +185,7 @@ class TrainingServer:
         self._accepts.use(1)
         self._accept_later(self._accepts.wait_seconds(_ACCEPTS_PER_SECOND, time.monotonic()))
         connection.setblocking(False)
-        peer = peer_of(connection)
+        peer = training_peer_of(connection)
         of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
         if len(self._clients) >= _MAX_CONNECTIONS or of_user >= _MAX_CONNECTIONS_OF_USER:
             connection.close()
@@ -303,109 +296,64 @@ def _order(rank: TrainingRank) -> tuple[str, str, int, int]:
     return hello.run, hello.run_directory, hello.rank, hello.start_ns
 
 
-_MAX_PATH_BYTES = 107
-"""Bytes of the path in sockaddr_un, without the zero at its end."""
-_BACKLOG = 128
+_MAX_NAMES = 16
+"""Phases, and figures, that are exported of one process: their names are free."""
+_MILLI = 1e-3
 
 
-class SocketFile:
-    """Listening Unix socket of this process alone; a context manager that removes it at the end.
+class TrainingSource:
+    """The agent's source of metrics of the connected training processes."""
 
-    A lock file beside it distinguishes a running agent from a socket file that a killed one has left. An abstract
-    socket (@name) has neither file nor mode.
+    def __init__(self, server: TrainingServer, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._server = server
+        self._wall_clock_ns = wall_clock_ns
 
-    Attributes:
-        listening: non-blocking; exists while it is open.
-    """
+    def collect(self) -> Collection:
+        if self._server.why_closed is not None:
+            return Collection((), (self._server.why_closed,))
+        now_ns, ranks = self._wall_clock_ns(), self._server.ranks()
+        readings = [reading for rank in ranks for reading in training_rank_readings(rank, now_ns)]
+        readings.append(Reading(LINK + "connections", float(len(ranks)), (), now_ns))
+        readings += [
+            Reading(LINK + "refused_total", float(count), labels_of(reason=reason), now_ns)
+            for reason, count in sorted(self._server.refused().items())
+        ]
+        return Collection(tuple(readings))
 
-    listening: socket.socket
 
-    def __init__(self, path: str, *, mode: int = DEFAULT_MODE) -> None:
-        self.path = path
-        self._mode = mode
-        self._lock = -1
+def training_rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
+    """Readings of one connected training process."""
+    hello, heartbeat = rank.hello, rank.heartbeat
+    labels = labels_of(run=hello.run, rank=hello.rank)
+    mesh = ",".join(f"{name}={size}" for name, size in list(hello.mesh.items())[:_MAX_NAMES])
+    info = with_labels(
+        labels,
+        pid="" if rank.pid is None else rank.pid,
+        uuid=hello.gpu_uuid or "",
+        local_rank=hello.local_rank,
+        world_size=hello.world_size,
+        mesh=mesh,
+    )
+    readings = [Reading(TRAINING + "info", 1.0, info, now_ns)]
 
-    def __enter__(self) -> SocketFile:
-        """
-        Raises:
-            UsageError: another agent listens there, or something else has this path.
-            OSError: this user cannot create one there, or the folder's parent is missing.
-        """
-        try:
-            self.listening = self._abstract() if self.path.startswith("@") else self._in_folder()
-        except BaseException:
-            self._unlock()
-            raise
-        self.listening.setblocking(False)
-        return self
+    def add(name: str, value: float | None, scale: float = 1.0, of: Labels = labels) -> None:
+        if value is not None:
+            readings.append(Reading(TRAINING + name, value * scale, of, now_ns))
 
-    def __exit__(self, *_: object) -> None:
-        if not self.path.startswith("@"):
-            with suppress(OSError):
-                os.unlink(self.path)
-        self.listening.close()
-        self._unlock()
+    add("heartbeat_age_seconds", rank.heartbeat_age_ms, _MILLI)
+    add("step_age_seconds", rank.step_age_ms, _MILLI)
+    if heartbeat is not None:
+        add("step", heartbeat.index)
+        add("step_seconds", heartbeat.ms, _MILLI)
+        add("data_wait_seconds", heartbeat.data_wait_ms, _MILLI)
+        for phase, milliseconds in _first(heartbeat.phases_ms):
+            add("phase_seconds", milliseconds, _MILLI, with_labels(labels, phase=phase))
+        for figure, value in _first(heartbeat.figures):
+            add("figure", value, of=with_labels(labels, figure=figure))
+        add("capturing", float(heartbeat.state in ("warmup", "active")))
+    return readings
 
-    def _abstract(self) -> socket.socket:
-        return self._bound("\0" + self.path[1:])
 
-    def _in_folder(self) -> socket.socket:
-        if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:  # before anything is created there
-            raise OSError(
-                errno.ENAMETOOLONG, f"too long for a socket, which has at most {_MAX_PATH_BYTES} bytes", self.path
-            )
-        folder = os.path.dirname(self.path)
-        if folder and not os.path.isdir(folder):
-            os.mkdir(folder)
-            os.chmod(folder, 0o755)  # whatever the umask: for training of other users
-        self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._taken() from None
-        self._remove_stale()
-        listening = self._bound(self.path)
-        os.chmod(self.path, self._mode)  # until now no other user could connect
-        return listening
-
-    def _remove_stale(self) -> None:
-        try:
-            is_socket = stat.S_ISSOCK(os.lstat(self.path).st_mode)
-        except FileNotFoundError:
-            return
-        if not is_socket:
-            raise UsageError("exists and is not a socket", where=self.path, what_next="choose another with --socket")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            try:
-                probe.connect(self.path)
-            except ConnectionRefusedError:
-                os.unlink(self.path)
-                return
-            except BlockingIOError:
-                pass  # a process listens, and is busy
-        raise self._taken()
-
-    def _bound(self, address: str) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(address)
-            listening.listen(_BACKLOG)
-        except OSError:
-            listening.close()
-            if address.startswith("\0"):
-                raise self._taken() from None
-            raise
-        return listening
-
-    def _taken(self) -> UsageError:
-        return UsageError(
-            "another agent listens at this socket",
-            where=self.path,
-            what_next="stop it, or choose another with --socket ('' for none)",
-        )
-
-    def _unlock(self) -> None:
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)  # the file stays: if it were removed, two agents could lock two files
+def _first(numbers: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The first few by name, so that they are the same every time."""
+    return sorted(numbers.items())[:_MAX_NAMES]

@@ -19,16 +19,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from stepscope.agent.token_bucket import TokenBucket
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
+from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
 from stepscope.agent.web.web_config import TlsConfig, WebConfig, WebConfigReloader
 from stepscope.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Host and port; port 0 takes a free one, an empty host is every address of the machine."""
+class ListenAddress:
+    """Address of the HTTP server; port 0 takes a free one, an empty host is every address of the machine."""
 
     host: str
     port: int
@@ -37,8 +35,8 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address_of(text: str, *, insecure: bool = False, config: WebConfig | None = None) -> Address:
-    """Parse the address of a setting.
+def listen_address_of(text: str, *, insecure: bool = False, config: WebConfig | None = None) -> ListenAddress:
+    """Parse the address of the agent's HTTP server.
 
     Args:
         text: HOST:PORT, with an IPv6 address in brackets.
@@ -53,7 +51,7 @@ def address_of(text: str, *, insecure: bool = False, config: WebConfig | None = 
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
         raise UsageError("is not HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
-    address = Address(host[1:-1] if is_bracketed else host, number)
+    address = ListenAddress(host[1:-1] if is_bracketed else host, number)
     missing = (config or WebConfig()).missing_protection
     if missing and not insecure and not _is_loopback(address.host):
         raise UsageError(
@@ -106,11 +104,14 @@ class ConnectionServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, reloader: WebConfigReloader) -> None:
+        self.routes, self.access, self.reloader = routes, access, reloader
+        config = reloader.config()  # as in exporter-toolkit, the rate limit of the start stays
+        self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
         self.num_polls = 0
         self._lock = threading.Lock()
         self._connections: dict[Any, _Connection] = {}  # the oldest first
-        super().__init__(address, handler)
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without looking up the machine's name, which may take as long as a name server does."""
@@ -120,13 +121,20 @@ class ConnectionServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
-        """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop."""
+        """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop.
+
+        The TLS handshake is done in the connection's own thread, so that a slow client delays no other.
+        """
         try:
-            return super().get_request()
+            connection, client = super().get_request()
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 time.sleep(_PAUSE_SECONDS)
             raise
+        context = self.reloader.context()
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, client
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start to answer, or refuse at once over the limits."""
@@ -153,7 +161,6 @@ class ConnectionServer(ThreadingHTTPServer):
                 known.has_request = True
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
@@ -206,7 +213,7 @@ _PLAIN = (
 
 
 def perform_handshake(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
-    """TLS handshake of a new connection.
+    """TLS handshake of a new connection to the HTTP server.
 
     Raises:
         OSError: it fails, or the client is not allowed.
@@ -240,7 +247,7 @@ class AgentServer:
 
     def __init__(
         self,
-        address: Address,
+        address: ListenAddress,
         routes: Iterable[Route],
         access: Access | None = None,
         reloader: WebConfigReloader | None = None,
@@ -262,7 +269,7 @@ class AgentServer:
             ) from None
         name, port = self._server.server_address[:2]
         scheme = "https" if self._server.reloader.context() else "http"
-        self.url = f"{scheme}://{Address(str(name), int(port))}"
+        self.url = f"{scheme}://{ListenAddress(str(name), int(port))}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="stepscope-http", daemon=True
         )
@@ -283,36 +290,18 @@ class AgentServer:
         self._server.cut(0.0)
 
 
-class _Server(ConnectionServer):
-    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, reloader: WebConfigReloader) -> None:
-        self.routes = routes
-        self.access = access
-        self.reloader = reloader
-        config = reloader.config()  # as in exporter-toolkit, the rate limit of the start stays
-        self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
-        super().__init__(address, _Handler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """The next connection. The TLS handshake is done in its own thread, so that a slow client delays no other."""
-        connection, client = super().get_request()
-        context = self.reloader.context()
-        if context is not None:
-            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, client
-
-
-def _server(address: Address, routes: Routes, access: Access, reloader: WebConfigReloader) -> _Server:
+def _server(address: ListenAddress, routes: Routes, access: Access, reloader: WebConfigReloader) -> ConnectionServer:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-    kind = type("_FamilyServer", (_Server,), {"address_family": family})
-    server: _Server = kind(place, routes, access, reloader)
+    kind = type("_FamilyServer", (ConnectionServer,), {"address_family": family})
+    server: ConnectionServer = kind(place, routes, access, reloader)
     return server
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: ConnectionServer
     server_version = "stepscope"
     sys_version = ""
     timeout = CONNECTION_SECONDS

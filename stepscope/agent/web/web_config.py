@@ -37,11 +37,9 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """Content of a web config file.
+    """Content of a web config file: TLS, users and limits of the HTTP server.
 
     Attributes:
-        tls: None: not encrypted.
-        headers: sent with every reply.
         users: bcrypt hashes by name; empty: no passwords.
         requests_per_second: limit; None: unlimited.
         burst: requests at once within that limit.
@@ -52,11 +50,6 @@ class WebConfig:
     users: Mapping[str, bytes] = field(default_factory=dict)
     requests_per_second: float | None = None
     burst: int = 0
-
-    @property
-    def keeps_others_out(self) -> bool:
-        """Whether it is safe to listen where other machines can connect."""
-        return not self.missing_protection
 
     @property
     def missing_protection(self) -> str:
@@ -73,7 +66,7 @@ class WebConfig:
 
 
 def read_web_config(file: Path) -> WebConfig:
-    """Read a file; relative paths in it are relative to its folder.
+    """Read a web config file; relative paths in it are relative to its folder.
 
     Raises:
         UsageError: it cannot be read, or is invalid. One line with the key.
@@ -83,7 +76,7 @@ def read_web_config(file: Path) -> WebConfig:
     tls = _mapping_field(document.get("tls_server_config"), f"{file}: tls_server_config")
     users = _mapping_field(document.get("basic_auth_users"), f"{file}: basic_auth_users")
     return WebConfig(
-        tls_of(tls, file) if tls else None,
+        tls_config_of(tls, file) if tls else None,
         _headers(_mapping_field(document.get("http_server_config"), f"{file}: http_server_config"), file),
         {str(name): _hash(hashed, f"{file}: basic_auth_users.{name}") for name, hashed in users.items()},
         *_rate(_mapping_field(document.get("rate_limit"), f"{file}: rate_limit"), f"{file}: rate_limit"),
@@ -169,7 +162,7 @@ _TLS13_CIPHERS = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", 
 
 
 class ClientAuth(StrEnum):
-    """Which clients must show a certificate."""
+    """Which clients of the HTTP server must show a certificate."""
 
     NONE = "NoClientCert"
     REQUEST = "RequestClientCert"  # never verified, so the same as NONE
@@ -179,14 +172,13 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """How connections are encrypted.
+    """How connections to the HTTP server are encrypted.
 
     Attributes:
         cert_file, key_file: certificate chain and key, PEM.
         client_auth: which clients must have a certificate.
         client_ca_file: CAs that sign those; None: no CA.
         client_allowed_sans: subject alternative names, one of which a client's certificate must have; none: any.
-        min_version, max_version: of TLS.
         ciphers: OpenSSL's names of the suites up to TLS 1.2, the best first; none: OpenSSL's default.
     """
 
@@ -200,7 +192,7 @@ class TlsConfig:
     ciphers: tuple[str, ...] = ()
 
 
-def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
+def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
     """Parse the section tls_server_config; paths in it are relative to the file's folder.
 
     Raises:
@@ -334,7 +326,6 @@ class WebConfigReloader:
         self._next_try = 0.0
 
     def config(self) -> WebConfig:
-        """The current config."""
         return self._current().config
 
     def context(self) -> ssl.SSLContext | None:
@@ -365,7 +356,7 @@ class WebConfigReloader:
 def _refuse_opening(after: _Loaded, before: _Loaded, file: Path) -> None:
     if (after.context is None) != (before.context is None):
         raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
-    if before.config.keeps_others_out and not after.config.keeps_others_out:
+    if after.config.missing_protection and not before.config.missing_protection:
         raise UsageError("would let everybody in, which needs a restart", where=str(file))
 
 

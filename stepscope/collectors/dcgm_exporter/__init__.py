@@ -1,6 +1,1 @@
 """GPU metrics from a dcgm-exporter's page, whichever version wrote it."""
-
-from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, endpoint_of
-
-__all__ = ["DcgmExporterCollector", "Endpoint", "endpoint_of"]

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stepscope.collectors.contradictions import RESTART_HOSTENGINE, SILENT, SilentCounters
-from stepscope.collectors.dcgm_exporter.entities import Entity
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch_page
-from stepscope.collectors.dcgm_exporter.merged_values import PageValues, merge_page
-from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, collection_of, values_by_gpu
-from stepscope.collectors.dcgm_exporter.text_format import parse_page
+from stepscope.collectors.dcgm_exporter.entities import DcgmEntity
+from stepscope.collectors.dcgm_exporter.merged_values import PageValues, merge_dcgm_page
+from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError, fetch_dcgm_page, parse_dcgm_page
+from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, dcgm_page_collection, values_by_gpu
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import PROFILING_METRICS
 from stepscope.core.metrics.readings import (
@@ -28,41 +27,26 @@ from stepscope.core.metrics.readings import (
     Reading,
     with_labels,
 )
-from stepscope.core.text.numbers import counted
 
 TIMEOUT_SECONDS = 5.0
 """The exporter answers from memory; where DCGM hangs, it does not answer at all."""
 
 
 class DcgmExporterCollector:
-    """One exporter's page."""
+    """Collector of one dcgm-exporter's page."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        expected_gpus: int | None = None,
-        stale_seconds: float = STALE_SECONDS,
         fetcher: Callable[[Endpoint, float], str] | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            endpoint: where the page is.
-            timeout_seconds: for one page.
-            expected_gpus: how many the machine has, where that is known; another number is a finding.
-            stale_seconds: how long a GPU's energy may stay unchanged; more where the exporter collects less often than
-                every 30 s (`--collect-interval`): three of its intervals.
-            fetcher: gets the page in that many seconds, or raises `FetchError`.
-            wall_clock_ns: now, ns since the epoch.
-        """
+        """`fetcher` gets the page in that many seconds, or raises `PageFetchError`."""
         self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
-        self._expected_gpus = expected_gpus
-        self._fetcher = fetcher or (lambda where, seconds: fetch_page(where, timeout_seconds=seconds))
+        self._fetcher = fetcher or (lambda where, seconds: fetch_dcgm_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
-        self._history = PageHistory(stale_seconds)
+        self._history = PageHistory()
 
     def collect(self) -> Collection:
         """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.
@@ -70,26 +54,21 @@ class DcgmExporterCollector:
         A page without samples is "not yet": dcgm-exporter serves it while it reloads its configuration.
         """
         try:
-            text = self._fetcher(self._endpoint, self._timeout_seconds)
-        except FetchError as error:
+            text = self._fetcher(self._endpoint, TIMEOUT_SECONDS)
+        except PageFetchError as error:
             return self._missing(error.reason, error.detail)
         time_ns = self._wall_clock_ns()
-        page = parse_page(text)
+        page = parse_dcgm_page(text)
         if not page.samples and not page.bad_lines:
             return self._missing(
                 MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings"
             )
         if not any(sample.name.lower().startswith("dcgm_") for sample in page.samples):
             return self._missing(MissingReason.UNREADABLE, "the page is not one of dcgm-exporter")
-        content = merge_page(page)
+        content = merge_dcgm_page(page)
         values = values_by_gpu(content)
-        collection = collection_of(page, content, values, time_ns)
-        collection = self._history.observe(collection, content, values, time_ns)
-        expected, found = self._expected_gpus, len(content.gpus)
-        if expected is None or expected == found:
-            return collection
-        message = f"{counted(found, 'GPU')} on the page of {self._endpoint}, expected {expected}"
-        return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
+        collection = dcgm_page_collection(page, content, values, time_ns)
+        return self._history.observe(collection, content, values, time_ns)
 
     def _missing(self, reason: MissingReason, detail: str) -> Collection:
         return NoValue(reason, f"{self._endpoint}: {detail}").of_all()
@@ -114,9 +93,8 @@ _COUNTERS_TAKEN = (
 
 @dataclass(slots=True)
 class PageHistory:
-    """Last pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
+    """Last dcgm-exporter pages of each GPU, kept for a day after it went, and of the last 1,024 GPUs at most."""
 
-    stale_seconds: float = STALE_SECONDS
     _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -129,7 +107,7 @@ class PageHistory:
         self,
         collection: Collection,
         content: PageValues,
-        values: Mapping[Entity, Mapping[str, float]],
+        values: Mapping[DcgmEntity, Mapping[str, float]],
         time_ns: int,
     ) -> Collection:
         """The page's collection, corrected by the pages before it; `values` are those of its GPUs, by metric."""
@@ -155,14 +133,14 @@ class PageHistory:
             before, since = self._energy.get(labels, (None, time_ns))
             self._energy[labels] = (value, min(since, time_ns) if value == before else time_ns)
             seconds = (time_ns - self._energy[labels][1]) / 1e9
-            if seconds >= self.stale_seconds and values.get((labels, _POWER), 0.0) > 0.0:
+            if seconds >= STALE_SECONDS and values.get((labels, _POWER), 0.0) > 0.0:
                 stale[labels] = (
                     f"its energy has not changed for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )
         return stale
 
     def _still_silent(
-        self, collection: Collection, values: Mapping[Entity, Mapping[str, float]], time_ns: int
+        self, collection: Collection, values: Mapping[DcgmEntity, Mapping[str, float]], time_ns: int
     ) -> Collection:
         """The collection without counters that were found silent on an earlier page."""
         found = {finding.labels for finding in collection.findings if finding.code == SILENT}

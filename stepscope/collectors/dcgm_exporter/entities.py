@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
+from stepscope.collectors.dcgm_exporter.page import parse_label_text
 from stepscope.core.hardware.devices import OLD_MIG_UUID, cuda_version_text
 from stepscope.core.metrics.readings import Labels, labels_of
 from stepscope.core.text.names import MAX_ID_LENGTH, label_text
@@ -20,8 +20,8 @@ from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 _EXPORTED = frozenset({"exportedpod", "exportednamespace", "exportedcontainer"})
 
 
-class Kind(Enum):
-    """Kind of thing that a sample is of."""
+class DcgmEntityKind(Enum):
+    """Kind of thing that a sample of a dcgm-exporter is of."""
 
     GPU = auto()  # whole, or a MIG instance
     GPU_LINK = auto()
@@ -32,18 +32,14 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entity:
-    """The thing that a sample is of. Texts are empty where they do not apply.
+class DcgmEntity:
+    """The thing that a sample of a dcgm-exporter is of. Texts are empty where they do not apply.
 
     Attributes:
         gpu: DCGM's id, in the order of NVML's index but neither CUDA's nor the minor number.
-        uuid: of the whole GPU.
-        gpu_instance, mig_profile, mig_uuid: of the MIG instance.
-        link, switch: of an NVLink, an NVSwitch.
-        cpu, core: of a CPU.
     """
 
-    kind: Kind
+    kind: DcgmEntityKind
     gpu: str = ""
     uuid: str = ""
     gpu_instance: str = ""
@@ -56,7 +52,6 @@ class Entity:
 
     @property
     def labels(self) -> Labels:
-        """Labels of its readings."""
         values = {
             "gpu": self.gpu,
             "uuid": self.mig_uuid or self.uuid,
@@ -71,21 +66,19 @@ class Entity:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a MIG instance."""
         return bool(self.gpu_instance or self.mig_uuid)
 
     @property
-    def whole(self) -> Entity:
+    def whole(self) -> DcgmEntity:
         """The whole GPU that it is, or is a part of."""
-        return Entity(Kind.GPU, gpu=self.gpu, uuid=self.uuid)
+        return DcgmEntity(DcgmEntityKind.GPU, gpu=self.gpu, uuid=self.uuid)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """User of a GPU, as far as the page has it. Texts are empty where it does not.
+    """User of a GPU, as far as a dcgm-exporter's page has it. Texts are empty where it does not.
 
     Attributes:
-        namespace, pod, container, pod_uid: of Kubernetes.
         job: of Slurm or another, from the files of hpc_job.
         vgpu: which of the shares of a time-sliced GPU.
     """
@@ -99,7 +92,6 @@ class Workload:
 
     @property
     def labels(self) -> Labels:
-        """Labels that are not empty."""
         names = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
         return tuple(sorted((name, getattr(self, name)) for name in names if getattr(self, name)))
 
@@ -108,7 +100,7 @@ NO_WORKLOAD = Workload()
 
 
 def normalized_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels with names in lower case and without underscores, and without DCGM's words for none.
+    """Labels of a dcgm-exporter with names in lower case and without underscores, and without DCGM's words for none.
 
     The exporter writes values as users wrote them: they are shortened, and unprintable characters removed.
     """
@@ -119,7 +111,7 @@ def normalized_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 class LabelReader:
-    """Reader of one page's labels, all of which went through `normalized_labels`."""
+    """Reader of the labels of one dcgm-exporter page, all of which went through `normalized_labels`."""
 
     def __init__(self, all_labels: Iterable[Mapping[str, str]]) -> None:
         """
@@ -137,10 +129,10 @@ class LabelReader:
                 self._uuid_by_gpu.setdefault(entity.gpu, entity.uuid)
                 self._gpu_by_uuid.setdefault(entity.uuid, entity.gpu)
 
-    def entity(self, labels: Mapping[str, str]) -> Entity:
+    def entity(self, labels: Mapping[str, str]) -> DcgmEntity:
         """The entity of a sample; lines without the UUID or the id get it from lines that have it."""
         entity = self._entity(labels)
-        if entity.kind not in (Kind.GPU, Kind.GPU_LINK):
+        if entity.kind not in (DcgmEntityKind.GPU, DcgmEntityKind.GPU_LINK):
             return entity
         return replace(
             entity,
@@ -149,8 +141,6 @@ class LabelReader:
         )
 
     def workload(self, labels: Mapping[str, str]) -> Workload:
-        """The user of the entity."""
-
         def first(*names: str) -> str:
             if self._is_exported:
                 names = tuple(f"exported{name}" for name in names)
@@ -166,17 +156,17 @@ class LabelReader:
         )
 
     @staticmethod
-    def _entity(known: Mapping[str, str]) -> Entity:
+    def _entity(known: Mapping[str, str]) -> DcgmEntity:
         switch, link = known.get("nvswitch", ""), known.get("nvlink", "")
         gpu, uuid = known.get("gpu", ""), known.get("uuid", "") or known.get("gpuuuid", "")
         if link and (gpu or uuid):
-            return Entity(Kind.GPU_LINK, gpu=gpu, uuid=uuid, link=link)
+            return DcgmEntity(DcgmEntityKind.GPU_LINK, gpu=gpu, uuid=uuid, link=link)
         if switch:
-            return Entity(Kind.SWITCH_LINK if link else Kind.SWITCH, switch=switch, link=link)
+            return DcgmEntity(DcgmEntityKind.SWITCH_LINK if link else DcgmEntityKind.SWITCH, switch=switch, link=link)
         if not gpu and not uuid:
             if "cpu" in known or "cpucore" in known:
-                return Entity(Kind.CPU, cpu=known.get("cpu", ""), core=known.get("cpucore", ""))
-            return Entity(Kind.NONE)
+                return DcgmEntity(DcgmEntityKind.CPU, cpu=known.get("cpu", ""), core=known.get("cpucore", ""))
+            return DcgmEntity(DcgmEntityKind.NONE)
         instance, mig_uuid = known.get("gpuiid", ""), known.get("dramigdeviceuuid", "")
         if uuid.startswith("MIG-"):
             mig_uuid, uuid = uuid, ""
@@ -184,7 +174,9 @@ class LabelReader:
             if parts:
                 uuid, instance = parts[1], instance or parts[2]
         profile = known.get("gpuiprofile", "") or known.get("dramigprofile", "") if instance or mig_uuid else ""
-        return Entity(Kind.GPU, gpu=gpu, uuid=uuid, gpu_instance=instance, mig_profile=profile, mig_uuid=mig_uuid)
+        return DcgmEntity(
+            DcgmEntityKind.GPU, gpu=gpu, uuid=uuid, gpu_instance=instance, mig_profile=profile, mig_uuid=mig_uuid
+        )
 
 
 FACT_LABELS = {
@@ -199,8 +191,8 @@ FACT_LABELS = {
 """Labels with facts about a GPU, and their names in the info metric."""
 
 
-def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Facts about a line's GPU, by label of the info metric."""
+def gpu_facts_of_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Facts about the GPU of a dcgm-exporter's line, by label of the info metric."""
     facts = {}
     for name, value in labels.items():
         fact = FACT_LABELS.get(name)

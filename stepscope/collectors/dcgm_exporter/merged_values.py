@@ -14,16 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stepscope.collectors.dcgm_exporter.entities import (
-    NO_WORKLOAD,
-    Entity,
-    Kind,
-    LabelReader,
-    Workload,
-    facts_of,
-    normalized_labels,
-)
-from stepscope.collectors.dcgm_exporter.text_format import Page, Sample, parse_value
+from stepscope.collectors.dcgm_exporter import entities
+from stepscope.collectors.dcgm_exporter.page import DcgmPage, PageSample, parse_dcgm_value
 from stepscope.collectors.readings_builder import NoValue, scaled
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.gpu import BY_DCGM_NAME, FABRIC_METRICS, PROFILING_METRICS, THROTTLE_REASONS
@@ -36,16 +28,15 @@ _INSTANCE_METRICS = frozenset(
 )
 """Metrics that a MIG instance has of its own. All else on its lines (power, temperature, XIDs) is the whole GPU's."""
 
-ValueKey = tuple[Entity, str, Labels]
+ValueKey = tuple[entities.DcgmEntity, str, Labels]
 """What a value is of, its metric, and further labels."""
 
 
 @dataclass(slots=True)
 class PageValues:
-    """All values of a page, merged.
+    """All values of a dcgm-exporter's page, merged.
 
     Attributes:
-        merged: one value for each key.
         gpus: whole GPUs on the page, in its order.
         split: those of them with MIG on, or with instances on the page.
         facts: of each GPU, by label of the info metric.
@@ -54,37 +45,43 @@ class PageValues:
     """
 
     merged: dict[ValueKey, MergedValue] = field(default_factory=dict)
-    gpus: list[Entity] = field(default_factory=list)
-    split: set[Entity] = field(default_factory=set)
-    facts: dict[Entity, dict[str, str]] = field(default_factory=dict)
-    workloads: dict[Entity, dict[Workload, None]] = field(default_factory=lambda: defaultdict(dict))
-    xid_texts: dict[Entity, str] = field(default_factory=dict)
+    gpus: list[entities.DcgmEntity] = field(default_factory=list)
+    split: set[entities.DcgmEntity] = field(default_factory=set)
+    facts: dict[entities.DcgmEntity, dict[str, str]] = field(default_factory=dict)
+    workloads: dict[entities.DcgmEntity, dict[entities.Workload, None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    xid_texts: dict[entities.DcgmEntity, str] = field(default_factory=dict)
 
 
-def merge_page(page: Page) -> PageValues:
-    """Merge a page's samples. Raises nothing, whatever the page."""
+def merge_dcgm_page(page: DcgmPage) -> PageValues:
+    """Merge the samples of a dcgm-exporter's page. Raises nothing, whatever the page."""
     content = PageValues()
     distinct = {id(sample.labels): sample.labels for sample in page.samples}  # lines with the same labels share them
-    plain_by_id = {labels_id: normalized_labels(labels) for labels_id, labels in distinct.items()}
-    reader = LabelReader(plain_by_id.values())
-    known: dict[Entity, Entity] = {}
+    plain_by_id = {labels_id: entities.normalized_labels(labels) for labels_id, labels in distinct.items()}
+    reader = entities.LabelReader(plain_by_id.values())
+    known: dict[entities.DcgmEntity, entities.DcgmEntity] = {}
     read_labels = {}
     for labels_id, plain in plain_by_id.items():
         entity, workload = _unified_instance(reader.entity(plain), known), reader.workload(plain)
         read_labels[labels_id] = plain, entity, workload
-        if entity.kind in (Kind.GPU, Kind.GPU_LINK):
+        if entity.kind in (entities.DcgmEntityKind.GPU, entities.DcgmEntityKind.GPU_LINK):
             _note_gpu(content, entity, plain, workload)
     lines: dict[ValueKey, list[LineValue]] = defaultdict(list)
     for sample in page.samples:
         plain, entity, workload = read_labels[id(sample.labels)]
         for meaning, one in _line_values(sample, entity, plain, workload):
-            of = entity if entity.kind not in (Kind.GPU, Kind.GPU_LINK) else entity.whole
+            of = (
+                entity
+                if entity.kind not in (entities.DcgmEntityKind.GPU, entities.DcgmEntityKind.GPU_LINK)
+                else entity.whole
+            )
             further = meaning.further
             if entity.is_instance and meaning.metric in _INSTANCE_METRICS:
                 of = entity
             elif entity.is_instance:
                 one = replace(one, is_direct=False)
-            if entity.kind is Kind.GPU_LINK and not any(name == "link" for name, _ in further):
+            if entity.kind is entities.DcgmEntityKind.GPU_LINK and not any(name == "link" for name, _ in further):
                 further = tuple(sorted((*further, ("link", entity.link))))
             lines[of, meaning.metric, further].append(one)
     content.merged = {key: merge_lines(ones) for key, ones in lines.items()}
@@ -95,7 +92,9 @@ def merge_page(page: Page) -> PageValues:
     return content
 
 
-def _unified_instance(entity: Entity, known: dict[Entity, Entity]) -> Entity:
+def _unified_instance(
+    entity: entities.DcgmEntity, known: dict[entities.DcgmEntity, entities.DcgmEntity]
+) -> entities.DcgmEntity:
     """The instance with the UUID and profile that other lines may have of it."""
     if not entity.is_instance:
         return entity
@@ -103,34 +102,36 @@ def _unified_instance(entity: Entity, known: dict[Entity, Entity]) -> Entity:
     return known.setdefault(key, entity)
 
 
-def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], workload: Workload) -> None:
+def _note_gpu(
+    content: PageValues, entity: entities.DcgmEntity, labels: Mapping[str, str], workload: entities.Workload
+) -> None:
     whole = entity.whole
     if whole not in content.facts:
         content.gpus.append(whole)
         content.facts[whole] = {}
-    for name, value in facts_of(labels).items():
+    for name, value in entities.gpu_facts_of_labels(labels).items():
         content.facts[whole].setdefault(name, value)
     if entity.is_instance:
         content.split.add(whole)
     used = entity if entity.is_instance else whole  # a link belongs to its GPU
-    if workload != NO_WORKLOAD:
+    if workload != entities.NO_WORKLOAD:
         content.workloads[used].setdefault(workload)
     if labels.get("errmsg"):
         content.xid_texts[whole] = labels["errmsg"]
 
 
 def _line_values(
-    sample: Sample, entity: Entity, labels: Mapping[str, str], workload: Workload
+    sample: PageSample, entity: entities.DcgmEntity, labels: Mapping[str, str], workload: entities.Workload
 ) -> Iterator[tuple[FieldMeaning, LineValue]]:
     """Values of one line, in base units."""
-    value = parse_value(sample.text)
-    if sample.name in THROTTLE_FIELDS and entity.kind is Kind.GPU:
+    value = parse_dcgm_value(sample.text)
+    if sample.name in THROTTLE_FIELDS and entity.kind is entities.DcgmEntityKind.GPU:
         for bit, reason in THROTTLE_REASONS:
             one = value if isinstance(value, NoValue) else float(bool(int(value) & bit))
             meaning = FieldMeaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
             yield meaning, LineValue(one, workload, time_ns=sample.time_ns)
         return
-    found = meaning_of(sample.name, entity.kind, labels)
+    found = dcgm_field_meaning(sample.name, entity.kind, labels)
     if found is not None:
         one = value if isinstance(value, NoValue) else scaled(value, found.scale)
         yield found, LineValue(one, workload, time_ns=sample.time_ns)
@@ -138,43 +139,41 @@ def _line_values(
 
 @dataclass(frozen=True, slots=True)
 class LineValue:
-    """One line's value.
+    """The value of one line of a dcgm-exporter's page.
 
     Attributes:
         value: in base units, or why there is none.
-        workload: to which it belongs.
         is_direct: the line is about the entity itself, not about a part of it.
         time_ns: the line's own time; None without.
     """
 
     value: float | NoValue
-    workload: Workload
+    workload: entities.Workload
     is_direct: bool = True
     time_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MergedValue:
-    """One value of all lines about the same thing.
+    """One value of all lines of a dcgm-exporter's page about the same thing.
 
     Attributes:
         value: in base units, or why there is none.
-        time_ns: as of the line.
         shares: each workload's own value, where the lines have one beside that of the whole.
     """
 
     value: float | NoValue
     time_ns: int | None
-    shares: tuple[tuple[Workload, float], ...] = ()
+    shares: tuple[tuple[entities.Workload, float], ...] = ()
 
 
 def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
-    """One value of several lines about the same thing, at least one."""
+    """One value of several lines of a dcgm-exporter's page about the same thing, at least one."""
     known = [(one.value, one) for one in lines if not isinstance(one.value, NoValue)]
     known = [pair for pair in known if pair[1].is_direct] or known
     if not known:
         return MergedValue(lines[0].value, lines[0].time_ns)
-    plain = [pair for pair in known if pair[1].workload == NO_WORKLOAD]
+    plain = [pair for pair in known if pair[1].workload == entities.NO_WORKLOAD]
     chosen = plain or known
     values = sorted({value for value, _ in chosen})
     time_ns = chosen[0][1].time_ns
@@ -182,7 +181,7 @@ def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
         words = ", ".join(f"{value:g}" for value in values[:3])
         why = NoValue(MissingReason.UNREADABLE, f"the page has {len(values)} values for it: {words}")
         return MergedValue(why, time_ns)
-    shares = tuple((one.workload, value) for value, one in known if plain and one.workload != NO_WORKLOAD)
+    shares = tuple((one.workload, value) for value, one in known if plain and one.workload != entities.NO_WORKLOAD)
     return MergedValue(values[0], time_ns, shares)
 
 
@@ -222,10 +221,9 @@ _LINK_ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FieldMeaning:
-    """Meaning of a field.
+    """Meaning of a DCGM field of a dcgm-exporter's page.
 
     Attributes:
-        metric: name of our metric.
         scale: our value = its value x scale.
         further: labels taken from the field's name.
     """
@@ -266,25 +264,23 @@ _CLOCK_EVENTS = {
 """dcgm-exporter's words where they differ from ours."""
 
 
-def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeaning | None:
-    """Meaning of a sample's field, None where we have no such metric.
+def dcgm_field_meaning(field: str, kind: entities.DcgmEntityKind, labels: Mapping[str, str]) -> FieldMeaning | None:
+    """Meaning of the field of a dcgm-exporter's sample, None where we have no such metric.
 
     Args:
-        field: its name on the page.
         kind: of the sample's entity. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
-        labels: of the sample, normalized.
     """
-    if kind is Kind.NONE:
+    if kind is entities.DcgmEntityKind.NONE:
         return None
     if field.startswith("DCGM_EXP_"):
         return _exporter_series(field, labels)
-    if kind in (Kind.GPU, Kind.GPU_LINK):
+    if kind in (entities.DcgmEntityKind.GPU, entities.DcgmEntityKind.GPU_LINK):
         match = _LINK_ERROR.fullmatch(field)
-        if match and (kind is Kind.GPU_LINK or not match[4]):
+        if match and (kind is entities.DcgmEntityKind.GPU_LINK or not match[4]):
             further = {"kind": match[1].lower(), "link": match[2] or match[3]}
             return FieldMeaning(GPU + LINK_ERRORS, 1.0, labels_of(**{k: v for k, v in further.items() if v}))
     meaning = _MEANINGS.get(field)
-    return meaning if meaning and (kind is Kind.GPU) == meaning.metric.startswith(GPU) else None
+    return meaning if meaning and (kind is entities.DcgmEntityKind.GPU) == meaning.metric.startswith(GPU) else None
 
 
 def _exporter_series(field: str, labels: Mapping[str, str]) -> FieldMeaning | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stepscope.collectors.contradictions import contradiction_of
-from stepscope.collectors.dcgm_exporter.entities import FACT_LABELS, Entity, Kind, Workload
+from stepscope.collectors.dcgm_exporter.entities import FACT_LABELS, DcgmEntity, DcgmEntityKind, Workload
 from stepscope.collectors.dcgm_exporter.merged_values import MergedValue, PageValues
-from stepscope.collectors.dcgm_exporter.text_format import Page
+from stepscope.collectors.dcgm_exporter.page import DcgmPage
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, with_labels
@@ -40,19 +40,17 @@ _MAX_WORKLOADS = 64
 """Of a GPU or MIG instance: more than share one in practice, and each is a series."""
 
 
-def collection_of(
-    page: Page, content: PageValues, values: Mapping[Entity, Mapping[str, float]], time_ns: int
+def dcgm_page_collection(
+    page: DcgmPage, content: PageValues, values: Mapping[DcgmEntity, Mapping[str, float]], time_ns: int
 ) -> Collection:
-    """Readings, missing metrics and findings of a page.
+    """Readings, missing metrics and findings of a dcgm-exporter's page.
 
     Args:
-        page: for its bad lines.
-        content: its merged samples.
         values: of its GPUs, as `values_by_gpu` has them.
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = ReadingsBuilder(time_ns)
-    added: dict[tuple[Entity, str], float] = {}
+    added: dict[tuple[DcgmEntity, str], float] = {}
     contradictions = {gpu: contradiction_of(values[gpu]) for gpu in content.gpus}
     workloads = {entity: list(all_of_it)[:_MAX_WORKLOADS] for entity, all_of_it in content.workloads.items()}
     for (entity, metric, further), merged in content.merged.items():
@@ -68,14 +66,14 @@ def collection_of(
         into.add_labelled(metric, value, labels, merged.time_ns)
         if not further and not isinstance(value, NoValue):
             added[entity, metric] = value
-        if metric in _PER_WORKLOAD and entity.kind is Kind.GPU:
+        if metric in _PER_WORKLOAD and entity.kind is DcgmEntityKind.GPU:
             shares = dict(merged.shares)
             copies = len(shares) > 1 and set(shares.values()) == {merged.value}  # each has the whole's value
             for workload in () if copies else workloads.get(entity, ()):
                 if workload in shares:
                     of_workload = _with_workload(labels, workload)
                     into.add_labelled(_PER_WORKLOAD[metric], shares[workload], of_workload, merged.time_ns)
-    on_page: dict[Entity, set[str]] = {gpu: set() for gpu in content.gpus}
+    on_page: dict[DcgmEntity, set[str]] = {gpu: set() for gpu in content.gpus}
     for entity, metric, _ in content.merged:
         on_page.get(entity, set()).add(metric)
     of_any_gpu = set().union(*on_page.values())
@@ -104,13 +102,13 @@ def _with_workload(labels: Labels, workload: Workload) -> Labels:
     return tuple(sorted((*labels, *workload.labels)))
 
 
-def _whole_gpu(entity: Entity) -> Entity:
+def _whole_gpu(entity: DcgmEntity) -> DcgmEntity:
     return entity.whole if entity.is_instance else entity
 
 
-def values_by_gpu(content: PageValues) -> dict[Entity, dict[str, float]]:
-    """Values of GPUs, the highest where MIG instances have one too; without a GPU's utilisation under MIG."""
-    by_gpu: dict[Entity, dict[str, float]] = {gpu: {} for gpu in content.gpus}
+def values_by_gpu(content: PageValues) -> dict[DcgmEntity, dict[str, float]]:
+    """Values of the GPUs on a dcgm-exporter's page, the highest of MIG instances; without utilisation under MIG."""
+    by_gpu: dict[DcgmEntity, dict[str, float]] = {gpu: {} for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():
         gpu = _whole_gpu(entity)
         if gpu not in by_gpu or further or isinstance(merged.value, NoValue):
@@ -133,7 +131,7 @@ def _checked_value(into: ReadingsBuilder, metric: str, labels: Labels, merged: M
     return into.checked(metric, value, labels, source="the page says", raw=value)
 
 
-def _add_facts(into: ReadingsBuilder, content: PageValues, gpu: Entity, *, has_mig_mode: bool) -> None:
+def _add_facts(into: ReadingsBuilder, content: PageValues, gpu: DcgmEntity, *, has_mig_mode: bool) -> None:
     facts = dict.fromkeys((*FACT_LABELS.values(), "architecture", "minor_number"), "") | content.facts[gpu]
     into.add_labelled(GPU + "info", 1.0, with_labels(gpu.labels, **facts))
     into.add_labelled(GPU + "up", 1.0, gpu.labels)
@@ -141,7 +139,7 @@ def _add_facts(into: ReadingsBuilder, content: PageValues, gpu: Entity, *, has_m
         into.add_labelled(GPU + "mig_enabled", 1.0, gpu.labels)
 
 
-def _derive_total(into: ReadingsBuilder, gpu: Entity, added: Mapping[tuple[Entity, str], float]) -> None:
+def _derive_total(into: ReadingsBuilder, gpu: DcgmEntity, added: Mapping[tuple[DcgmEntity, str], float]) -> None:
     """The default page is without the total; it is the sum of its three parts, all of which must be known."""
     parts = [added.get((gpu, GPU + f"memory_{kind}_bytes")) for kind in ("used", "free", "reserved")]
     known = [part for part in parts if part is not None]
@@ -152,7 +150,7 @@ def _derive_total(into: ReadingsBuilder, gpu: Entity, added: Mapping[tuple[Entit
 
 
 def _add_missing(
-    into: ReadingsBuilder, gpu: Entity, on_page: set[str], of_any_gpu: set[str], *, is_split: bool
+    into: ReadingsBuilder, gpu: DcgmEntity, on_page: set[str], of_any_gpu: set[str], *, is_split: bool
 ) -> None:
     for name in _WANTED_METRICS:
         if name in on_page or (is_split and name not in _WHOLE_GPU_METRICS):

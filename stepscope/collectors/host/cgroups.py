@@ -30,7 +30,7 @@ _MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill")
 
 
 def parse_cpu_limit(text: str) -> float | None:
-    """CPUs of a cpu.max ("200000 100000"), None without a limit or where the text is something else."""
+    """CPUs of a cgroup's cpu.max ("200000 100000"), None without a limit or where the text is something else."""
     words = text.split()
     if len(words) != 2 or not all(word.isascii() and word.isdecimal() for word in words) or int(words[1]) == 0:
         return None
@@ -38,7 +38,7 @@ def parse_cpu_limit(text: str) -> float | None:
 
 
 def parse_limit_bytes(text: str) -> int | None:
-    """Bytes of a memory limit, None without one."""
+    """Bytes of a cgroup's memory limit, None without one."""
     word = text.strip()
     if not (word.isascii() and word.isdecimal()) or int(word) >= _NO_LIMIT:
         return None
@@ -46,11 +46,7 @@ def parse_limit_bytes(text: str) -> int | None:
 
 
 def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> dict[int, str]:
-    """Read the cgroups of processes, each once.
-
-    Returns:
-        The cgroup of each process, where it is known.
-    """
+    """Read the cgroups of processes, each once; returns the cgroup of each process, where it is known."""
     mounts = cgroup_mounts(files)
     of_process: dict[int, str] = {}
     done: set[tuple[str, str]] = set()
@@ -60,7 +56,7 @@ def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> di
             continue  # read_process reports it as gone
         membership = parse_membership(text)
         for controller, read in _READERS.items():
-            found = hierarchy_of(mounts, membership, controller)
+            found = cgroup_hierarchy_of(mounts, membership, controller)
             if found is None:
                 continue
             mount, path = found
@@ -72,7 +68,7 @@ def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> di
     return of_process
 
 
-def _levels_above(path: str, mount: Mount) -> list[str]:
+def _levels_above(path: str, mount: CgroupMount) -> list[str]:
     """The cgroup and those above it, without the root, which has no limits."""
     levels: list[str] = []
     if isinstance(cgroup_folder(mount, path), NoValue):
@@ -83,7 +79,7 @@ def _levels_above(path: str, mount: Mount) -> list[str]:
     return levels or [path or "/"]
 
 
-def _read_cpu(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_cpu(files: Files, into: ReadingsBuilder, mount: CgroupMount, path: str, *, is_leaf: bool) -> None:
     fields = _CPU_STAT_UNIFIED if mount.is_unified else _CPU_STAT_V1
     folder = cgroup_folder(mount, path)
     if isinstance(folder, NoValue):
@@ -101,7 +97,7 @@ def _read_cpu(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, i
         _read_cgroup_pressure(files, into, folder, path)
 
 
-def _cpu_limit(files: Files, folder: str, mount: Mount) -> float | NoValue:
+def _cpu_limit(files: Files, folder: str, mount: CgroupMount) -> float | NoValue:
     if mount.is_unified:
         text = files.read(f"{folder}/cpu.max")
         name = "cpu.max"
@@ -117,7 +113,7 @@ def _no_limit(path: str) -> NoValue:
     return NoValue(MissingReason.NOT_SUPPORTED, f"/{path}: no limit")
 
 
-def _read_usage(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_usage(files: Files, into: ReadingsBuilder, mount: CgroupMount, path: str, *, is_leaf: bool) -> None:
     """CPU time of version 1, which may be a hierarchy of its own."""
     if mount.is_unified or not is_leaf:
         return
@@ -127,7 +123,7 @@ def _read_usage(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *,
     into.add(CGROUP + _CPU_SECONDS, seconds, cgroup=path)
 
 
-def _read_memory(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_memory(files: Files, into: ReadingsBuilder, mount: CgroupMount, path: str, *, is_leaf: bool) -> None:
     names = ("memory_bytes", "memory_limit_bytes", "memory_events_total")
     folder = cgroup_folder(mount, path)
     if isinstance(folder, NoValue):
@@ -182,8 +178,8 @@ _USUAL_MOUNTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A mounted hierarchy.
+class CgroupMount:
+    """A mounted hierarchy of cgroups.
 
     Attributes:
         controllers: of version 1; empty of version 2.
@@ -201,7 +197,7 @@ class Mount:
         return not self.controllers
 
 
-def parse_mounts(text: str) -> list[Mount]:
+def parse_mounts(text: str) -> list[CgroupMount]:
     """The cgroup hierarchies of /proc/<pid>/mountinfo."""
     mounts = []
     for line in text.splitlines():
@@ -214,7 +210,7 @@ def parse_mounts(text: str) -> list[Mount]:
         controllers = frozenset() if right[0] == "cgroup2" else frozenset(right[2].split(",")) - {"rw", "ro", "xattr"}
         if right[0] == "cgroup" and (is_named or not controllers):
             continue
-        mounts.append(Mount(controllers, _unescaped(left[3]), _unescaped(left[4])))
+        mounts.append(CgroupMount(controllers, _unescaped(left[3]), _unescaped(left[4])))
     return mounts
 
 
@@ -229,7 +225,7 @@ def parse_membership(text: str) -> dict[frozenset[str], str]:
     return paths
 
 
-def cgroup_folder(mount: Mount, path: str) -> str | NoValue:
+def cgroup_folder(mount: CgroupMount, path: str) -> str | NoValue:
     """The folder of a cgroup in a hierarchy, from the root of the files."""
     root = mount.root.rstrip("/")
     if "/../" in f"{path}/" or not f"{path}/".startswith(f"{root}/"):
@@ -238,19 +234,19 @@ def cgroup_folder(mount: Mount, path: str) -> str | NoValue:
     return (mount.point + path[len(root) :]).strip("/")
 
 
-def cgroup_mounts(files: Files) -> list[Mount]:
+def cgroup_mounts(files: Files) -> list[CgroupMount]:
     """The hierarchies of the machine; those at the usual places where mountinfo cannot be read."""
     for process in ("1", "self") if files.is_mounted else ("self", "1"):
         text = files.read(f"proc/{process}/mountinfo")
         mounts = [] if isinstance(text, NoValue) else parse_mounts(text)
         if mounts:
             return mounts
-    return [Mount(controllers, "/", point) for file, controllers, point in _USUAL_MOUNTS if files.exists(file)]
+    return [CgroupMount(controllers, "/", point) for file, controllers, point in _USUAL_MOUNTS if files.exists(file)]
 
 
-def hierarchy_of(
-    mounts: Sequence[Mount], membership: dict[frozenset[str], str], controller: str
-) -> tuple[Mount, str] | None:
+def cgroup_hierarchy_of(
+    mounts: Sequence[CgroupMount], membership: dict[frozenset[str], str], controller: str
+) -> tuple[CgroupMount, str] | None:
     """The hierarchy of this controller and a process's cgroup in it; None where there is none.
 
     Version 1 comes first: on machines with both, its controllers limit the work.

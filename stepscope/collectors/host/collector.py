@@ -9,16 +9,15 @@ from pathlib import Path
 
 from stepscope.collectors.host.cgroups import read_cgroups
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.host.gpus import GpuUsers, read_affinity, read_gpu_node
-from stepscope.collectors.host.machine import read_cpu, read_disks, read_memory, read_numa_memory, read_pressure
+from stepscope.collectors.host.machine import read_cpu, read_disks, read_machine_memory, read_numa_memory, read_pressure
 from stepscope.collectors.host.networks import read_infiniband, read_networks
-from stepscope.collectors.host.processes import read_process
+from stepscope.collectors.host.processes import GpuUsers, read_affinity, read_gpu_node, read_process
 from stepscope.collectors.readings_builder import ReadingsBuilder
 from stepscope.core.metrics.readings import Collection
 
 
 class HostCollector:
-    """Host metrics from files of /proc and /sys that never block."""
+    """Collector of host metrics from files of /proc and /sys that never block."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class HostCollector:
         """Read everything once. What cannot be read is missing with its reason; nothing is raised."""
         files, into = self._files, ReadingsBuilder(self._wall_clock_ns())
         read_cpu(files, into, ticks_per_second=self._ticks_per_second)
-        read_memory(files, into, page_bytes=self._page_bytes)
+        read_machine_memory(files, into, page_bytes=self._page_bytes)
         read_numa_memory(files, into)
         read_pressure(files, into)
         read_disks(files, into)
@@ -65,7 +64,7 @@ class HostCollector:
 
 
 class InfinibandCollector:
-    """InfiniBand and RoCE ports.
+    """Collector of the host's InfiniBand and RoCE ports.
 
     Their counters come from the adapter: a dead one blocks the reader until its driver gives up, for about a minute.
     Hence a collector of its own, to be read in a thread of its own.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Files:
-    """Files below a root; paths are given without a slash at their start.
+    """Files of the host below a root; paths are given without a slash at their start.
 
     Attributes:
         root: "/", or where a container has the machine's, or a tree made by a test.
@@ -46,7 +46,6 @@ class Files:
         return str(self.root) != "/"
 
     def read(self, path: str) -> str | NoValue:
-        """The text of a file."""
         try:
             with open(self.root / path, "rb", buffering=0) as file:
                 parts = []
@@ -73,7 +72,6 @@ class Files:
         return Fields(path, self.parse(path, parse))
 
     def number(self, path: str) -> int | NoValue:
-        """The whole number that a file holds."""
         text = self.read(path)
         if isinstance(text, NoValue):
             return text
@@ -95,7 +93,7 @@ class Files:
 
 
 class Fields(Generic[T]):
-    """Values of one file by name; a name that the file does not have gives a `NoValue`.
+    """Values of one file of the host by name; a name that the file does not have gives a `NoValue`.
 
     Attributes:
         why_unread: why the whole file could not be read; None where it could.
@@ -114,7 +112,7 @@ class Fields(Generic[T]):
 
 
 def not_in_file(path: str, what: str) -> NoValue:
-    """Why there is no value where a file is there and does not have it."""
+    """Why there is no value where a file of the host is there and does not have it."""
     return NoValue(MissingReason.NOT_SUPPORTED, f"/{path}: without {what}")
 
 

@@ -32,10 +32,9 @@ _LOAD_WINDOWS = ("1m", "5m", "15m")
 
 @dataclass(frozen=True, slots=True)
 class CpuStat:
-    """/proc/stat.
+    """Content of /proc/stat.
 
     Attributes:
-        ticks: of all CPUs, by mode.
         num_cpus: CPUs online, each with a line.
         counts: other lines with one number, by name.
     """
@@ -66,7 +65,7 @@ def _parse_numbers(text: str) -> list[int]:
 
 
 def parse_load(text: str) -> tuple[float, ...]:
-    """Load averages over 1, 5 and 15 minutes; empty where the text is something else."""
+    """Load averages of the host over 1, 5 and 15 minutes; empty where the text is something else."""
     words = text.split()[:3]
     try:
         return tuple(float(word) for word in words) if len(words) == 3 else ()
@@ -75,7 +74,7 @@ def parse_load(text: str) -> tuple[float, ...]:
 
 
 def read_cpu(files: Files, into: ReadingsBuilder, *, ticks_per_second: float) -> None:
-    """Read the CPUs' times and the load; `ticks_per_second` is USER_HZ."""
+    """Read the CPU times and the load of the host; `ticks_per_second` is USER_HZ."""
     seconds = HOST + "cpu_seconds_total"
     stat = files.parse("proc/stat", parse_cpu_stat)
     if isinstance(stat, NoValue):
@@ -139,8 +138,8 @@ def parse_counts(text: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
 
 
-def read_memory(files: Files, into: ReadingsBuilder, *, page_bytes: int) -> None:
-    """Read the machine's memory."""
+def read_machine_memory(files: Files, into: ReadingsBuilder, *, page_bytes: int) -> None:
+    """Read the memory of the host."""
     meminfo = files.fields("proc/meminfo", parse_meminfo)
     _add_fields(into, meminfo, _MEMINFO_METRICS)
     huge_page_bytes = meminfo["Hugepagesize"]
@@ -161,7 +160,7 @@ def _parse_vmstat(text: str) -> dict[str, int]:
 
 
 def read_numa_memory(files: Files, into: ReadingsBuilder) -> None:
-    """Read the memory of each NUMA node."""
+    """Read the memory of each NUMA node of the host."""
     folder = "sys/devices/system/node"
     total, free, misses = (
         HOST + f"numa_{name}" for name in ("memory_total_bytes", "memory_free_bytes", "misses_total")
@@ -185,10 +184,9 @@ _PSI_OFF = NoValue(MissingReason.NOT_SUPPORTED, "the kernel has no PSI (before 4
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """One line of a pressure file.
+    """One line of a pressure file of the host.
 
     Attributes:
-        share: "some" or "full".
         ratios: share of the last 10, 60 and 300 s.
         seconds: total since boot.
     """
@@ -199,7 +197,7 @@ class Pressure:
 
 
 def parse_pressure(text: str) -> list[Pressure]:
-    """Read a pressure file. Malformed lines are skipped."""
+    """Read a pressure file of /proc or of a cgroup. Malformed lines are skipped."""
     matches = (_PRESSURE_LINE.fullmatch(line.strip()) for line in text.splitlines())
     return [
         Pressure(match[1], (_ratio(match[2]), _ratio(match[3]), _ratio(match[4])), int(match[5]) / 1_000_000)
@@ -213,7 +211,7 @@ def _ratio(percent: str) -> float:
 
 
 def read_pressure(files: Files, into: ReadingsBuilder) -> None:
-    """Read the machine's pressure."""
+    """Read the pressure (PSI) of the host."""
     total, ratio = HOST + "pressure_seconds_total", HOST + "pressure_ratio"
     for resource in RESOURCES:
         lines = files.parse(f"proc/pressure/{resource}", parse_pressure) or _PSI_OFF
@@ -264,7 +262,7 @@ def parse_diskstats(text: str) -> list[tuple[str, tuple[float, ...]]]:
 
 
 def read_disks(files: Files, into: ReadingsBuilder) -> None:
-    """Read all disks."""
+    """Read all disks of the host."""
     disks = files.parse("proc/diskstats", parse_diskstats)
     if isinstance(disks, NoValue):
         into.miss(_DISK_METRICS, disks)
@@ -283,7 +281,7 @@ _CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
 def parse_cpu_list(text: str) -> frozenset[int] | None:
-    """CPUs of "0-3,8,64-67"; none of an empty text; None where it is not a list."""
+    """CPUs of the kernel's "0-3,8,64-67"; none of an empty text; None where it is not a list."""
     cpus: set[int] = set()
     words = [word.strip() for word in text.strip().split(",")] if text.strip() else []
     for word in words:

@@ -48,7 +48,7 @@ def parse_snmp(text: str, protocol: str) -> dict[str, int]:
 
 
 def read_networks(files: Files, into: ReadingsBuilder) -> None:
-    """Read the interfaces of the machine, or of this process's network namespace where the files are not mounted."""
+    """Read the network interfaces of the host, or of this process's namespace where the files are not mounted."""
     text = _read_net(files, "dev")
     if isinstance(text, NoValue):
         into.miss(_NET_DEV_COLUMNS.values(), text)
@@ -139,7 +139,7 @@ _IB_RATE = re.compile(r"([\d.]+) Gb/sec", re.ASCII)
 
 
 def parse_port_state(text: str) -> tuple[int, str]:
-    """Number and word of "4: ACTIVE", in lower case; 0 and the text where it is something else."""
+    """Number and word of an InfiniBand port's "4: ACTIVE", in lower case; 0 and the text where it is something else."""
     number, colon, word = text.strip().partition(":")
     if colon and number.isascii() and number.isdecimal():
         return int(number), word.strip().lower()
@@ -147,7 +147,7 @@ def parse_port_state(text: str) -> tuple[int, str]:
 
 
 def parse_port_rate(text: str) -> float | None:
-    """Bytes per second of "400 Gb/sec (4X NDR)", None where the text is something else."""
+    """Bytes per second of an InfiniBand port's "400 Gb/sec (4X NDR)", None where the text is something else."""
     match = _IB_RATE.match(text.strip())
     try:
         return float(match[1]) * 1e9 / 8 if match else None
@@ -155,13 +155,13 @@ def parse_port_rate(text: str) -> float | None:
         return None
 
 
-def is_saturated(value: int, width: int) -> bool:
-    """Whether a counter is at the end of its width, where it stops."""
+def is_port_counter_saturated(value: int, width: int) -> bool:
+    """Whether a counter of an InfiniBand port is at the end of its width, where it stops."""
     return value == (1 << width) - 1
 
 
 def read_infiniband(files: Files, into: ReadingsBuilder) -> None:
-    """Read all ports; without adapters one missing metric."""
+    """Read all InfiniBand ports; without adapters one missing metric."""
     devices = files.names(_IB_ROOT) or _NO_ADAPTER
     if isinstance(devices, NoValue):
         into.add(IB + "up", _NO_ADAPTER if devices.reason is MissingReason.NOT_SUPPORTED else devices)
@@ -204,13 +204,13 @@ def _read_port_counters(files: Files, into: ReadingsBuilder, device: str, port: 
     folder = f"{_IB_ROOT}/{device}/ports/{port}/counters"
     for name, (metric, scale) in _IB_TRAFFIC.items():
         value = files.number(f"{folder}/{name}")
-        if isinstance(value, int) and is_saturated(value, 32):
+        if isinstance(value, int) and is_port_counter_saturated(value, 32):
             value = NoValue(MissingReason.UNREADABLE, f"/{folder}/{name}: stopped at the end of its 32 bits")
         into.add(metric, value if isinstance(value, NoValue) else value * scale, device=device, port=port)
     for name, width in _IB_ERRORS.items():
         value = files.number(f"{folder}/{name}")
         into.add(IB + "errors_total", value, device=device, port=port, kind=name.lower())
-        if isinstance(value, int) and is_saturated(value, width):
+        if isinstance(value, int) and is_port_counter_saturated(value, width):
             message = f"{device} port {port}: {name} stopped at {value}, the end of its width; clear it (perfquery -R)"
             into.note("counter_full", message, device=device, port=port, kind=name.lower())
 

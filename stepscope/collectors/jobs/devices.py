@@ -23,8 +23,8 @@ _WORKING_KINDS = frozenset({"compute", "mps"})
 
 
 @dataclass(slots=True)
-class Holder:
-    """A process that holds a device.
+class DeviceHolder:
+    """A process that holds a GPU or MIG instance.
 
     Attributes:
         memory_bytes: None if the driver does not report it.
@@ -39,15 +39,13 @@ class Holder:
 
 @dataclass(slots=True)
 class DeviceUsage:
-    """A GPU or MIG instance, with its processes and its activity.
+    """A GPU or MIG instance, with the processes that hold it and its activity.
 
     Attributes:
         gpu_uuid: of the whole GPU; its index without one.
         minor: minor number of its file in /dev; empty if not known.
-        answers: whether its driver answers.
         activity: share of time in which kernels ran there, the highest of all counters; None without one.
         memory_ratio: used share of its memory; None if not known.
-        holders: processes by id.
         workloads: jobs and pods by dcgm-exporter, labels of `stepscope_gpu_workload_info`.
     """
 
@@ -57,12 +55,12 @@ class DeviceUsage:
     answers: bool = True
     activity: float | None = None
     memory_ratio: float | None = None
-    holders: dict[int, Holder] = field(default_factory=dict)
+    holders: dict[int, DeviceHolder] = field(default_factory=dict)
     workloads: list[dict[str, str]] = field(default_factory=list)
 
 
-def devices_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
-    """All devices, in the order of their index.
+def device_usages_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
+    """All GPUs and MIG instances with the processes that hold them, in the order of their index.
 
     Args:
         collections: of the sources of GPUs. The first that reports a device names it; the others add to it.
@@ -131,7 +129,7 @@ class _Survey:
         kinds = set(labels.get("kind", "").split("+"))
         usage = self._found.get(device)
         if usage is not None and kinds & _WORKING_KINDS:
-            holder = usage.holders.setdefault(int(labels["pid"]), Holder())
+            holder = usage.holders.setdefault(int(labels["pid"]), DeviceHolder())
             holder.is_mps |= "mps" in kinds
             holder.memory_bytes = memory_bytes
 
@@ -174,7 +172,7 @@ _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 
 def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
-    """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
+    """The device of a UUID as jobs have it: "GPU-...", also its beginning, as CUDA allows; "MIG-...", old ones too."""
     old = OLD_MIG_UUID.fullmatch(name)
     if old:
         return next((one for one in devices if one.gpu_uuid == old[1] and one.device.instance == old[2]), None)
@@ -188,18 +186,18 @@ def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | Non
 
 
 def find_by_minor(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage | None:
-    """The whole GPU with this minor number; None if it is split: the number does not name an instance."""
+    """The GPU that a scheduler's minor number names; None if it is split: the number does not name an instance."""
     return _single(one for one in devices if one.minor == number and not one.device.instance)
 
 
 def find_by_number(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage | None:
-    """The whole GPU of this number, where minor number and NVML's index mean the same one."""
+    """The GPU that a scheduler's number names, where minor number and NVML's index mean the same one."""
     device = find_by_minor(devices, number)
     return device if device is not None and device.device.index == number else None
 
 
 def parse_device_list(text: str) -> list[str]:
-    """Numbers and other names of "0,2-3,GPU-..."; none of "NoDevFiles", Slurm's word for no device files."""
+    """Numbers and other names of Slurm's "0,2-3,GPU-..."; none of "NoDevFiles", its word for no device files."""
     names: list[str] = []
     for word in text.split(","):
         match = _NUMBER_RANGE.fullmatch(word.strip())
@@ -211,7 +209,7 @@ def parse_device_list(text: str) -> list[str]:
 
 
 def is_gpu_name(name: str) -> bool:
-    """Whether a name is one of NVIDIA's or GKE's device plugin for a GPU or an instance."""
+    """Whether a name is one of NVIDIA's or GKE's Kubernetes device plugin for a GPU or an instance."""
     return name.startswith(("GPU-", "MIG-")) or _GKE_NAME.fullmatch(name) is not None
 
 
@@ -224,7 +222,7 @@ def devices_visible_to_cuda(devices: Sequence[DeviceUsage], text: str) -> list[D
 
 
 def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsage | None, bool]:
-    """The device of a device plugin's name, and whether the plugin gave a share of it.
+    """The device of a Kubernetes device plugin's name, and whether the plugin gave a share of it.
 
     NVIDIA's own: UUIDs, with "::0" behind shares. GKE's: "nvidia0", "nvidia0/gi1", "nvidia0/vgpu2".
     """
@@ -237,7 +235,7 @@ def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsag
 
 
 def dra_device(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
-    """The device of NVIDIA's DRA driver's name: "gpu-0" is a whole GPU, by minor number.
+    """The device of a name of NVIDIA's DRA driver (Kubernetes): "gpu-0" is a whole GPU, by minor number.
 
     Names of MIG instances ("gpu-0-mig-1g10gb-19-0") hold the requested place on the GPU, not an id: they are found if
     the GPU has a single instance of the profile.

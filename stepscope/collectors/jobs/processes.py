@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stepscope.collectors.host.cgroups import parse_membership
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.processes import ProcessStat, parse_fields, parse_process_stat
 from stepscope.collectors.readings_builder import NoValue
@@ -27,14 +28,11 @@ _ENVIRONMENT_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process. What may not be read is empty, or None.
+    """A process that may belong to a job on a GPU. What may not be read is empty, or None.
 
     Attributes:
         pid, start: identify it; start in ticks since boot.
-        parent, group: ids of its parent and its process group.
         command: its name, at most 15 characters.
-        arguments: its command line.
-        uid: of its user.
         cgroups: paths of all hierarchies.
         variables: the requested ones of its environment; None if it may not be read.
     """
@@ -55,7 +53,7 @@ class Process:
 
 
 class Processes:
-    """Reader of processes. What never changes is read once; a reused process id is another process.
+    """Reader of the processes of jobs. What never changes is read once; a reused process id is another process.
 
     `end_round` forgets the processes that were not read since its last call.
     """
@@ -72,7 +70,6 @@ class Processes:
         self._read: dict[int, Process] = {}
 
     def end_round(self) -> None:
-        """Forget processes that were not read since the last call."""
         self._known, self._read = self._read, {}
 
     def read(self, pid: int) -> Process | None:
@@ -97,7 +94,7 @@ class Processes:
             stat.command,
             self._words(f"proc/{pid}/cmdline"),
             int(uids[0]) if uids and uids[0].isdecimal() else None,
-            () if isinstance(cgroup, NoValue) else parse_cgroup_paths(cgroup),
+            () if isinstance(cgroup, NoValue) else tuple(dict.fromkeys(parse_membership(cgroup).values())),
             self._variables(pid),
         )
 
@@ -113,12 +110,6 @@ class Processes:
         return {name: value for name, sign, value in pairs if sign and name in self._names}
 
 
-def parse_cgroup_paths(text: str) -> tuple[str, ...]:
-    """Paths of /proc/<pid>/cgroup, each once."""
-    paths = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
-
-
 _CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio|nerdctl|lxc)[-/]([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _RANK_VARIABLES = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LAUNCHER = re.compile(
@@ -130,17 +121,17 @@ _SERVICE_COMMANDS = ("nvidia-cuda-mps", "nv-hostengine", "nvidia-persiste", "nvi
 _MAX_LAUNCHERS = 4
 
 
-def is_service(process: Process) -> bool:
-    """Whether it holds the GPU for other processes and is not a job."""
+def is_gpu_service(process: Process) -> bool:
+    """Whether a process holds the GPU for other processes and is not a job."""
     return process.command.startswith(_SERVICE_COMMANDS)
 
 
-def container_of(process: Process) -> str:
-    """Id of its container, 64 digits; empty without one."""
+def container_id_of(process: Process) -> str:
+    """Id of a process's container, 64 digits; empty without one."""
     return next((match[1] for path in process.cgroups if (match := _CONTAINER.search(path))), "")
 
 
-def leader_of(process: Process, processes: Processes) -> Process:
+def job_leader_of(process: Process, processes: Processes) -> Process:
     """The process that identifies the job: the leader of its process group, or that of its launcher.
 
     Sessions do not identify a job: torchrun gives each rank its own.
@@ -155,7 +146,7 @@ def leader_of(process: Process, processes: Processes) -> Process:
 
 
 def program_name_of(process: Process) -> str:
-    """Name of its program: the script, "train.py", or the module; else its command."""
+    """Name of a job's program: the script, "train.py", or the module; else its command."""
     for word, following in pairwise((*process.arguments, "")):
         if word == "-m" and following:
             return following
@@ -177,7 +168,7 @@ _MAX_NAMES = 1000
 
 
 class UserNames:
-    """User names by user id; the number until the name is known, and if there is none.
+    """Names of jobs' users by user id; the number until the name is known, and if there is none.
 
     Args:
         files: of the machine. If they are mounted from another one, only its /etc/passwd is read.
@@ -189,7 +180,6 @@ class UserNames:
         self._asking: threading.Thread | None = None
 
     def name(self, uid: int | None) -> str:
-        """The name now; does not block."""
         if uid is None:
             return ""
         if uid not in self._names:
@@ -229,7 +219,7 @@ PROJECT_NAMES = ("STEPSCOPE_PROJECT", "stepscope.io/project", "project", "PROJEC
 
 @dataclass(frozen=True, slots=True)
 class TeamNaming:
-    """Labels and annotations of pods, and variables of processes; the first of each list that is set counts.
+    """Labels of pods and variables of processes with a job's team and project; the first of each that is set counts.
 
     Attributes:
         team, project: names that hold the team's and the project's name.

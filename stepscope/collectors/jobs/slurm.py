@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.collectors.host.cgroups import Mount, cgroup_mounts
+from stepscope.collectors.host.cgroups import CgroupMount, cgroup_mounts
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import (
     DeviceUsage,
@@ -45,15 +45,15 @@ class SlurmPlace:
     step: str = ""
 
 
-def place_in_cgroup(path: str) -> SlurmPlace | None:
-    """The job and step of a cgroup; None if it is not a job's."""
+def slurm_place_in_cgroup(path: str) -> SlurmPlace | None:
+    """The Slurm job and step of a cgroup; None if it is not a job's."""
     match = _JOB_PATH.search(path)
     return SlurmPlace(match[1], match[2] or "") if match else None
 
 
 def slurm_place_of(process: Process) -> SlurmPlace | None:
-    """The job and step of a process; None if it is in no job."""
-    places = [place for path in process.cgroups if (place := place_in_cgroup(path)) is not None]
+    """The Slurm job and step of a process; None if it is in no job."""
+    places = [place for path in process.cgroups if (place := slurm_place_in_cgroup(path)) is not None]
     if places:
         return max(places, key=lambda place: bool(place.step))
     job_id = process.variable("SLURM_JOB_ID")
@@ -63,22 +63,14 @@ def slurm_place_of(process: Process) -> SlurmPlace | None:
     return SlurmPlace(job_id, step if step.isdecimal() else "")
 
 
-def array_task_of(process: Process) -> str:
-    """ "120_3" of a process of an array's task; empty of others."""
+def slurm_array_task_of(process: Process) -> str:
+    """ "120_3" of a process of a Slurm array's task; empty of others."""
     job, task = process.variable("SLURM_ARRAY_JOB_ID"), process.variable("SLURM_ARRAY_TASK_ID")
     return f"{job}_{task}" if job and task else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmGpus:
-    """Devices that Slurm gave, and names that fit no device or more than one."""
-
-    devices: tuple[DeviceUsage, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus:
-    """Devices of a process's job by the variables that Slurm sets.
+def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> tuple[list[DeviceUsage], list[str]]:
+    """Devices of the Slurm job of a process, by the variables that Slurm sets, and names that fit no single device.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
     only outside of steps. Both are minor numbers, the end of the name of the device's file; on machines with MIG they
@@ -90,10 +82,10 @@ def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus
     if not numbers and place is not None and place.step in _OUTSIDE_OF_STEPS:
         numbers = process.variable("SLURM_JOB_GPUS")
     if not numbers:
-        return SlurmGpus()
+        return [], []
     visible = devices_visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
     if visible:
-        return SlurmGpus(tuple(visible))
+        return visible, []
     is_split = any(one.device.instance for one in devices)
     by_name = {
         name: find_by_uuid(devices, name)
@@ -103,8 +95,8 @@ def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus
         else find_by_minor(devices, name)
         for name in parse_device_list(numbers)
     }
-    known = tuple(device for device in by_name.values() if device is not None)
-    return SlurmGpus(known, tuple(name for name, device in by_name.items() if device is None))
+    known = [device for device in by_name.values() if device is not None]
+    return known, [name for name, device in by_name.items() if device is None]
 
 
 _JOB_FOLDER = re.compile(r"job_(\d+)")
@@ -117,7 +109,7 @@ _FIRST_NO_GPU_MINOR = 254
 
 @dataclass(slots=True)
 class SlurmNodeJob:
-    """A job on this node.
+    """A Slurm job on this node.
 
     Attributes:
         pids: some processes of each step, without those of the steps' daemons.
@@ -129,7 +121,7 @@ class SlurmNodeJob:
 
 
 def slurm_jobs_on_node(files: Files) -> dict[str, SlurmNodeJob]:
-    """Jobs by id; empty if Slurm has no cgroups."""
+    """Slurm jobs on this node by id; empty if Slurm has no cgroups."""
     found: dict[str, SlurmNodeJob] = {}
     for mount in cgroup_mounts(files):
         if not mount.is_unified and not mount.controllers & {"devices", "memory", "cpuset", "freezer"}:
@@ -145,7 +137,7 @@ def slurm_jobs_on_node(files: Files) -> dict[str, SlurmNodeJob]:
     return found
 
 
-def _job_folders(files: Files, mount: Mount) -> Iterator[tuple[str, str]]:
+def _job_folders(files: Files, mount: CgroupMount) -> Iterator[tuple[str, str]]:
     """Number and folder of each job: slurm[_node]/uid_1/job_2, or system.slice/[node_]slurmstepd.scope/job_2."""
     point = mount.point.strip("/")
     if mount.is_unified:
@@ -206,7 +198,7 @@ _MAX_JOBS_ASKED = 100
 
 @dataclass(frozen=True, slots=True)
 class SlurmNames:
-    """A job's names from squeue: its user, account, partition, name, and "120_3" of an array."""
+    """A Slurm job's names from squeue: its user, account, partition, name, and "120_3" of an array."""
 
     user: str
     account: str
@@ -216,14 +208,10 @@ class SlurmNames:
 
 
 class SlurmNamesCollector:
-    """Names of requested jobs from squeue. Only `collect` blocks; the rest returns what is known."""
+    """Names of Slurm jobs from squeue. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            command: squeue's path; found in PATH by default.
-            clock: monotonic seconds.
-        """
+        """`command` is squeue's path; found in PATH by default."""
         self._command = command or shutil.which("squeue")
         self._clock = clock
         self._known: dict[str, SlurmNames | None] = {}
@@ -234,11 +222,9 @@ class SlurmNamesCollector:
 
     @property
     def is_possible(self) -> bool:
-        """Whether squeue is installed."""
         return self._command is not None
 
     def names(self, job_id: str) -> SlurmNames | None:
-        """Names of a job; None if not known."""
         return self._known.get(job_id)
 
     def want(self, job_ids: Iterable[str]) -> None:
@@ -277,7 +263,7 @@ class SlurmNamesCollector:
 
 
 def parse_squeue(text: str) -> dict[str, SlurmNames]:
-    """Jobs by id from lines in `_SQUEUE_FORMAT`; a job's name may contain bars."""
+    """Slurm jobs by id from lines in `_SQUEUE_FORMAT`; a job's name may contain bars."""
     found = {}
     for line in text.splitlines():
         parts = line.strip().split("|", 6)
@@ -295,7 +281,7 @@ _MAX_JOB_NAME = 64
 def read_hpc_job_files(
     files: Files, folder: str, devices: Sequence[DeviceUsage]
 ) -> tuple[list[tuple[DeviceUsage, str]], list[str]]:
-    """Jobs in the files of job prologs.
+    """Jobs in the files that Slurm prologs write.
 
     Args:
         folder: of the job files, below the files' root.

@@ -22,24 +22,17 @@ from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Of
 from stepscope.collectors.kineto_daemon.processes import (
     KEY_PREFIX,
     KinetoProcess,
+    KinetoTarget,
+    KinetoTargets,
     PendingRequests,
-    Target,
-    Targets,
-    key_of,
+    kineto_key_of,
 )
 from stepscope.collectors.kineto_daemon.server import AddressInUseError, KinetoServer
-from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind
+from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind_staging
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import KINETO
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
-from stepscope.core.protocol.captures import (
-    Alignment,
-    CaptureProgress,
-    CaptureRequest,
-    CaptureState,
-    CaptureTarget,
-    CaptureUpdate,
-)
+from stepscope.core.protocol import captures
 from stepscope.core.worker_thread import WorkerThread
 
 _log = logging.getLogger(__name__)
@@ -67,7 +60,7 @@ TAKEN = "another capture of this process is under way"
 
 @dataclass(slots=True)
 class _ActiveCapture:
-    request: CaptureRequest
+    request: captures.CaptureRequest
     capture: KinetoCapture
     files: CaptureFiles
     over_since: float | None = None
@@ -77,7 +70,6 @@ class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
     Attributes:
-        server: answers the processes' polls.
         why_closed: why it answers no process although it is open; None while it does. `try_again` may change that.
     """
 
@@ -96,21 +88,18 @@ class KinetoBackend:
         self._is_required = is_required
         self._opening = threading.Lock()
         self._is_over = False
-        self._look_up = Targets(folder)
-        self._targets: Mapping[str, Target] = {}
-        self._updates: deque[CaptureUpdate] = deque()
+        self._look_up = KinetoTargets(folder)
+        self._targets: Mapping[str, KinetoTarget] = {}
+        self._updates: deque[captures.CaptureUpdate] = deque()
         self._active: dict[str, _ActiveCapture] = {}
-        self._early: dict[str, tuple[CaptureRequest, tuple[str, ...]]] = {}
+        self._early: dict[str, tuple[captures.CaptureRequest, tuple[str, ...]]] = {}
         self._ready_at = 0.0
-        self._progress: dict[str, dict[str, CaptureProgress]] = {}
+        self._progress: dict[str, dict[str, captures.CaptureProgress]] = {}
         self._readers = ThreadPoolExecutor(_NUM_READERS, "stepscope-kineto-reader", initializer=_lower_priority)
         self._worker = WorkerThread(self._look, name="stepscope-kineto-captures", log=_log)
 
     def __enter__(self) -> KinetoBackend:
-        """
-        Raises:
-            UsageError: it is required and the address cannot be had.
-        """
+        """Raises `UsageError` where it is required and the address cannot be had."""
         try:
             self._open()
         except UsageError as error:
@@ -125,7 +114,7 @@ class KinetoBackend:
             self._is_over = True
         if self.why_closed is not None:
             return
-        self.server.close()
+        self.server.__exit__()
         self._worker.__exit__()
         self._readers.shutdown(cancel_futures=True)
         for active in self._active.values():
@@ -145,7 +134,7 @@ class KinetoBackend:
             self.why_closed = None
         _log.warning("processes started with KINETO_USE_DAEMON=1 are answered from now on")
 
-    def targets(self) -> Sequence[CaptureTarget]:
+    def targets(self) -> Sequence[captures.CaptureTarget]:
         """The processes that poll, without launchers; ranks that have just begun to, once all of their node do."""
         targets = self._targets.values()
         num_of_run = Counter(target.run for target in targets)
@@ -164,13 +153,13 @@ class KinetoBackend:
         pids = {one.peer.pid: one.ancestors_in_our_namespace for one in processes}
         return frozenset(pid for pid, ancestors in pids.items() if int(name) in (pid, *ancestors))
 
-    def request(self, request: CaptureRequest, keys: Iterable[str]) -> None:
+    def request(self, request: captures.CaptureRequest, keys: Iterable[str]) -> None:
         """Capture these processes together; keys of other backends are ignored."""
         keys = _own(keys)
         reason = _why_unsupported(request)
         if reason is not None:
-            refused = CaptureProgress(CaptureState.REFUSED, reason)
-            self._updates += [CaptureUpdate(request.id, key, refused) for key in keys]
+            refused = captures.CaptureProgress(captures.CaptureState.REFUSED, reason)
+            self._updates += [captures.CaptureUpdate(request.id, key, refused) for key in keys]
         elif keys:
             self._worker.post(lambda: self._begin(request, keys))
 
@@ -179,18 +168,18 @@ class KinetoBackend:
         if keys := _own(keys):
             self._worker.post(lambda: self._cancel(capture_id, keys))
 
-    def updates(self) -> Sequence[CaptureUpdate]:
+    def updates(self) -> Sequence[captures.CaptureUpdate]:
         """Progress since the last call, the oldest first."""
         return [self._updates.popleft() for _ in range(len(self._updates))]
 
     def _open(self) -> None:
         self.server.__enter__()
         self._ready_at = time.monotonic() + _GATHERING_SECONDS
-        self._worker.post(lambda: remove_left_behind(time.time_ns()))
+        self._worker.post(lambda: remove_left_behind_staging(time.time_ns()))
         self._worker.__enter__()
 
     def _look(self) -> float:
-        processes = {key_of(process): process for process in self.server.processes()}
+        processes = {kineto_key_of(process): process for process in self.server.processes()}
         self._targets = self._look_up.of(processes.values(), time.monotonic())
         if self._early and time.monotonic() >= self._ready_at:
             early, self._early = self._early, {}
@@ -204,7 +193,7 @@ class KinetoBackend:
                 self._give_up(active, error_line(error))
         return _BUSY_SECONDS if self._active else _IDLE_SECONDS
 
-    def _begin(self, request: CaptureRequest, keys: tuple[str, ...]) -> None:
+    def _begin(self, request: captures.CaptureRequest, keys: tuple[str, ...]) -> None:
         if time.monotonic() < self._ready_at:
             _, known_keys = self._early.get(request.id, (request, ()))
             self._early[request.id] = request, tuple(dict.fromkeys((*known_keys, *keys)))
@@ -212,14 +201,14 @@ class KinetoBackend:
         if request.id in self._progress:
             for key in keys:
                 known = self._progress[request.id].get(key)
-                self._report(request.id, key, known or CaptureProgress(CaptureState.REFUSED, BEGUN))
+                self._report(request.id, key, known or captures.CaptureProgress(captures.CaptureState.REFUSED, BEGUN))
             return
         taken = {key for one in self._active.values() if not one.capture.is_over for key in one.files.targets}
         targets = {key: self._targets[key] for key in keys if key in self._targets and key not in taken}
         for key in keys:
             if key not in targets:
                 reason = TAKEN if key in taken else GONE
-                self._report(request.id, key, CaptureProgress(CaptureState.REFUSED, reason))
+                self._report(request.id, key, captures.CaptureProgress(captures.CaptureState.REFUSED, reason))
         if targets:
             begin = max(_monotonic(request.start_unix_ns) or 0.0, time.monotonic())
             until = _monotonic(request.deadline_unix_ns)
@@ -235,7 +224,9 @@ class KinetoBackend:
             self._report_progress(active)
         known = self._progress.get(capture_id, {})
         for key in keys:
-            self._report(capture_id, key, known.get(key) or CaptureProgress(CaptureState.CANCELLED, UNKNOWN))
+            self._report(
+                capture_id, key, known.get(key) or captures.CaptureProgress(captures.CaptureState.CANCELLED, UNKNOWN)
+            )
 
     def _advance(self, active: _ActiveCapture, processes: Mapping[str, KinetoProcess]) -> None:
         now, capture, files = time.monotonic(), active.capture, active.files
@@ -260,7 +251,7 @@ class KinetoBackend:
         for key in active.files.targets:
             self._pending.withdraw(key)
             if key not in known or not known[key].state.is_final:
-                self._report(active.request.id, key, CaptureProgress(CaptureState.FAILED, why))
+                self._report(active.request.id, key, captures.CaptureProgress(captures.CaptureState.FAILED, why))
         active.files.close()
 
     def _act(self, active: _ActiveCapture, actions: Iterable[Action]) -> None:
@@ -279,13 +270,13 @@ class KinetoBackend:
     def _report_progress(self, active: _ActiveCapture) -> None:
         """Report the changes of a capture; traces that are done get their names first."""
         changes = active.capture.take_changes()
-        done = [key for key, progress in changes if progress.state is CaptureState.DONE]
+        done = [key for key, progress in changes if progress.state is captures.CaptureState.DONE]
         kept = active.files.keep(done) if done else {}
-        aligned_by = Alignment.STEP if len(done) == 1 else Alignment.MULTIPLE
+        aligned_by = captures.Alignment.STEP if len(done) == 1 else captures.Alignment.MULTIPLE
         for key, progress in changes:
             trace = kept.get(key)
             if isinstance(trace, str):
-                progress = CaptureProgress(CaptureState.FAILED, trace)
+                progress = captures.CaptureProgress(captures.CaptureState.FAILED, trace)
             elif trace is not None:
                 path, num_bytes = trace
                 progress = replace(
@@ -293,8 +284,8 @@ class KinetoBackend:
                 )
             self._report(active.request.id, key, progress)
 
-    def _report(self, capture_id: str, key: str, progress: CaptureProgress) -> None:
-        self._updates.append(CaptureUpdate(capture_id, key, progress))
+    def _report(self, capture_id: str, key: str, progress: captures.CaptureProgress) -> None:
+        self._updates.append(captures.CaptureUpdate(capture_id, key, progress))
         self._progress.setdefault(capture_id, {})[key] = progress
         for old in [known for known in self._progress if known not in self._active][:-_MAX_FINISHED]:
             del self._progress[old]
@@ -315,10 +306,10 @@ def _own(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(key for key in keys if key.startswith(KEY_PREFIX)))
 
 
-def _capture_target(target: Target, *, is_alone: bool) -> CaptureTarget:
+def _capture_target(target: KinetoTarget, *, is_alone: bool) -> captures.CaptureTarget:
     """The target; a process without a rank, alone in its run, is kept as rank 0."""
     place, process = target.place, target.process
-    return CaptureTarget(
+    return captures.CaptureTarget(
         key=target.key,
         backend=KinetoBackend.name,
         rank=0 if place.rank is None and is_alone else place.rank,
@@ -331,7 +322,7 @@ def _capture_target(target: Target, *, is_alone: bool) -> CaptureTarget:
     )
 
 
-def _why_unsupported(request: CaptureRequest) -> str | None:
+def _why_unsupported(request: captures.CaptureRequest) -> str | None:
     if request.start_step is not None:
         return NO_STEP_NUMBERS
     return NO_OVERHEAD if request.max_overhead is not None else None
@@ -349,11 +340,10 @@ _NUM_FREE_CHECKS = 5
 
 
 class KinetoSource:
-    """Metrics of the processes that poll the agent.
+    """Metrics of the processes that poll the kineto daemon.
 
     Args:
         backend: answers them; tries again once the address that it could not use is free for two minutes.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from enum import StrEnum
 from math import ceil
 
 from stepscope.collectors.kineto_daemon.processes import POLL_SECONDS, KinetoProcess
-from stepscope.collectors.kineto_daemon.verification import TraceSummary, find_fault
+from stepscope.collectors.kineto_daemon.protocol import KinetoTraceSummary, kineto_trace_fault
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState
 from stepscope.core.text.numbers import counted
 
@@ -59,7 +59,7 @@ LOST = "it traced, and no file has come: its disk is full, or its own torch.prof
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Set the request for this process's next poll; `attempt` counts from 1, `start_multiple` see `TraceRequest`."""
+    """Set libkineto's request for the next poll; `attempt` counts from 1, `start_multiple` see `TraceRequest`."""
 
     key: str
     attempt: int
@@ -68,14 +68,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Remove the request for this process."""
+    """Remove the libkineto request for this process."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Read this process's trace, and report it to `KinetoCapture.taken`."""
+    """Read the trace that libkineto wrote in this process, and report it to `KinetoCapture.taken`."""
 
     key: str
     attempt: int
@@ -85,16 +85,10 @@ Action = Offer | Withdraw | Take
 
 
 class KinetoCapture:
-    """One capture of some processes."""
+    """One capture of some processes by libkineto."""
 
     def __init__(self, keys: Sequence[str], *, num_steps: int, begin: float, until: float | None = None) -> None:
-        """
-        Args:
-            keys: of the processes.
-            num_steps: to trace.
-            begin: not asked before, monotonic seconds.
-            until: given up after, monotonic seconds; None for two minutes.
-        """
+        """Not asked before `begin`, given up after `until` (monotonic seconds; None: two minutes)."""
         self._num_steps = num_steps
         self._begin = begin
         self._until = begin + _PATIENCE_SECONDS if until is None else until
@@ -111,15 +105,13 @@ class KinetoCapture:
 
     @property
     def attempt(self) -> int:
-        """Number of the present attempt, from 1."""
         return self._attempt
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will follow."""
         return not self._ranks
 
-    def summaries(self) -> Mapping[str, TraceSummary]:
+    def summaries(self) -> Mapping[str, KinetoTraceSummary]:
         """Summaries of this attempt's traces that were read, by key."""
         return {key: rank.summary for key, rank in self._ranks.items() if rank.summary is not None}
 
@@ -139,7 +131,7 @@ class KinetoCapture:
         actions: list[Action] = [
             Take(key, self._attempt)
             for key, rank in self._ranks.items()
-            if rank.stage is Stage.WRITTEN and before[key] is not Stage.WRITTEN
+            if rank.stage is KinetoStage.WRITTEN and before[key] is not KinetoStage.WRITTEN
         ]
         actions += [Withdraw(take.key) for take in actions if isinstance(take, Take)]
         self._report_stages()
@@ -150,7 +142,7 @@ class KinetoCapture:
         actions += self._offers(views, now)
         return actions
 
-    def taken(self, key: str, summary: TraceSummary) -> None:
+    def taken(self, key: str, summary: KinetoTraceSummary) -> None:
         """Store the summary of a trace that was read."""
         if key in self._ranks:
             self._ranks[key].read(summary)
@@ -180,7 +172,7 @@ class KinetoCapture:
 
     def _drop_ended(self) -> Iterator[Action]:
         for key, rank in list(self._ranks.items()):
-            if rank.stage is Stage.ENDED:
+            if rank.stage is KinetoStage.ENDED:
                 self._end(key, CaptureProgress(CaptureState.FAILED, rank.reason))
                 yield Withdraw(key)
 
@@ -189,7 +181,7 @@ class KinetoCapture:
 
         A trainer that waits for its next multiple of steps looks alike; so that much time passes first.
         """
-        others = [key for key, rank in self._ranks.items() if rank.stage is not Stage.READ]
+        others = [key for key, rank in self._ranks.items() if rank.stage is not KinetoStage.READ]
         if len(others) == len(self._ranks):
             self._first_read = None
             return
@@ -208,7 +200,7 @@ class KinetoCapture:
         summaries = self.summaries()
         if not summaries or len(summaries) < len(self._ranks):
             return
-        wrong = {key: fault for key, one in summaries.items() if (fault := find_fault(one, self._num_steps))}
+        wrong = {key: fault for key, one in summaries.items() if (fault := kineto_trace_fault(one, self._num_steps))}
         if not wrong:
             lengths = [one.step_seconds for one in summaries.values() if one.step_seconds]
             self._step_seconds = min(lengths) if lengths else self._step_seconds
@@ -228,12 +220,12 @@ class KinetoCapture:
         self._ranks = {key: RankAttempt() for key in self._ranks}
 
     def _give_up(self, now: float) -> Iterator[Action]:
-        running = any(rank.stage in (Stage.RUNNING, Stage.WRITTEN) for rank in self._ranks.values())
+        running = any(rank.stage in (KinetoStage.RUNNING, KinetoStage.WRITTEN) for rank in self._ranks.values())
         limit = self._until + (_RUNNING_SECONDS if running and not self._has_deadline else 0.0)
         if now <= limit:
             return
         for key, rank in list(self._ranks.items()):
-            waits = "it has not been asked yet" if rank.stage is Stage.HELD else "no trace has appeared"
+            waits = "it has not been asked yet" if rank.stage is KinetoStage.HELD else "no trace has appeared"
             self._end(key, CaptureProgress(CaptureState.FAILED, f"given up: {rank.reason or waits}"))
             yield Withdraw(key)
 
@@ -248,9 +240,9 @@ class KinetoCapture:
 
     def _report_stages(self) -> None:
         for key, rank in self._ranks.items():
-            if rank.stage in (Stage.RUNNING, Stage.WRITTEN):
+            if rank.stage in (KinetoStage.RUNNING, KinetoStage.WRITTEN):
                 self._set_progress(key, CaptureProgress(CaptureState.STARTED))
-            elif rank.stage in (Stage.HELD, Stage.SENT) and rank.reason:
+            elif rank.stage in (KinetoStage.HELD, KinetoStage.SENT) and rank.reason:
                 self._set_progress(key, CaptureProgress(CaptureState.ACCEPTED, rank.reason))
 
     def _set_progress(self, key: str, progress: CaptureProgress) -> None:
@@ -259,8 +251,8 @@ class KinetoCapture:
             self._changes.append((key, progress))
 
 
-class Stage(StrEnum):
-    """Stage of a process's part in an attempt; see the module's diagram."""
+class KinetoStage(StrEnum):
+    """Stage of a process's part in an attempt of a libkineto capture; see the module's diagram."""
 
     HELD = "held"
     SENT = "sent"
@@ -272,10 +264,9 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """Present state of a process, as polls and files show it.
+    """Present state of a process in a libkineto capture, as polls and files show it.
 
     Attributes:
-        process: None when it is gone.
         delivered_at_poll: which of its polls got the request of this attempt, the latest; None before.
         is_written: the trace of this attempt has appeared, looked for after the process was.
     """
@@ -286,54 +277,51 @@ class ProcessView:
 
 
 class RankAttempt:
-    """One process's part in an attempt.
+    """One process's part in an attempt of a libkineto capture.
 
     Attributes:
-        stage: the present one.
         reason: why it is no further; empty while it goes on by itself.
         num_refusals: polls after a request that show that it was not taken.
         wants_request: it should get the request at its next poll.
-        summary: of the trace, once read.
     """
 
     def __init__(self) -> None:
-        self.stage = Stage.HELD
+        self.stage = KinetoStage.HELD
         self.reason = ""
         self.num_refusals = 0
         self.wants_request = False
-        self.summary: TraceSummary | None = None
+        self.summary: KinetoTraceSummary | None = None
         self._delivered_at: int | None = None
         self._judged_poll = 0
         self._num_lost = 0
 
     def look(self, view: ProcessView, now: float) -> None:
         """Update the stage at `now`, monotonic seconds."""
-        if self.stage in (Stage.WRITTEN, Stage.READ, Stage.ENDED):
+        if self.stage in (KinetoStage.WRITTEN, KinetoStage.READ, KinetoStage.ENDED):
             return
         self.wants_request = False
         process, delivered = view.process, view.delivered_at_poll
         if delivered is not None and view.is_written:
-            self._become(Stage.WRITTEN)
+            self._become(KinetoStage.WRITTEN)
         elif process is None:
-            self._become(Stage.ENDED, ENDED)
+            self._become(KinetoStage.ENDED, ENDED)
         elif delivered is None:
-            self._become(Stage.HELD, "" if process.accepts else PROFILING)
+            self._become(KinetoStage.HELD, "" if process.accepts else PROFILING)
             self.wants_request = process.accepts
         else:
             self._judge(process, delivered)
             # It is set again just before the next poll: by then a trace of few steps would be there.
             is_near = process.num_polls > delivered or now > process.next_poll - _AHEAD_SECONDS
-            self.wants_request = self.stage is Stage.SENT and is_near
+            self.wants_request = self.stage is KinetoStage.SENT and is_near
 
-    def read(self, summary: TraceSummary) -> None:
-        """Store the summary of its trace, which has been read."""
+    def read(self, summary: KinetoTraceSummary) -> None:
         self.summary = summary
-        self._become(Stage.READ)
+        self._become(KinetoStage.READ)
 
     def _judge(self, process: KinetoProcess, delivered: int) -> None:
         """Update the stage by the polls since the request was first delivered."""
         if self._delivered_at is None:
-            self._become(Stage.SENT)
+            self._become(KinetoStage.SENT)
         elif delivered > self._delivered_at:
             self._note_refusal()  # a process takes a second request only where it has none under way
         elif process.num_polls > max(delivered, self._judged_poll):
@@ -341,26 +329,26 @@ class RankAttempt:
             if process.accepts:
                 self._note_refusal()
             else:
-                self._become(Stage.RUNNING)
+                self._become(KinetoStage.RUNNING)
         self._delivered_at = delivered
 
     def _note_refusal(self) -> None:
-        if self.stage is Stage.SENT:
+        if self.stage is KinetoStage.SENT:
             self.num_refusals += 1
-            self._become(Stage.SENT, NO_STEP_YET)
+            self._become(KinetoStage.SENT, NO_STEP_YET)
             return
         self._num_lost += 1
         if self._num_lost == _MAX_LOST:
-            self._become(Stage.ENDED, LOST)
+            self._become(KinetoStage.ENDED, LOST)
         else:
-            self._become(Stage.SENT, PROFILING)
+            self._become(KinetoStage.SENT, PROFILING)
 
-    def _become(self, stage: Stage, reason: str = "") -> None:
+    def _become(self, stage: KinetoStage, reason: str = "") -> None:
         self.stage, self.reason = stage, reason
 
 
 def poll_spread(polls: Sequence[float], interval: float) -> float:
-    """Seconds from the first to the last poll, when asking begins in the longest pause between them.
+    """Seconds from the first to the last poll of libkineto, when asking begins in the longest pause between them.
 
     Args:
         polls: time of any poll of each process.
@@ -372,12 +360,12 @@ def poll_spread(polls: Sequence[float], interval: float) -> float:
 
 
 def is_time_to_offer(next_polls: Sequence[float], interval: float, slack: float) -> bool:
-    """Whether the next polls follow each other as closely as possible, give or take `slack` seconds."""
+    """Whether the next polls of libkineto follow each other as closely as possible, give or take `slack` seconds."""
     return max(next_polls) - min(next_polls) <= poll_spread(next_polls, interval) + slack
 
 
 def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | None, num_failed: int = 0) -> int:
-    """Multiple of steps at which ranks should start: 1 for a rank alone, otherwise a power of two.
+    """Multiple of steps at which libkineto should start ranks: 1 for a rank alone, otherwise a power of two.
 
     Args:
         spread_seconds: from the first to the last of their polls.
@@ -393,10 +381,9 @@ def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | 
 
 
 def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
-    """Steps between the earliest and the latest rank; 0 when all traces are of the same steps.
+    """Steps between the earliest and the latest rank of a libkineto capture; 0 when all traces are of the same steps.
 
     Args:
         starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.
-        step_seconds: duration of a step.
     """
     return round((max(starts_ns.values()) - min(starts_ns.values())) / 1e9 / step_seconds)

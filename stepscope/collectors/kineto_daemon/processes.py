@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.collectors.host.processes import ProcessStat, parse_process_stat
-from stepscope.collectors.kineto_daemon.protocol import Poll
+from stepscope.collectors.kineto_daemon.protocol import KinetoPoll
 
 Address = str | bytes
 """Address of a Unix socket: a path, or bytes that begin with a zero byte."""
@@ -29,13 +29,8 @@ _MAX_PROCESSES_OF_USER = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Sender of a datagram, as the kernel reports it.
-
-    Attributes:
-        pid: in our namespace, 0 where that has no such process.
-        uid, gid: its user.
-    """
+class KinetoPeer:
+    """Sender of a libkineto datagram; its pid is in our namespace, 0 where that has no such process."""
 
     pid: int
     uid: int
@@ -44,21 +39,18 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class KinetoProcess:
-    """A process that polls.
+    """A process that polls the kineto daemon.
 
     Attributes:
-        peer: its ids, as the kernel reports them.
-        pid: in its own namespace.
         ancestors: the process ids above it, the parent first, in its own namespace.
         job_id: its SLURM_JOB_ID, None without.
         last_seen: its latest poll, monotonic seconds.
-        num_polls: so far.
         accepts: whether it would have taken a request at its latest poll.
         interval: seconds between its two latest polls; libkineto's own interval after the first.
     """
 
     address: Address
-    peer: Peer
+    peer: KinetoPeer
     pid: int
     ancestors: tuple[int, ...]
     job_id: int | None
@@ -74,18 +66,17 @@ class KinetoProcess:
 
     @property
     def next_poll(self) -> float:
-        """Expected time of its next poll, monotonic seconds."""
         return self.last_seen + self.interval
 
 
-class Registry:
-    """The processes that polled within the last minute. Bounded; not thread-safe."""
+class KinetoRegistry:
+    """The processes that polled the kineto daemon within the last minute. Bounded; not thread-safe."""
 
     def __init__(self) -> None:
         self._processes: dict[Address, KinetoProcess] = {}
         self._of_user: Counter[int] = Counter()
 
-    def record(self, address: Address, peer: Peer, poll: Poll, now: float) -> KinetoProcess | None:
+    def record(self, address: Address, peer: KinetoPeer, poll: KinetoPoll, now: float) -> KinetoProcess | None:
         """Record a poll and return its process; None when there are too many already."""
         known = self._processes.get(address)
         if known is None:
@@ -140,7 +131,7 @@ _MAX_RANK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Place of a process in its job; None is unknown.
+    """Place in its job of a process that polls the kineto daemon; None is unknown.
 
     Attributes:
         rank: among all ranks; world_size: their number; local_size: their number on this node.
@@ -156,34 +147,34 @@ class JobPlace:
 
 
 def job_place(pid: int, proc: Path = Path("/proc")) -> JobPlace:
-    """Place of a process; all unknown where its environment cannot be read."""
+    """Place in its job of a process that polls the kineto daemon; unknown where its environment cannot be read."""
     return place_of_environment(parse_environ(_read_file(proc / str(pid) / "environ")))
 
 
 def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether PyTorch started it beside a trainer, or it is a launcher; False where that cannot be read."""
+    """Whether a process that polls the kineto daemon is a helper or a launcher; False where it is not known."""
     command = _read_file(proc / str(pid) / "cmdline")
     return any(part in command for part in _HELPER_PATHS) or _is_launcher(command.split(b"\0"))
 
 
 def process_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
-    """Parent and times of a process; None where it is gone."""
+    """Parent and times of a process that polls the kineto daemon; None where it is gone."""
     return parse_process_stat(_read_file(proc / str(pid) / "stat").decode(errors="replace"))
 
 
-def cpu_seconds(stat: ProcessStat) -> float:
-    """CPU time of a process so far."""
+def process_cpu_seconds(stat: ProcessStat) -> float:
+    """CPU time so far of a process that polls the kineto daemon."""
     return (stat.user_ticks + stat.system_ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def parse_environ(content: bytes) -> dict[str, str]:
-    """Variables of /proc/PID/environ by name."""
+    """Variables in /proc/PID/environ of a process that polls the kineto daemon, by name."""
     pairs = (entry.decode(errors="replace").partition("=") for entry in content.split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def place_of_environment(environment: Mapping[str, str]) -> JobPlace:
-    """Place of a process with this environment."""
+    """Place in its job of a process that polls the kineto daemon, by its environment."""
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
     return JobPlace(
         rank=_first_number(environment, _RANKS),
@@ -233,16 +224,8 @@ _IDLE_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A process that can be captured.
-
-    Attributes:
-        key: its id, the same after a restart of the agent.
-        process: its newest poll.
-        place: in its job.
-        run: name of the run that holds its traces.
-        run_directory: of that run.
-    """
+class KinetoTarget:
+    """A process that libkineto can capture; its key is the same after a restart of the agent."""
 
     key: str
     process: KinetoProcess
@@ -262,22 +245,22 @@ class _KnownProcess:
     cpu_seconds_before: float
 
 
-class Targets:
-    """Looks up each process once, as long as it polls. Not thread-safe."""
+class KinetoTargets:
+    """Looks up each process that polls the kineto daemon once, as long as it polls. Not thread-safe."""
 
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
         self._proc = proc
         self._known: dict[str, _KnownProcess] = {}
 
-    def of(self, processes: Iterable[KinetoProcess], now: float) -> dict[str, Target]:
+    def of(self, processes: Iterable[KinetoProcess], now: float) -> dict[str, KinetoTarget]:
         """The targets by key at `now`, monotonic seconds: all but launchers, and processes that trainers started."""
-        by_key = {key_of(process): process for process in processes}
+        by_key = {kineto_key_of(process): process for process in processes}
         pids = {process.peer.pid for process in by_key.values()}
         self._known = {key: self._known.get(key) or self._looked_up(one, pids, now) for key, one in by_key.items()}
         family = _ProcessTree([(process, self._known[key].place.rank) for key, process in by_key.items()])
         return {
-            key: Target(key, process, known.place, known.run, self._folder / known.run)
+            key: KinetoTarget(key, process, known.place, known.run, self._folder / known.run)
             for key, process in by_key.items()
             for known in [self._known[key]]
             if not known.is_helper
@@ -293,15 +276,15 @@ class Targets:
         leader = above[-1] if above else pid
         if place.rank is not None and stat is not None:
             leader = stat.parent  # with a rank, it is one of several that a launcher has started
-        run = run_name(process.job_id, place.run_id, leader, self._proc)
-        return _KnownProcess(place, run, is_helper(pid, self._proc), now, cpu_seconds(stat) if stat else 0.0)
+        run = kineto_run_name(process.job_id, place.run_id, leader, self._proc)
+        return _KnownProcess(place, run, is_helper(pid, self._proc), now, process_cpu_seconds(stat) if stat else 0.0)
 
     def _is_waiting(self, process: KinetoProcess, known: _KnownProcess, now: float) -> bool:
         """Whether it is idle, as a launcher that waits for the processes it started."""
         stat, since = process_stat(process.peer.pid, self._proc), now - known.at
         if stat is None or since <= _WATCHED_SECONDS:
             return False
-        return cpu_seconds(stat) - known.cpu_seconds_before < _IDLE_SHARE * since
+        return process_cpu_seconds(stat) - known.cpu_seconds_before < _IDLE_SHARE * since
 
 
 class _ProcessTree:
@@ -328,14 +311,12 @@ class _ProcessTree:
         return rank is None and process.peer.pid in self._above_others
 
 
-def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
-    """Name of a job's run: the same for all its ranks on this node, unlike that of any other job here.
+def kineto_run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
+    """Run name of a job's libkineto traces: the same for all its ranks on this node, unlike that of any other job here.
 
     Args:
-        job_id: of Slurm, None without.
         run_id: of torchrun's rendezvous, None without.
         leader: the process that started its ranks, or its only one.
-        proc: mount point of /proc.
     """
     if job_id is not None:
         return f"slurm-{job_id}"
@@ -345,16 +326,16 @@ def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = P
     return f"pid-{leader}-{stat.start_ticks if stat else 0}"  # process ids are reused
 
 
-def key_of(process: KinetoProcess) -> str:
-    """Key of a process: its socket has a random name that lasts as long as the process."""
+def kineto_key_of(process: KinetoProcess) -> str:
+    """Key of a process that polls the kineto daemon: its socket has a random name that lasts as long as the process."""
     address = process.address
     name = address.decode(errors="replace") if isinstance(address, bytes) else address.rpartition("/")[2]
     plain = "".join(c for c in name.removeprefix("\0").removeprefix(_SOCKET_PREFIX) if c.isalnum() or c == "-")
     return KEY_PREFIX + plain[:64]
 
 
-def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None]) -> dict[str, int]:
-    """Rank of each trace by key: that of the process's environment, else that in its trace, else the next free one.
+def ranks_to_keep(targets: Iterable[KinetoTarget], in_trace: Mapping[str, int | None]) -> dict[str, int]:
+    """Rank of each libkineto trace by key: of the process's environment, else of its trace, else the next free one.
 
     Args:
         in_trace: the rank in the trace of each key.
@@ -370,7 +351,7 @@ def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None])
 
 
 class PendingRequests:
-    """Requests that wait for the next polls of their processes. Thread-safe; the lock is held for a dict access."""
+    """Requests that wait for libkineto's next polls. Thread-safe; the lock is held for a dict access."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -401,7 +382,7 @@ class PendingRequests:
         """The request text for the poll that the process has just made; empty for none."""
         if not process.accepts:
             return ""
-        key = key_of(process)
+        key = kineto_key_of(process)
         with self._lock:
             text, unless = self._texts.pop(key, ("", None))
             if not text or (unless is not None and os.path.lexists(unless)):

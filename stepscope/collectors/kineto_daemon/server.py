@@ -21,15 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.collectors.kineto_daemon.processes import Address, KinetoProcess, Peer, Registry
-from stepscope.collectors.kineto_daemon.protocol import (
-    MAX_DATAGRAM_BYTES,
-    Poll,
-    WireError,
-    decode,
-    encode_config,
-    encode_count,
-)
+from stepscope.collectors.kineto_daemon import protocol
+from stepscope.collectors.kineto_daemon.processes import Address, KinetoPeer, KinetoProcess, KinetoRegistry
 from stepscope.core.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -53,24 +46,23 @@ RequestSource = Callable[[KinetoProcess], str]
 
 
 class AddressInUseError(UsageError):
-    """Another daemon has the address."""
+    """Another daemon (dynolog, another agent) has libkineto's address."""
 
 
 class KinetoServer:
-    """Answers polls of processes. A context manager: listens while it is open."""
+    """The kineto daemon: answers polls of processes. A context manager: listens while it is open."""
 
     _socket: socket.socket
 
     def __init__(self, take: RequestSource, *, folder: str | None = None) -> None:
         """
         Args:
-            take: returns the answers.
             folder: of the socket, exactly as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract address that
                 libkineto uses without.
         """
         self._take = take
         self.address: Address = ABSTRACT_ADDRESS if folder is None else f"{folder}/{_SOCKET_NAME}"
-        self._registry = Registry()
+        self._registry = KinetoRegistry()
         self._lock = threading.Lock()
         self._foreign_folders: set[str] = set()
         self._num_rejected = 0
@@ -78,18 +70,12 @@ class KinetoServer:
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
 
     def __enter__(self) -> KinetoServer:
-        """
-        Raises:
-            UsageError: the address cannot be used.
-        """
+        """Raises `UsageError` where the address cannot be used."""
         self._socket = _bound_socket(self.address)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Stop answering. Training goes on; libkineto goes on polling whoever takes the address next."""
         self._ended.set()
         self._thread.join()
@@ -109,7 +95,6 @@ class KinetoServer:
         return False
 
     def processes(self) -> tuple[KinetoProcess, ...]:
-        """The processes that poll."""
         with self._lock:
             return self._registry.processes(time.monotonic())
 
@@ -128,7 +113,6 @@ class KinetoServer:
 
     @property
     def num_rejected(self) -> int:
-        """Datagrams that were not libkineto's."""
         return self._num_rejected
 
     def _run(self) -> None:
@@ -136,7 +120,7 @@ class KinetoServer:
         failed_with: type[Exception] | None = None
         while not self._ended.is_set():
             try:
-                question = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
+                question = self._socket.recvmsg(protocol.MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except TimeoutError:
                 continue
             except OSError as error:  # such as no memory for a while
@@ -156,23 +140,23 @@ class KinetoServer:
 
     def _answer(self, datagram: bytes, ancillary: list[tuple[int, int, bytes]], sender: Any) -> None:
         try:
-            question = decode(datagram)
-        except WireError as error:
+            question = protocol.decode_kineto_datagram(datagram)
+        except protocol.KinetoDatagramError as error:
             self._num_rejected += 1
             _log.debug("not a datagram of libkineto: %s", error)
             return
         peer, waited = _peer_of(ancillary), _waited_seconds(ancillary)
         if peer is None or not sender or not self._would_take_answer(sender):
             return
-        if isinstance(question, Poll):
+        if isinstance(question, protocol.KinetoPoll):
             with self._lock:
                 process = self._registry.record(sender, peer, question, time.monotonic())
             if waited < _TOO_LATE_SECONDS:
-                self._send(encode_config(self._take(process) if process is not None else ""), sender)
+                self._send(protocol.encode_kineto_request(self._take(process) if process is not None else ""), sender)
         elif waited < _TOO_LATE_SECONDS:
             with self._lock:
                 known = self._registry.processes(time.monotonic())
-            self._send(encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
+            self._send(protocol.encode_kineto_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
 
     def _would_take_answer(self, sender: Address) -> bool:
         """Whether the process expects answers from a socket of this name (libkineto, Endpoint.h, getName)."""
@@ -253,10 +237,10 @@ def _remove_dead(path: str) -> None:
             pass
 
 
-def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> Peer | None:
+def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> KinetoPeer | None:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) == _CREDENTIALS.size:
-            return Peer(*_CREDENTIALS.unpack(data))
+            return KinetoPeer(*_CREDENTIALS.unpack(data))
     return None
 
 

@@ -23,10 +23,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stepscope.collectors.kineto_daemon import processes
 from stepscope.collectors.kineto_daemon.capture import Offer, ProcessView, Take
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, PendingRequests, Target, ranks_to_keep
-from stepscope.collectors.kineto_daemon.protocol import TraceRequest
-from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
+from stepscope.collectors.kineto_daemon.protocol import KinetoTraceReader, KinetoTraceSummary, TraceRequest
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.protocol.captures import CaptureRequest
 
@@ -37,18 +36,13 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Staging:
-    """Staging folder of one capture of one process.
+class TraceStaging:
+    """Staging folder of one libkineto capture of one process."""
 
-    Attributes:
-        path: as the process sees it.
-    """
-
-    def __init__(self, process: KinetoProcess, base: str | None) -> None:
+    def __init__(self, process: processes.KinetoProcess, base: str | None) -> None:
         """Create the folder.
 
         Args:
-            process: that will write to it.
             base: its KINETO_ONDEMAND_TRACE_DIR, None without.
 
         Raises:
@@ -107,12 +101,8 @@ class Staging:
                 os.fchmod(folder, 0o1733)
 
 
-def remove_left_behind(now_ns: int) -> None:
-    """Remove staging folders of killed agents; those of the last hour may belong to a running one.
-
-    Args:
-        now_ns: ns since the epoch.
-    """
+def remove_left_behind_staging(now_ns: int) -> None:
+    """Remove libkineto's staging folders of killed agents; those of the last hour may belong to a running one."""
     with suppress(OSError), _opened("/", PurePosixPath(DEFAULT_FOLDER)) as parent:
         for name in os.listdir(parent):
             if name.startswith(_STAGING_PREFIX):
@@ -130,7 +120,7 @@ def _remove(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _process_root(process: KinetoProcess) -> str:
+def _process_root(process: processes.KinetoProcess) -> str:
     """Path of the process's root directory in our file system.
 
     Raises:
@@ -180,21 +170,21 @@ _DISK_FULL_HINT = "free some space there, or set kineto.directory"
 _CAPTURE_FOLDER = re.compile(r"step(\d{1,9})")
 
 
-class TooLargeError(Exception):
-    """The compressed trace is larger than allowed."""
+class TraceTooLargeError(Exception):
+    """The compressed trace of libkineto is larger than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTrace:
-    """A compressed trace that is not named after its rank yet."""
+    """A compressed trace of libkineto that is not named after its rank yet."""
 
     path: Path
     num_bytes: int
-    summary: TraceSummary
+    summary: KinetoTraceSummary
 
 
 def make_capture_folder(run: Path) -> int:
-    """Create the folder of a run's next capture; k of `step<k>` counts captures, as the step is unknown.
+    """Create the folder of libkineto's next capture of a run; k of `step<k>` counts captures, as the step is unknown.
 
     Raises:
         OSError: it cannot be created.
@@ -212,12 +202,12 @@ def make_capture_folder(run: Path) -> int:
             return number
 
 
-def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | None) -> CompressedTrace:
-    """Read a trace to its end and write it compressed.
+def compress_kineto_trace(
+    source: int, partial: Path, owner: processes.KinetoPeer, *, max_bytes: int | None
+) -> CompressedTrace:
+    """Read a trace of libkineto to its end and write it compressed.
 
     Args:
-        source: descriptor of the trace.
-        partial: the file to create.
         owner: the process that wrote it; its user gets the file.
         max_bytes: of the compressed trace; None without a limit.
 
@@ -225,7 +215,7 @@ def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | 
         TooLargeError: it would exceed the limit.
         OSError: it cannot be read or written.
     """
-    reader, packer, size = TraceReader(), zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP), 0
+    reader, packer, size = KinetoTraceReader(), zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP), 0
     try:
         with _errors_with_path(partial), partial.open("xb") as file:
             os.fchmod(file.fileno(), _FILE_MODE)
@@ -239,7 +229,7 @@ def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | 
                 reader.feed(block)
                 size += file.write(packer.compress(block) if is_more else packer.flush())
                 if max_bytes is not None and size > max_bytes:
-                    raise TooLargeError(f"the compressed trace is larger than {max_bytes} bytes")
+                    raise TraceTooLargeError(f"the compressed trace is larger than {max_bytes} bytes")
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
@@ -248,8 +238,8 @@ def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | 
     return CompressedTrace(partial, size, reader.summary())
 
 
-def move_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) -> Path:
-    """Move a compressed trace to its name in the run.
+def move_trace_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) -> Path:
+    """Move a compressed trace of libkineto to its name in the run.
 
     Raises:
         OSError: it cannot be renamed.
@@ -274,30 +264,26 @@ def _errors_with_path(where: Path | str) -> Iterator[None]:
 
 
 class CaptureFiles:
-    """The files of one capture. Used by one thread, beside the readers that it gives work to.
+    """The files of one libkineto capture. Used by one thread, beside the readers that it gives work to.
 
     Args:
         request: sets the number of steps, and the limit of each compressed trace.
         pending: takes the requests for the processes.
-        readers: verify and compress the traces.
-
-    Attributes:
-        targets: the processes by key.
     """
 
     def __init__(
         self,
         request: CaptureRequest,
-        targets: Mapping[str, Target],
+        targets: Mapping[str, processes.KinetoTarget],
         *,
-        pending: PendingRequests,
+        pending: processes.PendingRequests,
         readers: ThreadPoolExecutor,
     ) -> None:
         self.targets = targets
         self._request = request
         self._pending = pending
         self._readers = readers
-        self._staging: dict[str, Staging] = {}
+        self._staging: dict[str, TraceStaging] = {}
         self._configs: dict[str, TraceRequest] = {}
         self._reading: dict[str, Future[CompressedTrace]] = {}
         self._partials: dict[str, CompressedTrace] = {}
@@ -306,10 +292,9 @@ class CaptureFiles:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a reader is still at work."""
         return bool(self._reading)
 
-    def view(self, key: str, process: KinetoProcess | None) -> ProcessView:
+    def view(self, key: str, process: processes.KinetoProcess | None) -> ProcessView:
         """Present state of a process; `process` was looked up before its files are."""
         config = self._configs.get(key)
         written = config is not None and self._staging[key].has(config.written_path(self.targets[key].process.pid))
@@ -324,7 +309,7 @@ class CaptureFiles:
         """
         target = self.targets[offer.key]
         if offer.key not in self._staging:
-            self._staging[offer.key] = Staging(target.process, target.place.trace_folder)
+            self._staging[offer.key] = TraceStaging(target.process, target.place.trace_folder)
         path = self._staging[offer.key].path / f"attempt{offer.attempt}.json"
         config = TraceRequest(path, self._request.steps, offer.start_multiple)
         self._configs[offer.key] = config
@@ -354,12 +339,12 @@ class CaptureFiles:
     def keep(self, keys: Collection[str]) -> dict[str, tuple[Path, int] | str]:
         """Give traces their names in the run; path and bytes of each, or why it could not be kept."""
         in_trace = {key: self._partials[key].summary.rank for key in keys}
-        ranks = ranks_to_keep([self.targets[key] for key in keys], in_trace)
+        ranks = processes.ranks_to_keep([self.targets[key] for key in keys], in_trace)
         kept: dict[str, tuple[Path, int] | str] = {}
         for key, rank in ranks.items():
             run, partial = self.targets[key].run_directory, self._partials[key]
             try:
-                kept[key] = (move_into_run(partial, run, self._folders[run], rank), partial.num_bytes)
+                kept[key] = (move_trace_into_run(partial, run, self._folders[run], rank), partial.num_bytes)
                 del self._partials[key]
             except OSError as error:
                 kept[key] = error_line(error)
@@ -382,7 +367,7 @@ class CaptureFiles:
         try:
             folder = self._capture_folder(target.run_directory)
             partial = folder / f".{take.key}.{take.attempt}.partial"
-            return compress_trace(source, partial, target.process.peer, max_bytes=self._request.max_bytes)
+            return compress_kineto_trace(source, partial, target.process.peer, max_bytes=self._request.max_bytes)
         finally:
             os.close(source)
 
@@ -399,7 +384,7 @@ class CaptureFiles:
 
 
 def error_line(error: Exception) -> str:
-    """The error in one line, with the file that it is about."""
+    """The error of a libkineto capture in one line, with the file that it is about."""
     text = getattr(error, "strerror", None) or str(error)
     where = getattr(error, "filename", None)
     return f"{where}: {text}" if where else text

@@ -14,8 +14,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from stepscope.collectors.deadline_socket import DeadlineSocket
-from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.inputs import DeadlineSocket, malformed_as_data_error
 from stepscope.core.documents.nccl import HangFlags, RasCommunicator, RasRank, RasStatus
 from stepscope.core.errors import DataError
 

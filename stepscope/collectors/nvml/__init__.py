@@ -4,9 +4,3 @@ A call may never return, and may end the process (a GPU that fell off the bus, a
 in a process of its own (`nvml.worker`, started by `stepscope.agent.gpus`). Whatever asks the driver raises
 `GpuUnusableError` where the GPU will answer nothing more, and `DriverUnusableError` where no GPU will.
 """
-
-from __future__ import annotations
-
-from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
-
-__all__ = ["GpuTarget", "NvmlCollector"]

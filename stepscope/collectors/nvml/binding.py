@@ -77,11 +77,7 @@ _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
 
 
 class _UnusableError(UnreachableError):
-    """Every further call would fail in the same way.
-
-    Attributes:
-        reason, detail: as of a `Missing`.
-    """
+    """Every further call would fail in the same way."""
 
     def __init__(self, reason: MissingReason, detail: str) -> None:
         super().__init__(detail or reason)
@@ -94,15 +90,15 @@ NO_BINDING = 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
 
 
 class DriverUnusableError(_UnusableError):
-    """No GPU can be asked: no library, no driver, or a reloaded one. A new process may find it working."""
+    """NVML can ask no GPU: no library, no driver, or a reloaded one. A new process may find it working."""
 
 
 class GpuUnusableError(_UnusableError):
-    """This GPU answers nothing more: it is lost, or needs a reset."""
+    """A GPU answers NVML nothing more: it is lost, or needs a reset."""
 
 
-def load() -> Nvml:
-    """The module pynvml.
+def load_pynvml() -> Nvml:
+    """The module pynvml, the binding of NVML.
 
     Raises:
         DriverUnusableError: it is not installed.
@@ -115,7 +111,7 @@ def load() -> Nvml:
 
 
 def reason_of_missing_library() -> NoValue:
-    """Why the driver's library cannot be loaded: the binding reports a broken one as missing."""
+    """Why NVML's library cannot be loaded: the binding reports a broken one as missing."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -124,19 +120,19 @@ def reason_of_missing_library() -> NoValue:
     return _REASON_OF_CODE[LIBRARY_NOT_FOUND]
 
 
-def text(value: object) -> str:
-    """A text of the binding, which is bytes in older versions."""
+def nvml_text(value: object) -> str:
+    """A text of NVML's binding, which is bytes in older versions."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def reason_of_code(code: int) -> NoValue:
+def nvml_reason_of_code(code: int) -> NoValue:
     """Why there is no value where NVML returns this code."""
     words = f"{_OTHER_ERRORS[code]} (NVML error {code})" if code in _OTHER_ERRORS else f"NVML error {code}"
     return _REASON_OF_CODE.get(code) or NoValue(MissingReason.FAILED, words)
 
 
-def reason_of_error(nvml: Nvml, error: Exception) -> NoValue:
-    """Why there is no value where the binding raised this error.
+def nvml_reason_of_error(nvml: Nvml, error: Exception) -> NoValue:
+    """Why there is no value where NVML's binding raised this error.
 
     Raises:
         DriverUnusableError, GpuUnusableError: every further call would fail in the same way.
@@ -148,7 +144,7 @@ def reason_of_error(nvml: Nvml, error: Exception) -> NoValue:
     if not isinstance(error, nvml.NVMLError):
         raise error
     code: int = error.value
-    why = reason_of_code(code)
+    why = nvml_reason_of_code(code)
     if code in _ENDS_SESSION:
         raise DriverUnusableError(*why) from error
     if code in _ENDS_GPU:
@@ -166,39 +162,33 @@ _PERFORMANCE_STATE = GPU + "performance_state"
 _METRIC_OF_SHORT_NAME = {name.removeprefix(GPU): name for name in BY_NAME}
 
 
-def is_sentinel(raw: float) -> bool:
+def is_nvml_sentinel(raw: float) -> bool:
     """Whether NVML uses this number for "no value"."""
     return raw in _SENTINELS or raw >= _MIN_SENTINEL
 
 
-def sentinel_reason(raw: float) -> NoValue:
-    """Why a metric has no value whose raw number is a sentinel."""
+def nvml_sentinel_reason(raw: float) -> NoValue:
+    """Why a metric has no value whose raw number is a sentinel of NVML."""
     return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw}: it has no value")
 
 
 class GpuReadings(ReadingsBuilder):
-    """Readings of one GPU or MIG instance; metrics are named without the prefix of GPU metrics."""
+    """Readings by NVML of one GPU or MIG instance; metrics are named without the prefix of GPU metrics."""
 
     def __init__(self, labels: Labels, time_ns: int) -> None:
         super().__init__(time_ns, labels, prefix=GPU)
 
     def add_raw(self, name: str, raw: float, scale: float = 1.0, /, **further: str | int) -> None:
-        """Add a number as NVML reports it.
-
-        Args:
-            raw: unchecked.
-            scale: factor to base units.
-            further: labels beside the GPU's own.
-        """
+        """Add a number as NVML reports it; `further` labels come beside the GPU's own."""
         metric = _METRIC_OF_SHORT_NAME.get(name) or GPU + name
         labels = self.with_labels(further) if further else self.labels
         value = scaled(raw, scale)
-        is_plausible = 0.0 <= value <= 1.0 and not is_sentinel(raw)
+        is_plausible = 0.0 <= value <= 1.0 and not is_nvml_sentinel(raw)
         self.add_labelled(metric, value if is_plausible else self._checked_raw(metric, raw, value, labels), labels)
 
     def _checked_raw(self, metric: str, raw: float, value: float, labels: Labels) -> float | NoValue:
-        if is_sentinel(raw) or not math.isfinite(value):
-            return sentinel_reason(raw)
+        if is_nvml_sentinel(raw) or not math.isfinite(value):
+            return nvml_sentinel_reason(raw)
         if metric == _PERFORMANCE_STATE and value > _LOWEST_PERFORMANCE_STATE:
             return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw:g}, which is not possible")
         return self.checked(metric, value, labels, source="NVML reports", raw=raw)

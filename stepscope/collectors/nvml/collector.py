@@ -7,18 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    LIBRARY_NOT_FOUND,
-    DriverUnusableError,
-    GpuReadings,
-    GpuUnusableError,
-    Nvml,
-    load,
-    reason_of_error,
-    reason_of_missing_library,
-)
-from stepscope.collectors.nvml.devices import compute_instances, identify
-from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
+from stepscope.collectors.nvml import binding
+from stepscope.collectors.nvml.devices import compute_instances, identify_gpu
+from stepscope.collectors.nvml.gpu import NvmlGpu, PollPart, unusable_gpu_collection
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
 
@@ -28,11 +19,10 @@ SLOW_POLL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A GPU to read.
+    """A GPU to read through NVML.
 
     Attributes:
         key: its PCI bus id, which stays the same while other GPUs come and go; NVML's index does not.
-        labels: of its readings.
     """
 
     key: str
@@ -41,7 +31,7 @@ class GpuTarget:
 
 @dataclass(frozen=True, slots=True)
 class GpuNames:
-    """Other names of a GPU and its MIG devices.
+    """Other names that NVML has of a GPU and its MIG devices.
 
     Attributes:
         minor: number of its file in /dev; empty where the driver does not report it.
@@ -55,7 +45,7 @@ class GpuNames:
 
 
 class NvmlCollector:
-    """All GPUs of this machine.
+    """NVML's collector of all GPUs of this machine.
 
     NVML is initialised once: programs that did so at each reading hung after some hours (NVIDIA/go-nvml#152).
     """
@@ -70,26 +60,25 @@ class NvmlCollector:
         self._slow_poll_seconds = slow_poll_seconds
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
-        self._nvml: Nvml = None
-        self._gpus: dict[str, Gpu] = {}
+        self._nvml: binding.Nvml = None
+        self._gpus: dict[str, NvmlGpu] = {}
         self._labels: dict[str, Labels] = {}
         self._slow_poll_due: dict[str, float] = {}
         self._last: dict[str, dict[PollPart, Collection]] = {}
 
     def count(self) -> int:
-        """Number of GPUs that the driver knows now."""
         nvml = self._session()
         try:
             return int(nvml.nvmlDeviceGetCount())
         except Exception as error:
-            raise DriverUnusableError(*reason_of_error(nvml, error)) from error
+            raise binding.DriverUnusableError(*binding.nvml_reason_of_error(nvml, error)) from error
 
     def target(self, index: int) -> GpuTarget | Missing:
         """The GPU of this index, or why it cannot be identified."""
         nvml = self._session()
         try:
-            identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
-        except GpuUnusableError as error:
+            identity = identify_gpu(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
+        except binding.GpuUnusableError as error:
             return Missing("", labels_of(gpu=index), error.reason, error.detail)
         self._labels[identity.pci_bus_id] = identity.labels
         return GpuTarget(identity.pci_bus_id, identity.labels)
@@ -98,7 +87,7 @@ class NvmlCollector:
         """Names of the GPU with the key of a `GpuTarget`, beside its index and UUID."""
         nvml = self._session()
         handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
-        facts = dict(identify(nvml, handle, self._ask(nvml.nvmlDeviceGetIndex, handle)).facts)
+        facts = dict(identify_gpu(nvml, handle, self._ask(nvml.nvmlDeviceGetIndex, handle)).facts)
         is_split, instances = compute_instances(nvml, handle)
         return GpuNames(
             facts.get("minor_number", ""), is_split, tuple((one.uuid, str(one.gpu_instance)) for one in instances)
@@ -111,10 +100,10 @@ class NvmlCollector:
         gpu = self._gpus.get(key)
         try:
             gpu = gpu or self._open(nvml, key)
-        except GpuUnusableError as error:
+        except binding.GpuUnusableError as error:
             self._forget(key)
             return {
-                PollPart.FAST: unusable_gpu_collection(GpuReadings(self._labels.get(key, ()), time_ns), error),
+                PollPart.FAST: unusable_gpu_collection(binding.GpuReadings(self._labels.get(key, ()), time_ns), error),
                 PollPart.SLOW: Collection(),
             }
         parts = {}
@@ -134,7 +123,7 @@ class NvmlCollector:
         return key in self._gpus
 
     def nvlink_ends(self, key: str) -> dict[str, int]:
-        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `Gpu.nvlink_ends`."""
+        """Active NVLinks of the GPU with the key of a `GpuTarget`, by where they end; see `NvmlGpu.nvlink_ends`."""
         return (self._gpus.get(key) or self._open(self._session(), key)).nvlink_ends()
 
     def collect(self) -> Collection:
@@ -145,7 +134,7 @@ class NvmlCollector:
                 self._forget(key)
             for key in self._labels:
                 self._last.setdefault(key, {}).update(self.sweep(key))
-        except DriverUnusableError as error:
+        except binding.DriverUnusableError as error:
             self.close()
             return NoValue(error.reason, error.detail).of_all()
         indices = {dict(labels)["gpu"] for labels in self._labels.values()}
@@ -163,22 +152,22 @@ class NvmlCollector:
             except nvml.NVMLError:
                 return  # the driver is gone
 
-    def _session(self) -> Nvml:
+    def _session(self) -> binding.Nvml:
         if self._nvml is None:
-            nvml = load()
+            nvml = binding.load_pynvml()
             try:
                 nvml.nvmlInit()
             except nvml.NVMLError as error:
-                if error.value == LIBRARY_NOT_FOUND:
-                    raise DriverUnusableError(*reason_of_missing_library()) from error
-                raise DriverUnusableError(*reason_of_error(nvml, error)) from error
+                if error.value == binding.LIBRARY_NOT_FOUND:
+                    raise binding.DriverUnusableError(*binding.reason_of_missing_library()) from error
+                raise binding.DriverUnusableError(*binding.nvml_reason_of_error(nvml, error)) from error
             self._nvml = nvml
         return self._nvml
 
-    def _open(self, nvml: Nvml, key: str) -> Gpu:
+    def _open(self, nvml: binding.Nvml, key: str) -> NvmlGpu:
         handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
         index = self._ask(nvml.nvmlDeviceGetIndex, handle)
-        gpu = Gpu(nvml, handle, identify(nvml, handle, index))
+        gpu = NvmlGpu(nvml, handle, identify_gpu(nvml, handle, index))
         self._gpus[key] = gpu
         self._labels[key] = gpu.identity.labels
         return gpu
@@ -188,7 +177,7 @@ class NvmlCollector:
         try:
             return call(argument)
         except Exception as error:
-            raise GpuUnusableError(*reason_of_error(self._nvml, error)) from error
+            raise binding.GpuUnusableError(*binding.nvml_reason_of_error(self._nvml, error)) from error
 
     def _forget(self, key: str) -> None:
         """Get a new handle next time; its GPM samples are not freed, because the call might hang."""

@@ -6,32 +6,14 @@ import ctypes
 from enum import StrEnum
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    TIMEOUT,
-    GpuReadings,
-    GpuUnusableError,
-    Handle,
-    Nvml,
-    reason_of_error,
-    text,
-)
-from stepscope.collectors.nvml.devices import GpuIdentity, MigInstances
-from stepscope.collectors.nvml.gpm import GpmSampler
-from stepscope.collectors.nvml.queries import (
-    FAST_POLL_FIELDS,
-    FAST_POLL_QUERIES,
-    MAX_NVLINKS,
-    SLOW_POLL_FIELDS,
-    SLOW_POLL_QUERIES,
-    FieldBatch,
-    QueryTable,
-)
+from stepscope.collectors.nvml import binding, queries
+from stepscope.collectors.nvml.devices import GpmSampler, GpuIdentity, MigInstances
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
 
 class PollPart(StrEnum):
-    """Readings that are read together."""
+    """Readings of a GPU that are polled together through NVML."""
 
     FAST = "fast"  # activity, power, clocks, memory
     SLOW = "slow"  # limits, links, memory errors, processes
@@ -42,14 +24,10 @@ _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t."""
 
 
-class Gpu:
-    """One GPU and its MIG instances.
+class NvmlGpu:
+    """One GPU and its MIG instances, read through NVML; `is_usable`: whether it may be asked again."""
 
-    Attributes:
-        is_usable: whether it may be asked again.
-    """
-
-    def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle, identity: GpuIdentity) -> None:
         self.identity = identity
         self.is_usable = True
         self._labels = identity.labels
@@ -63,22 +41,22 @@ class Gpu:
 
     def _reset_queries(self) -> None:
         """Query everything again, also what was not supported."""
-        self._fast_queries = QueryTable(FAST_POLL_QUERIES)
-        self._fast_fields = FieldBatch(FAST_POLL_FIELDS)
-        self._slow_queries = QueryTable(SLOW_POLL_QUERIES)
-        self._slow_fields = FieldBatch(SLOW_POLL_FIELDS)
+        self._fast_queries = queries.QueryTable(queries.FAST_POLL_QUERIES)
+        self._fast_fields = queries.FieldBatch(queries.FAST_POLL_FIELDS)
+        self._slow_queries = queries.QueryTable(queries.SLOW_POLL_QUERIES)
+        self._slow_fields = queries.FieldBatch(queries.SLOW_POLL_FIELDS)
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
-        into = GpuReadings(self._labels, time_ns)
+        into = binding.GpuReadings(self._labels, time_ns)
         try:
             instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
-        except GpuUnusableError as error:
+        except binding.GpuUnusableError as error:
             self.is_usable = False
             return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 
-    def _read_fast(self, into: GpuReadings) -> Collection:
+    def _read_fast(self, into: binding.GpuReadings) -> Collection:
         self._events.read(into)  # first: a GPU that was just lost has an XID
         self._fast_queries.read(self._nvml, self._handle, into)
         self._fast_fields.read(self._nvml, self._handle, into)
@@ -88,7 +66,7 @@ class Gpu:
         into.add("up", 1)
         return instances
 
-    def _read_slow(self, into: GpuReadings) -> Collection:
+    def _read_slow(self, into: binding.GpuReadings) -> Collection:
         was_split = self._mig.is_on
         self._mig.update()
         if self._mig.is_on != was_split:  # without a reset from Hopper on; with MIG the whole GPU has no utilisation
@@ -99,7 +77,7 @@ class Gpu:
         self._processes.read(into)
         return Collection()
 
-    def _unified_memory(self, into: GpuReadings) -> None:
+    def _unified_memory(self, into: binding.GpuReadings) -> None:
         """A GPU that shares the host's memory (GB10) reports none: only that of its processes is known."""
         used = GPU + "memory_used_bytes"
         unsupported = {missing.metric for missing in into.missing if missing.reason is MissingReason.NOT_SUPPORTED} >= {
@@ -117,7 +95,7 @@ class Gpu:
         Links to other devices, and those whose end the driver does not report, are left out.
         """
         ends: dict[str, int] = {}
-        for link in range(MAX_NVLINKS):
+        for link in range(queries.MAX_NVLINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(self._handle, link):
                     continue
@@ -125,19 +103,19 @@ class Gpu:
                 if kind == _LINK_TO_SWITCH:
                     end = NVSWITCH
                 elif kind == _LINK_TO_GPU:
-                    end = text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
+                    end = binding.nvml_text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
                 else:
                     continue
             except Exception as error:
-                reason_of_error(self._nvml, error)
+                binding.nvml_reason_of_error(self._nvml, error)
                 continue
             ends[end] = ends.get(end, 0) + 1
         return ends
 
 
-def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
-    """Readings of a GPU that does not answer."""
-    into = GpuReadings(labelled.labels, labelled.time_ns)
+def unusable_gpu_collection(labelled: binding.GpuReadings, error: binding.GpuUnusableError) -> Collection:
+    """Readings of a GPU that does not answer NVML."""
+    into = binding.GpuReadings(labelled.labels, labelled.time_ns)
     into.add("up", 0, reason=error.reason)
     into.add("", NoValue(error.reason, error.detail))
     return into.collection()
@@ -158,27 +136,26 @@ _NO_SAMPLE_CODES = (0, 6)
 
 
 class ProcessReader:
-    """Processes of one GPU; a process in two of NVML's lists is reported once, with both kinds.
+    """Processes of one GPU by NVML; a process in two of its lists is reported once, with both kinds.
 
     Attributes:
         memory_bytes: of all processes at the last reading; None before, and where one process's is not known.
     """
 
-    def __init__(self, nvml: Nvml, handle: Handle) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle) -> None:
         self._nvml = nvml
         self._handle = handle
         self._seen_us = 0
         self.memory_bytes: int | None = None
 
-    def read(self, into: GpuReadings) -> None:
-        """Read all processes."""
+    def read(self, into: binding.GpuReadings) -> None:
         kinds: dict[int, list[str]] = {}
         found: dict[int, Any] = {}
         for kind, function in _PROCESS_LISTS:
             try:
                 processes = getattr(self._nvml, function)(self._handle)
             except Exception as error:
-                why = reason_of_error(self._nvml, error)
+                why = binding.nvml_reason_of_error(self._nvml, error)
                 if kind == "compute" or why.reason is not MissingReason.NOT_SUPPORTED:
                     into.add("processes", why, kind=kind)
                 continue
@@ -198,7 +175,7 @@ class ProcessReader:
             )
         self._utilization(into, {process.pid for process in by_memory[:_MAX_PROCESSES]})
 
-    def _add_process(self, process: Any, kind: str, into: GpuReadings) -> None:
+    def _add_process(self, process: Any, kind: str, into: binding.GpuReadings) -> None:
         further = {"kind": kind, "pid": process.pid}
         if process.gpuInstanceId != _NO_INSTANCE:
             further["gpu_instance"] = process.gpuInstanceId
@@ -207,14 +184,14 @@ class ProcessReader:
         else:
             into.add_raw("process_memory_bytes", process.usedGpuMemory, **further)
 
-    def _utilization(self, into: GpuReadings, pids: set[int]) -> None:
+    def _utilization(self, into: binding.GpuReadings, pids: set[int]) -> None:
         """Newest sample of each process since the last reading; a process that did not run has none."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
         except Exception as error:
             if getattr(error, "value", None) in _NO_SAMPLE_CODES:
                 return
-            into.add("process_sm_utilization_ratio", reason_of_error(self._nvml, error))
+            into.add("process_sm_utilization_ratio", binding.nvml_reason_of_error(self._nvml, error))
             return
         newest: dict[int, Any] = {}
         for sample in samples:
@@ -232,9 +209,9 @@ _MAX_EVENTS = 64
 
 
 class XidListener:
-    """XIDs of one GPU. Each becomes a finding "xid"."""
+    """XIDs of one GPU by NVML's events. Each becomes a finding "xid"."""
 
-    def __init__(self, nvml: Nvml, handle: Handle) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle) -> None:
         self._nvml = nvml
         self._handle = handle
         self._why_not: NoValue | None = None
@@ -243,9 +220,9 @@ class XidListener:
             self._set = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, _XID_EVENT, self._set)
         except Exception as error:
-            self._why_not = reason_of_error(nvml, error)
+            self._why_not = binding.nvml_reason_of_error(nvml, error)
 
-    def read(self, into: GpuReadings) -> None:
+    def read(self, into: binding.GpuReadings) -> None:
         """Add the events that came since the last reading."""
         if self._why_not is not None:
             into.add("xid_errors_total", self._why_not)
@@ -254,8 +231,8 @@ class XidListener:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except Exception as error:
-                if getattr(error, "value", None) != TIMEOUT:
-                    into.add("xid_errors_total", reason_of_error(self._nvml, error))
+                if getattr(error, "value", None) != binding.TIMEOUT:
+                    into.add("xid_errors_total", binding.nvml_reason_of_error(self._nvml, error))
                 return
             if event.eventType == _XID_EVENT:
                 labels = with_labels(self._gpu_labels(event, into), xid=event.eventData)
@@ -264,7 +241,7 @@ class XidListener:
                 into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
         into.note("xid_storm", f"more than {_MAX_EVENTS} XIDs came at once; the rest follows at the next reading")
 
-    def _gpu_labels(self, event: Any, into: GpuReadings) -> Labels:
+    def _gpu_labels(self, event: Any, into: binding.GpuReadings) -> Labels:
         """Labels of the GPU that an event is about: a set may also get events of other GPUs."""
         if ctypes.cast(event.device, ctypes.c_void_p).value == ctypes.cast(self._handle, ctypes.c_void_p).value:
             return into.labels
@@ -272,6 +249,6 @@ class XidListener:
             uuid = self._nvml.nvmlDeviceGetUUID(event.device)
             index = self._nvml.nvmlDeviceGetIndex(event.device)
         except Exception as error:
-            reason_of_error(self._nvml, error)
+            binding.nvml_reason_of_error(self._nvml, error)
             return ()
-        return labels_of(gpu=index, uuid=text(uuid))
+        return labels_of(gpu=index, uuid=binding.nvml_text(uuid))

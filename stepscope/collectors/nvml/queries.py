@@ -1,6 +1,6 @@
 """NVML calls for each GPU: tables of the fast poll (activity) and the slow poll (limits, links, errors, energy).
 
-A `Query` is one call; where the GPU does not support it, its `fallback` is made instead, or the call is not repeated.
+A `NvmlQuery` is one call; where the GPU does not support it, its `fallback` is made instead, or it is not repeated.
 Field values (`nvmlDeviceGetFieldValues`) are read many with one call, each with an error code of its own.
 """
 
@@ -11,25 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepscope.collectors.nvml.binding import (
-    INVALID_ARGUMENT,
-    GpuReadings,
-    Handle,
-    Nvml,
-    is_sentinel,
-    reason_of_code,
-    reason_of_error,
-    sentinel_reason,
-    struct_member,
-)
+from stepscope.collectors.nvml import binding
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """One call.
+class NvmlQuery:
+    """One call of NVML.
 
     Attributes:
         names: metrics that it gives, without the prefix of GPU metrics.
@@ -38,61 +28,53 @@ class Query:
     """
 
     names: tuple[str, ...]
-    ask: Callable[[Nvml, Handle, GpuReadings], None]
-    fallback: Query | None = None
+    ask: Callable[[binding.Nvml, binding.Handle, binding.GpuReadings], None]
+    fallback: NvmlQuery | None = None
 
 
-def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) -> Query:
-    """A call that returns one number.
+def single_value_query(name: str, function: str, *arguments: int, scale: float = 1.0) -> NvmlQuery:
+    """A call of NVML that returns one number."""
 
-    Args:
-        name: of the metric.
-        function: of the binding.
-        arguments: after the handle.
-        scale: factor to base units.
-    """
-
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         into.add_raw(name, getattr(nvml, function)(handle, *arguments), scale)
 
-    return Query((name,), ask)
+    return NvmlQuery((name,), ask)
 
 
-def several_values(function: str, *values: tuple[str, str | int, float], arguments: tuple[int, ...] = ()) -> Query:
-    """A call that returns a structure or a tuple.
+def several_values_query(
+    function: str, *values: tuple[str, str | int, float], arguments: tuple[int, ...] = ()
+) -> NvmlQuery:
+    """A call of NVML that returns a structure or a tuple.
 
     Args:
-        function: of the binding.
         values: name of a metric, member or index of its value in the answer, factor to base units.
-        arguments: after the handle.
     """
 
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         answer = getattr(nvml, function)(handle, *arguments)
         for name, member, scale in values:
             into.add_raw(name, getattr(answer, member) if isinstance(member, str) else answer[member], scale)
 
-    return Query(tuple(name for name, _, _ in values), ask)
+    return NvmlQuery(tuple(name for name, _, _ in values), ask)
 
 
 class QueryTable:
-    """Queries of one GPU; one that is not supported is replaced by its fallback, or not made again."""
+    """NVML's queries of one GPU; one that is not supported is replaced by its fallback, or not made again."""
 
-    def __init__(self, queries: tuple[Query, ...]) -> None:
+    def __init__(self, queries: tuple[NvmlQuery, ...]) -> None:
         self._queries = list(queries)
         self._unsupported: list[tuple[str, NoValue]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        """Make all queries once."""
+    def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         dropped = []
         for index, query in enumerate(self._queries):
-            current: Query | None = query
+            current: NvmlQuery | None = query
             while current is not None:
                 try:
                     current.ask(nvml, handle, into)
                     break
                 except Exception as error:
-                    why = reason_of_error(nvml, error)
+                    why = binding.nvml_reason_of_error(nvml, error)
                     if why.reason is not MissingReason.NOT_SUPPORTED:
                         into.miss(current.names, why)
                         break
@@ -114,7 +96,7 @@ _MEMORY_V2 = 40 | 2 << 24
 """Version tag of nvmlMemory_v2_t."""
 
 
-MEMORY = several_values(
+MEMORY = several_values_query(
     "nvmlDeviceGetMemoryInfo",
     ("memory_total_bytes", "total", 1.0),
     ("memory_used_bytes", "used", 1.0),
@@ -125,7 +107,7 @@ MEMORY = several_values(
 """Version 2 of the call: version 1 counts memory reserved by the driver as used (912 MB of an idle A100)."""
 
 
-def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _memory_v1(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     into.add_raw("memory_total_bytes", memory.total)
     into.add_raw("memory_free_bytes", memory.free)
@@ -133,30 +115,30 @@ def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     into.miss(("memory_used_bytes", "memory_reserved_bytes"), NoValue(MissingReason.NOT_SUPPORTED, detail))
 
 
-def _throttle_query(function: str, fallback: Query | None = None) -> Query:
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _throttle_query(function: str, fallback: NvmlQuery | None = None) -> NvmlQuery:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         bits = getattr(nvml, function)(handle)
-        if is_sentinel(bits):
-            into.add("throttle_reason", sentinel_reason(bits))
+        if binding.is_nvml_sentinel(bits):
+            into.add("throttle_reason", binding.nvml_sentinel_reason(bits))
             return
         for bit, reason in THROTTLE_REASONS:
             into.add("throttle_reason", 1 if bits & bit else 0, reason=reason)
 
-    return Query(("throttle_reason",), ask, fallback)
+    return NvmlQuery(("throttle_reason",), ask, fallback)
 
 
-FAST_POLL_QUERIES: tuple[Query, ...] = (
-    single_value("power_watts", "nvmlDeviceGetPowerUsage", scale=_MILLI),
-    single_value("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM, scale=_MHZ),
-    single_value("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY, scale=_MHZ),
-    single_value("performance_state", "nvmlDeviceGetPerformanceState"),
-    single_value("temperature_celsius", "nvmlDeviceGetTemperature", 0),
-    several_values(
+FAST_POLL_QUERIES: tuple[NvmlQuery, ...] = (
+    single_value_query("power_watts", "nvmlDeviceGetPowerUsage", scale=_MILLI),
+    single_value_query("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM, scale=_MHZ),
+    single_value_query("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY, scale=_MHZ),
+    single_value_query("performance_state", "nvmlDeviceGetPerformanceState"),
+    single_value_query("temperature_celsius", "nvmlDeviceGetTemperature", 0),
+    several_values_query(
         "nvmlDeviceGetUtilizationRates",
         ("utilization_ratio", "gpu", _PERCENT),
         ("memory_bandwidth_busy_ratio", "memory", _PERCENT),
     ),
-    replace(MEMORY, fallback=Query(MEMORY.names, _memory_v1)),
+    replace(MEMORY, fallback=NvmlQuery(MEMORY.names, _memory_v1)),
     _throttle_query(
         "nvmlDeviceGetCurrentClocksEventReasons", fallback=_throttle_query("nvmlDeviceGetCurrentClocksThrottleReasons")
     ),
@@ -174,20 +156,20 @@ _FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("acce
 MAX_NVLINKS = 18
 
 
-def _row_remap_banks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _row_remap_banks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     counts = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
     for availability in _BANKS:
         into.add_raw("row_remap_banks", getattr(counts, availability), availability=availability)
 
 
-def _retired(name: str, cause: int) -> Query:
-    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _retired(name: str, cause: int) -> NvmlQuery:
+    def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         into.add_raw(name, len(nvml.nvmlDeviceGetRetiredPages(handle, cause)))
 
-    return Query((name,), ask)
+    return NvmlQuery((name,), ask)
 
 
-def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _nvlinks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """State of each link. A GPU has as many links as answer; the first one's error says that it has none."""
     states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
     for link in range(1, MAX_NVLINKS):
@@ -202,7 +184,7 @@ def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     into.add_raw("nvlink_links", len(states) - num_up, state="down")
 
 
-def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+def _fabric(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """State of the registration with the fabric (NVSwitch systems from Hopper on)."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
@@ -218,51 +200,51 @@ def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
             into.add("fabric_health", 0 if state_bits == 1 else 1, aspect=aspect)
 
 
-def _ecc(name: str, kind: int, period: int) -> Query:
-    return single_value(name, "nvmlDeviceGetTotalEccErrors", kind, period)
+def _ecc(name: str, kind: int, period: int) -> NvmlQuery:
+    return single_value_query(name, "nvmlDeviceGetTotalEccErrors", kind, period)
 
 
-SLOW_POLL_QUERIES: tuple[Query, ...] = (
+SLOW_POLL_QUERIES: tuple[NvmlQuery, ...] = (
     # half of the cost of a reading (5.4 ms on an H200); a counter, so that nothing is lost between polls
-    single_value("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
-    single_value("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=_MILLI),
-    single_value("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=_MILLI),
-    single_value("sm_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _SM, scale=_MHZ),
-    single_value("memory_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _MEMORY, scale=_MHZ),
-    single_value("video_clock_hertz", "nvmlDeviceGetClockInfo", _VIDEO, scale=_MHZ),
-    single_value("temperature_margin_celsius", "nvmlDeviceGetMarginTemperature"),
-    single_value("temperature_slowdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
-    single_value("temperature_shutdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
-    single_value("fan_speed_ratio", "nvmlDeviceGetFanSpeed", scale=_PERCENT),
-    several_values("nvmlDeviceGetEncoderUtilization", ("encoder_utilization_ratio", 0, _PERCENT)),
-    several_values("nvmlDeviceGetDecoderUtilization", ("decoder_utilization_ratio", 0, _PERCENT)),
-    several_values(
+    single_value_query("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
+    single_value_query("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=_MILLI),
+    single_value_query("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=_MILLI),
+    single_value_query("sm_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _SM, scale=_MHZ),
+    single_value_query("memory_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _MEMORY, scale=_MHZ),
+    single_value_query("video_clock_hertz", "nvmlDeviceGetClockInfo", _VIDEO, scale=_MHZ),
+    single_value_query("temperature_margin_celsius", "nvmlDeviceGetMarginTemperature"),
+    single_value_query("temperature_slowdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
+    single_value_query("temperature_shutdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
+    single_value_query("fan_speed_ratio", "nvmlDeviceGetFanSpeed", scale=_PERCENT),
+    several_values_query("nvmlDeviceGetEncoderUtilization", ("encoder_utilization_ratio", 0, _PERCENT)),
+    several_values_query("nvmlDeviceGetDecoderUtilization", ("decoder_utilization_ratio", 0, _PERCENT)),
+    several_values_query(
         "nvmlDeviceGetBAR1MemoryInfo", ("bar1_used_bytes", "bar1Used", 1.0), ("bar1_total_bytes", "bar1Total", 1.0)
     ),
-    single_value("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
-    single_value("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth"),
-    single_value("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
-    single_value("pcie_link_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
-    single_value("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
-    Query(("nvlink_up", "nvlink_links"), _nvlinks),
-    Query(("fabric_state", "fabric_health"), _fabric),
-    several_values("nvmlDeviceGetEccMode", ("ecc_enabled", 0, 1.0)),
+    single_value_query("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+    single_value_query("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+    single_value_query("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+    single_value_query("pcie_link_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    single_value_query("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
+    NvmlQuery(("nvlink_up", "nvlink_links"), _nvlinks),
+    NvmlQuery(("fabric_state", "fabric_health"), _fabric),
+    several_values_query("nvmlDeviceGetEccMode", ("ecc_enabled", 0, 1.0)),
     _ecc("ecc_corrected_errors_total", _CORRECTED, _SINCE_LOAD),
     _ecc("ecc_uncorrected_errors_total", _UNCORRECTED, _SINCE_LOAD),
     _ecc("ecc_lifetime_corrected_errors_total", _CORRECTED, _LIFETIME),
     _ecc("ecc_lifetime_uncorrected_errors_total", _UNCORRECTED, _LIFETIME),
-    several_values(
+    several_values_query(
         "nvmlDeviceGetRemappedRows",
         ("remapped_rows_corrected_total", 0, 1.0),
         ("remapped_rows_uncorrected_total", 1, 1.0),
         ("row_remap_pending", 2, 1.0),
         ("row_remap_failed", 3, 1.0),
     ),
-    Query(("row_remap_banks",), _row_remap_banks),
+    NvmlQuery(("row_remap_banks",), _row_remap_banks),
     _retired("retired_pages_corrected_total", _SINGLE_BIT),
     _retired("retired_pages_uncorrected_total", _DOUBLE_BIT),
-    single_value("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
-    several_values("nvmlDeviceGetMigMode", ("mig_enabled", 0, 1.0)),
+    single_value_query("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
+    several_values_query("nvmlDeviceGetMigMode", ("mig_enabled", 0, 1.0)),
 )
 
 
@@ -274,8 +256,8 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """One field.
+class NvmlField:
+    """One field value of NVML.
 
     Attributes:
         name: of the metric, without the prefix of GPU metrics.
@@ -287,29 +269,29 @@ class Field:
     name: str
     ids: tuple[tuple[int, float], ...]
     scope: int = 0
-    add: Callable[[GpuReadings, float], None] | None = None
+    add: Callable[[binding.GpuReadings, float], None] | None = None
 
 
 # fmt: off
 FAST_POLL_FIELDS = (
-    Field("power_instant_watts", ((186, _MILLI),)),
-    Field("memory_temperature_celsius", ((82, 1.0),)),
+    NvmlField("power_instant_watts", ((186, _MILLI),)),
+    NvmlField("memory_temperature_celsius", ((82, 1.0),)),
     # DATA counts payload in KiB, up to NVLink 4; XMIT and RCV count bytes, from NVLink 5 on
-    Field("nvlink_transmit_bytes_total", ((138, _KIB), (202, 1.0)), ALL_LINKS),
-    Field("nvlink_receive_bytes_total", ((139, _KIB), (204, 1.0)), ALL_LINKS),
+    NvmlField("nvlink_transmit_bytes_total", ((138, _KIB), (202, 1.0)), ALL_LINKS),
+    NvmlField("nvlink_receive_bytes_total", ((139, _KIB), (204, 1.0)), ALL_LINKS),
     # no PCIe bytes: 197 and 198 have 32 bits, and overflow thirteen times a second at 55 GB/s
 )
 
 
-def _recovery(into: GpuReadings, value: float) -> None:
+def _recovery(into: binding.GpuReadings, value: float) -> None:
     actions = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
                "system_reboot")
     action = actions[int(value)] if 0 <= value < len(actions) else f"action_{int(value)}"
     into.add("recovery_action", 1, action=action)
 
 
-def _error_ratio(name: str) -> Callable[[GpuReadings, float], None]:
-    def add(into: GpuReadings, value: float) -> None:
+def _error_ratio(name: str) -> Callable[[binding.GpuReadings, float], None]:
+    def add(into: binding.GpuReadings, value: float) -> None:
         mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
         no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
         into.add_raw(name, 0.0 if no_error else mantissa * 10.0**-exponent)
@@ -318,37 +300,36 @@ def _error_ratio(name: str) -> Callable[[GpuReadings, float], None]:
 
 
 SLOW_POLL_FIELDS = (
-    Field("power_violation_seconds_total", ((74, _NANO),)),
-    Field("thermal_violation_seconds_total", ((75, _NANO),)),
-    Field("sync_boost_violation_seconds_total", ((76, _NANO),)),
-    Field("board_limit_violation_seconds_total", ((77, _NANO),)),
-    Field("low_utilization_violation_seconds_total", ((78, _NANO),)),
-    Field("reliability_violation_seconds_total", ((79, _NANO),)),
-    Field("nvlink_crc_flit_errors_total", ((38, 1.0),)),
-    Field("nvlink_crc_data_errors_total", ((45, 1.0),)),
-    Field("nvlink_replay_errors_total", ((52, 1.0),)),
-    Field("nvlink_recovery_errors_total", ((59, 1.0),)),
-    Field("nvlink_effective_bit_error_ratio", ((220, 1.0),), ALL_LINKS,
+    NvmlField("power_violation_seconds_total", ((74, _NANO),)),
+    NvmlField("thermal_violation_seconds_total", ((75, _NANO),)),
+    NvmlField("sync_boost_violation_seconds_total", ((76, _NANO),)),
+    NvmlField("board_limit_violation_seconds_total", ((77, _NANO),)),
+    NvmlField("low_utilization_violation_seconds_total", ((78, _NANO),)),
+    NvmlField("reliability_violation_seconds_total", ((79, _NANO),)),
+    NvmlField("nvlink_crc_flit_errors_total", ((38, 1.0),)),
+    NvmlField("nvlink_crc_data_errors_total", ((45, 1.0),)),
+    NvmlField("nvlink_replay_errors_total", ((52, 1.0),)),
+    NvmlField("nvlink_recovery_errors_total", ((59, 1.0),)),
+    NvmlField("nvlink_effective_bit_error_ratio", ((220, 1.0),), ALL_LINKS,
           _error_ratio("nvlink_effective_bit_error_ratio")),
-    Field("nvlink_symbol_error_ratio", ((222, 1.0),), ALL_LINKS, _error_ratio("nvlink_symbol_error_ratio")),
-    Field("nvlink_receive_errors_total", ((208, 1.0),), ALL_LINKS),
-    Field("nvlink_integrity_errors_total", ((211, 1.0),), ALL_LINKS),
-    Field("nvlink_recoveries_total", ((215, 1.0),), ALL_LINKS),
-    Field("nvlink_recoveries_failed_total", ((214, 1.0),), ALL_LINKS),
-    Field("recovery_action", ((230, 1.0),), add=_recovery),
+    NvmlField("nvlink_symbol_error_ratio", ((222, 1.0),), ALL_LINKS, _error_ratio("nvlink_symbol_error_ratio")),
+    NvmlField("nvlink_receive_errors_total", ((208, 1.0),), ALL_LINKS),
+    NvmlField("nvlink_integrity_errors_total", ((211, 1.0),), ALL_LINKS),
+    NvmlField("nvlink_recoveries_total", ((215, 1.0),), ALL_LINKS),
+    NvmlField("nvlink_recoveries_failed_total", ((214, 1.0),), ALL_LINKS),
+    NvmlField("recovery_action", ((230, 1.0),), add=_recovery),
 )
 # fmt: on
 
 
 class FieldBatch:
-    """Fields that are read with one call; one that is not supported is replaced by its next id, or not read again."""
+    """Fields that NVML reads with one call; one that is not supported is replaced by its next id, or not read again."""
 
-    def __init__(self, fields: tuple[Field, ...]) -> None:
+    def __init__(self, fields: tuple[NvmlField, ...]) -> None:
         self._wanted = [(field, 0) for field in fields]
         self._unsupported: list[tuple[str, NoValue]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        """Read all fields once."""
+    def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         if self._wanted:
             again = self._ask(nvml, handle, into, self._wanted)
             while again:
@@ -357,8 +338,8 @@ class FieldBatch:
             into.add(name, why)
 
     def _ask(
-        self, nvml: Nvml, handle: Handle, into: GpuReadings, wanted: list[tuple[Field, int]]
-    ) -> list[tuple[Field, int]]:
+        self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings, wanted: list[tuple[NvmlField, int]]
+    ) -> list[tuple[NvmlField, int]]:
         """Read these fields; returns those to be read by another id."""
         try:
             values = nvml.nvmlDeviceGetFieldValues(
@@ -366,16 +347,18 @@ class FieldBatch:
                 [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
             )
         except Exception as error:
-            into.miss([field.name for field, _ in wanted], reason_of_error(nvml, error))
+            into.miss([field.name for field, _ in wanted], binding.nvml_reason_of_error(nvml, error))
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
-            code = struct_member(value, "nvmlReturn")
+            code = binding.struct_member(value, "nvmlReturn")
             if code == 0:
                 _add_value(field, way, value, into)
                 continue
-            why = reason_of_code(code)
-            if code != INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
+            why = binding.nvml_reason_of_code(code)
+            if (
+                code != binding.INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED
+            ):  # an unknown id is invalid
                 into.add(field.name, why)
                 continue
             index = next(index for index, (other, _) in enumerate(self._wanted) if other is field)
@@ -389,15 +372,15 @@ class FieldBatch:
         return again
 
 
-def _add_value(field: Field, way: int, value: Any, into: GpuReadings) -> None:
-    kind = struct_member(value, "valueType")
+def _add_value(field: NvmlField, way: int, value: Any, into: binding.GpuReadings) -> None:
+    kind = binding.struct_member(value, "valueType")
     if kind >= len(_MEMBERS):
         into.add(field.name, NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}"))
         return
-    number = getattr(struct_member(value, "value"), _MEMBERS[kind])
+    number = getattr(binding.struct_member(value, "value"), _MEMBERS[kind])
     if field.add is None:
         into.add_raw(field.name, number, field.ids[way][1])
-    elif is_sentinel(number):
-        into.add(field.name, sentinel_reason(number))
+    elif binding.is_nvml_sentinel(number):
+        into.add(field.name, binding.nvml_sentinel_reason(number))
     else:
         field.add(into, number)

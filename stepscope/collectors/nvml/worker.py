@@ -36,7 +36,7 @@ Streams = defaultdict[tuple[str, str], StreamWriter]
 
 
 def answers_to(collector: NvmlCollector, request: dict[str, Any], streams: Streams) -> Iterator[dict[str, Any]]:
-    """Answers to a request, see the module's docstring.
+    """Answers of the NVML worker to a request, see the module's docstring.
 
     Raises:
         DriverUnusableError: no GPU can be asked.
@@ -66,7 +66,7 @@ def answers_to(collector: NvmlCollector, request: dict[str, Any], streams: Strea
 
 
 def serve_requests(collector: NvmlCollector, requests: int, replies: int) -> int:
-    """Answer on two file descriptors until the input ends or nobody reads the replies; returns the exit code."""
+    """Run the NVML worker on two file descriptors until the input ends or nobody reads; returns the exit code."""
     streams: Streams = defaultdict(StreamWriter)
     with open(requests, "rb", buffering=0) as lines:
         for line in iter(lines.readline, b""):
@@ -90,7 +90,7 @@ def _answer(collector: NvmlCollector, request: dict[str, Any], streams: Streams,
 
 
 def end_on_signal(grace_seconds: float) -> None:
-    """Let SIGTERM or the agent's death end this process between two calls, or in a hanging call after the grace time.
+    """Let SIGTERM or the agent's death end the NVML worker between two calls, or in a hanging one after the grace time.
 
     A process that is killed in a call of the driver can freeze a GPU (NVIDIA/dcgm-exporter#84).
     """
@@ -109,8 +109,8 @@ def end_on_signal(grace_seconds: float) -> None:
     signal_at_parent_death(signal.SIGTERM)
 
 
-def main() -> int:
-    """Run as a process: requests on standard input, replies on standard output."""
+def run_nvml_worker() -> int:
+    """Run the NVML worker as a process: requests on standard input, replies on standard output."""
     slow_poll_seconds, grace_seconds = (float(argument) for argument in sys.argv[1:])
     end_on_signal(grace_seconds)
     replies = os.dup(1)
@@ -125,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_nvml_worker())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, NoReturn
 
-from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.inputs import malformed_as_data_error
 from stepscope.core.errors import DataError
 
 MAX_BYTES = 1 << 30
@@ -26,11 +26,6 @@ _CONTAINERS = (dict, list, tuple)
 
 def load_plain(content: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> Any:
     """Unpickle dicts, lists, tuples, strings, bytes, numbers, booleans and None, and nothing else.
-
-    Args:
-        content: the whole pickle, any protocol.
-        where: its origin, for errors.
-        max_bytes: of the pickle.
 
     Raises:
         UnsafePickleError: it could run something, or is too large or too deep.
@@ -47,11 +42,9 @@ def load_plain(content: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> Any
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"asks for {module_name}.{global_name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuse every object outside of the pickle."""
         raise pickle.UnpicklingError(f"refers to {pid!r} outside of it")
 
 

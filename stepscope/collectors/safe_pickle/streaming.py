@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.inputs import malformed_as_data_error
 from stepscope.collectors.safe_pickle.loading import CODES, INCOMPLETE, WHAT_NEXT, Content, check_opcodes
 
 _MARK: Any = object()
@@ -32,7 +32,6 @@ def stream_plain(content: Content, take: Take, *, where: str) -> Any:
         content: all of it, as bytes or as a mapped file.
         take: called each time items are appended to a list near the top: () is the value itself, ("a",) its item of
             that key, ("a", 0) the first list in that.
-        where: its origin, for errors.
 
     Raises:
         UnsafePickleError: it could run something, or would take more memory than it has bytes.
@@ -72,7 +71,6 @@ class _StreamReader:
         return value
 
     def raw(self, length: int) -> bytes:
-        """An argument of that length."""
         value = self.content[self.at : self.at + length]
         self.at += length
         return value
@@ -95,14 +93,12 @@ class _StreamReader:
         return items
 
     def push_list(self, items: list[Any]) -> None:
-        """Push a new list, which may be one to hand over."""
         if len(self.stack) < _MAX_BELOW and (path := self._path()) is not None:
             self._paths[id(items)] = path
             self._alive.append(items)  # so that no other list gets its id
         self.stack.append(items)
 
     def append(self, items: list[Any]) -> None:
-        """Append items to the list on top."""
         made = self.stack[-1]
         path = self._paths.get(id(made))
         if path is None or not self._take(path, items):
@@ -119,7 +115,6 @@ class _StreamReader:
         self.memoize(self._num_memoized)
 
     def recall(self, place: int) -> None:
-        """Push the value of a memo place."""
         self.stack.append(self._memo[place])
 
     def _path(self) -> KeyPath | None:

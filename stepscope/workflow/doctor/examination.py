@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.collectors.host.processes import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, Doctor, DoctorLine
 from stepscope.workflow.doctor.communication import look_at_agent, look_at_communication, look_at_kineto
 from stepscope.workflow.doctor.machine import (

@@ -11,7 +11,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from stepscope import __version__
-from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.collectors.host.processes import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted, form

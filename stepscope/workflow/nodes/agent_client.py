@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stepscope.collectors.deadline_socket import DeadlineSocket
+from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.core.errors import UnreachableError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:9455"

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.collectors.host.processes import count_gpus_on_bus
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.documents.machine_checks import (
     CHECKS,

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
+from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.metrics.readings import GPU, Collection, written_alone
 from stepscope.workflow.preflight.device import Pace, UnsupportedError
 

@@ -16,13 +16,13 @@ from typing import IO, Any
 import pytest
 
 from stepscope.agent import state_directory
-from stepscope.agent.captures.capture import RefusedError
-from stepscope.agent.captures.coordinator import CaptureCoordinator, CaptureStore
-from stepscope.agent.captures.http_routes import capture_routes
+from stepscope.agent.captures.capture import CaptureRefusedError
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, AgentCaptureFile
 from stepscope.agent.config.settings import CaptureLimits
-from stepscope.agent.state_directory import StateLock, agent_token, read_token
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.state_directory import StateLock, agent_token, read_agent_token
+from stepscope.agent.web.endpoints import capture_routes
+from stepscope.agent.web.routes import Access
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.protocol.captures import (
@@ -51,27 +51,27 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_a_refusal_tells_why_a_way_to_capture_is_closed() -> None:
     closed = FakeBackend([], why_closed=Missing("", (), MissingReason.TAKEN, "the socket: another daemon is there"))
-    with CaptureCoordinator([FakeBackend([]), closed]) as coordinator:
+    with AgentCaptureCoordinator([FakeBackend([]), closed]) as coordinator:
         with pytest.raises(
-            RefusedError, match=r"none is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
+            CaptureRefusedError, match=r"none is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
         ):
             coordinator.request(_order("c", 3, job="9"), client="10.0.0.1")
         closed.known = [target(0)]
-        with pytest.raises(RefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
+        with pytest.raises(CaptureRefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
             coordinator.request(_order("c", 3, job="9"), client="10.0.0.1")
 
 
 def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stepscope.agent.audit")
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED, _DONE]})
-    with CaptureCoordinator([FakeBackend([]), backend]) as coordinator:
+    with AgentCaptureCoordinator([FakeBackend([]), backend]) as coordinator:
         order = _order("c", 3, run="r")
         coordinator.request(order, client="10.0.0.1")
         _wait_until(lambda: coordinator.report("c").state is CaptureState.DONE)
         assert coordinator.request(order, client="10.0.0.1").state is CaptureState.DONE  # asked again, told again
-        with pytest.raises(RefusedError, match="another capture has this id"):
+        with pytest.raises(CaptureRefusedError, match="another capture has this id"):
             coordinator.request(_order("c", 4, run="r"), client="10.0.0.1")
-        with pytest.raises(RefusedError, match="no process of run q"):
+        with pytest.raises(CaptureRefusedError, match="no process of run q"):
             coordinator.request(_order("d", 4, run="q"), client="10.0.0.2")
     assert len(backend.asked) == 1
     assert backend.asked[0][0].max_bytes == 1 << 30
@@ -86,7 +86,7 @@ def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFi
 
 def test_a_process_that_has_ended_is_noticed(tmp_path: Path) -> None:
     backend = FakeBackend([target(0, pid=os.getpid()), target(1, pid=1 << 22)])
-    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+    with AgentCaptureCoordinator([backend], directory=tmp_path) as coordinator:
         coordinator.request(_order("c", 3, run="r"), client="me")
         backend.known.clear()
         coordinator.wake()
@@ -100,17 +100,17 @@ def test_a_process_that_has_ended_is_noticed(tmp_path: Path) -> None:
 
 def test_captures_outlive_the_agent(tmp_path: Path) -> None:
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
-    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+    with AgentCaptureCoordinator([backend], directory=tmp_path) as coordinator:
         coordinator.request(_order("c", 3, run="r"), client="me")
         _wait_until(lambda: coordinator.report("c").state is CaptureState.ACCEPTED)
     assert (tmp_path / "captures.json").stat().st_mode & 0o777 == 0o600
     backend.says["k0"] = [_DONE]
-    with CaptureCoordinator([backend], directory=tmp_path) as coordinator:
+    with AgentCaptureCoordinator([backend], directory=tmp_path) as coordinator:
         _wait_until(lambda: coordinator.report("c").state is CaptureState.DONE)
-    once = CaptureCoordinator([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
+    once = AgentCaptureCoordinator([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
     with (
         once,
-        pytest.raises(RefusedError, match="captured 1 time within an hour"),
+        pytest.raises(CaptureRefusedError, match="captured 1 time within an hour"),
     ):  # a restart makes nobody freer
         once.request(_order("d", 3, run="r"), client="me")
 
@@ -120,16 +120,16 @@ def test_a_file_that_is_damaged_is_said_and_forgotten(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "captures.json").write_text(text)
-    assert CaptureStore(tmp_path).read() == []
+    assert AgentCaptureFile(tmp_path).read() == []
     assert "earlier captures are lost" in caplog.text
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, object]]]]:
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
-    coordinator, token = CaptureCoordinator([backend], directory=tmp_path), agent_token(tmp_path)
+    coordinator, token = AgentCaptureCoordinator([backend], directory=tmp_path), agent_token(tmp_path)
     routes = capture_routes(coordinator)
-    with coordinator, AgentServer(Address("127.0.0.1", 0), routes, Access(token)) as server:
+    with coordinator, AgentServer(ListenAddress("127.0.0.1", 0), routes, Access(token)) as server:
 
         def ask(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, object]]:
             connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
@@ -163,20 +163,20 @@ def test_orders_over_http(api: Callable[..., tuple[int, dict[str, object]]]) -> 
 
 def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "token"
-    token = read_token(file, create=True)
+    token = read_agent_token(file, create=True)
     assert len(token) >= 32
     assert file.stat().st_mode & 0o777 == 0o600
-    assert read_token(file, create=True) == read_token(file) == token
+    assert read_agent_token(file, create=True) == read_agent_token(file) == token
     assert not caplog.text
     file.chmod(0o644)
-    assert read_token(file, create=True) == token
+    assert read_agent_token(file, create=True) == token
     assert "chmod 600" in caplog.text
     for text in ("", "short", "two words of some length", "x" * 600, "é" * 20):
         file.write_text(text)
         with pytest.raises(UsageError, match="is not a token"):
-            read_token(file)
+            read_agent_token(file)
     with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
-        read_token(tmp_path / "nowhere")
+        read_agent_token(tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +191,9 @@ def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: p
         with pytest.raises(
             UsageError, match=r"token: the token cannot be created \(No space left on device\); free some space"
         ):
-            read_token(file, create=True)
+            read_agent_token(file, create=True)
     assert list(tmp_path.iterdir()) == []
-    assert len(read_token(file, create=True)) >= 32
+    assert len(read_agent_token(file, create=True)) >= 32
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -201,13 +201,13 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    with CaptureCoordinator([], directory=tmp_path / "file" / "state"):
+    with AgentCaptureCoordinator([], directory=tmp_path / "file" / "state"):
         assert agent_token(tmp_path / "file" / "state") is None
     assert "captures cannot be requested" in caplog.text
     with pytest.raises(UsageError):
         agent_token(tmp_path, tmp_path / "file")
     caplog.clear()
-    with StateLock(tmp_path / "file"), CaptureCoordinator([], directory=tmp_path / "file"):
+    with StateLock(tmp_path / "file"), AgentCaptureCoordinator([], directory=tmp_path / "file"):
         assert agent_token(tmp_path / "file") is None
     assert f"the agent's state is not kept: {tmp_path}/file: is not a folder" in caplog.text
     assert f"{tmp_path}/file/token: the token cannot be created (Not a directory)" in caplog.text
@@ -219,8 +219,8 @@ def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
     def read_only(**_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    token = read_token(tmp_path / "token", create=True)
+    token = read_agent_token(tmp_path / "token", create=True)
     monkeypatch.setattr(tempfile, "mkstemp", read_only)
-    assert read_token(tmp_path / "token", create=True) == token
+    assert read_agent_token(tmp_path / "token", create=True) == token
     with pytest.raises(UsageError, match=r"the token cannot be created \(Read-only file system\)"):
-        read_token(tmp_path / "another", create=True)
+        read_agent_token(tmp_path / "another", create=True)

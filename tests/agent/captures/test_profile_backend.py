@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.captures.backends import ProfileBackend
+from stepscope.agent.captures.coordinator import ProfileCaptureBackend
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState, CaptureUpdate
@@ -36,6 +36,6 @@ class _Server(TrainingServer):
     ],
 )
 def test_a_trace_outside_its_run_is_no_success(path: str, state: CaptureState) -> None:
-    backend = ProfileBackend(_Server(CaptureProgress(CaptureState.DONE, path=path)))
+    backend = ProfileCaptureBackend(_Server(CaptureProgress(CaptureState.DONE, path=path)))
     (update,) = backend.updates()
     assert (update.progress.state, update.progress.path) == (state, path if state is CaptureState.DONE else None)

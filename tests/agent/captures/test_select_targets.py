@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pytest
 
 from stepscope.agent.captures import capture
-from stepscope.agent.captures.capture import RefusedError, select_targets, within_limits
+from stepscope.agent.captures.capture import CaptureRefusedError, capture_within_limits, select_capture_targets
 from stepscope.agent.config.settings import CaptureLimits
 from stepscope.core.protocol.captures import (
     CaptureOrder,
@@ -38,7 +38,7 @@ def _keys(
     ranks: tuple[int, ...] | None = None,
     pids: tuple[int, ...] = (),
 ) -> list[str]:
-    return [one.key for one in select_targets(targets, CaptureSelector(run, job), ranks, job_pids=pids)]
+    return [one.key for one in select_capture_targets(targets, CaptureSelector(run, job), ranks, job_pids=pids)]
 
 
 def test_all_ranks_of_a_run_or_some() -> None:
@@ -65,8 +65,8 @@ def test_a_process_that_two_back_ends_know_is_captured_once() -> None:
 
 def test_runs_of_one_name_are_told_apart_by_their_directory() -> None:
     targets = target(0, "mine"), target(0, "yours", uid=1000, run_directory="/home/you/r")
-    with pytest.raises(RefusedError, match=r"not one run; name its directory: /home/you/r, /runs/r") as refused:
-        select_targets(targets, _RUN)
+    with pytest.raises(CaptureRefusedError, match=r"not one run; name its directory: /home/you/r, /runs/r") as refused:
+        select_capture_targets(targets, _RUN)
     assert refused.value.status is HTTPStatus.CONFLICT
     assert _keys(*targets, run="/home/you/r") == ["yours"]
 
@@ -80,16 +80,18 @@ def test_runs_of_one_name_are_told_apart_by_their_directory() -> None:
     ],
 )
 def test_nobody_is_meant(selector: CaptureSelector, ranks: tuple[int, ...] | None, line: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        select_targets([target(0)], selector, ranks)
+    with pytest.raises(CaptureRefusedError) as refused:
+        select_capture_targets([target(0)], selector, ranks)
     assert (str(refused.value), refused.value.status) == (line, HTTPStatus.NOT_FOUND)
 
 
 def test_the_limits_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_MAX_SECONDS", 2.0)
-    request = within_limits(_request(), [target(0)], [], CaptureLimits(max_bytes=5), _NOW)
+    request = capture_within_limits(_request(), [target(0)], [], CaptureLimits(max_bytes=5), _NOW)
     assert (request.max_bytes, request.deadline_unix_ns) == (5, _NOW + 2_000_000_000)
-    request = within_limits(_request(max_bytes=3, deadline_unix_ns=_NOW + 1), [target(0)], [], CaptureLimits(), _NOW)
+    request = capture_within_limits(
+        _request(max_bytes=3, deadline_unix_ns=_NOW + 1), [target(0)], [], CaptureLimits(), _NOW
+    )
     assert (request.max_bytes, request.deadline_unix_ns) == (3, _NOW + 1)
 
 
@@ -97,8 +99,8 @@ def test_the_limits_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     "fields", [{"steps": 101}, {"max_bytes": (1 << 30) + 1}, {"start_unix_ns": _NOW + 4 * 3600 * 10**9}]
 )
 def test_more_than_anybody_may(fields: dict[str, int]) -> None:
-    with pytest.raises(RefusedError) as refused:
-        within_limits(_request(**fields), [target(0)], [], CaptureLimits(), _NOW)
+    with pytest.raises(CaptureRefusedError) as refused:
+        capture_within_limits(_request(**fields), [target(0)], [], CaptureLimits(), _NOW)
     assert refused.value.status is HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -111,12 +113,12 @@ def test_too_often_is_by_run_and_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_MAX_OPEN", 3)
     limits = CaptureLimits(max_per_hour=2)
     others = [made(10), made(3599, "/runs/q"), made(3601)]
-    within_limits(_request(), [target(0)], others, limits, _NOW)
-    with pytest.raises(RefusedError, match="captured 2 times within an hour; no more than 2"):
-        within_limits(_request(), [target(0)], [*others, made(20)], limits, _NOW)
+    capture_within_limits(_request(), [target(0)], others, limits, _NOW)
+    with pytest.raises(CaptureRefusedError, match="captured 2 times within an hour; no more than 2"):
+        capture_within_limits(_request(), [target(0)], [*others, made(20)], limits, _NOW)
     of_tomorrow = [made(-86_400), made(-86_400)]  # the clock was set back since
-    within_limits(_request(), [target(0)], of_tomorrow, limits, _NOW)
+    capture_within_limits(_request(), [target(0)], of_tomorrow, limits, _NOW)
     open_ones = [made(10, f"/runs/{n}", CaptureState.STARTED) for n in range(3)]
-    with pytest.raises(RefusedError, match="3 captures are open already") as refused:
-        within_limits(_request(), [target(0)], open_ones, limits, _NOW)
+    with pytest.raises(CaptureRefusedError, match="3 captures are open already") as refused:
+        capture_within_limits(_request(), [target(0)], open_ones, limits, _NOW)
     assert refused.value.status is HTTPStatus.TOO_MANY_REQUESTS

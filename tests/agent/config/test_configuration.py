@@ -11,11 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.agent.config.configuration import Origin, as_document, as_toml, load, reference, shown, variable_of
-from stepscope.agent.config.keys import Key, typed_value, value_from_text
-from stepscope.agent.config.settings import KEYS, Settings
-from stepscope.agent.service import assembled
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.agent.config.configuration import (
+    SettingOrigin,
+    configuration_document,
+    configuration_toml,
+    environment_variable_of,
+    load_configuration,
+    settings_reference,
+    shown_setting,
+)
+from stepscope.agent.config.settings import KEYS, AgentSettings, Key, typed_value, value_from_text
+from stepscope.agent.service import Agent
+from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.core.errors import UsageError
 from stepscope_reference import PAGES
 
@@ -33,20 +40,20 @@ def _key(kind: type = tuple, *, is_secret: bool = False) -> Key:
 def test_flags_before_environment_before_file_before_default(tmp_path: Path) -> None:
     file = _file(tmp_path, '[web]\nlisten = "127.0.0.1:1"\ninsecure = true\n[gpus]\ninterval = 2\n')
     environment = {"STEPSCOPE_AGENT__WEB__LISTEN": "127.0.0.1:2", "STEPSCOPE_AGENT__GPUS__INTERVAL": "3.5"}
-    found = load(file, environment=environment, flags={"web.listen": "127.0.0.1:3", "web.insecure": None})
+    found = load_configuration(file, environment=environment, flags={"web.listen": "127.0.0.1:3", "web.insecure": None})
     assert found.settings.web.listen == "127.0.0.1:3"
     assert found.settings.gpus.interval == 3.5
     assert found.settings.web.insecure is True
-    assert found.settings.dcgm == Settings().dcgm
-    assert found.origins["web.listen"] == (Origin.FLAG, "--listen")
-    assert found.origins["gpus.interval"] == (Origin.ENVIRONMENT, "STEPSCOPE_AGENT__GPUS__INTERVAL")
-    assert found.origins["web.insecure"] == (Origin.FILE, str(file))
-    assert found.origins["dcgm.names"] == (Origin.DEFAULT, "")
+    assert found.settings.dcgm == AgentSettings().dcgm
+    assert found.origins["web.listen"] == (SettingOrigin.FLAG, "--listen")
+    assert found.origins["gpus.interval"] == (SettingOrigin.ENVIRONMENT, "STEPSCOPE_AGENT__GPUS__INTERVAL")
+    assert found.origins["web.insecure"] == (SettingOrigin.FILE, str(file))
+    assert found.origins["dcgm.names"] == (SettingOrigin.DEFAULT, "")
 
 
 def test_nothing_said_is_the_default() -> None:
-    assert load().settings == Settings()
-    assert load(environment={"STEPSCOPE_AGENT_SOCKET": "x", "PATH": "y"}).settings == Settings()
+    assert load_configuration().settings == AgentSettings()
+    assert load_configuration(environment={"STEPSCOPE_AGENT_SOCKET": "x", "PATH": "y"}).settings == AgentSettings()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ def test_nothing_said_is_the_default() -> None:
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     file = _file(tmp_path, text)
     with pytest.raises(UsageError) as raised:
-        load(file)
+        load_configuration(file)
     assert str(raised.value) == line.format(file=file)
 
 
@@ -82,12 +89,12 @@ def test_whatever_a_file_holds_is_taken_or_said_to_be_wrong(
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_text(text, encoding="utf-8", errors="replace")
     with suppress(UsageError):
-        load(file)
+        load_configuration(file)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"agent.toml: cannot be read \(No such file or directory\)"):
-        load(tmp_path / "agent.toml")
+        load_configuration(tmp_path / "agent.toml")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +110,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_a_wrong_variable_is_one_line(name: str, text: str, line: str) -> None:
     name = f"STEPSCOPE_AGENT__{name}"
     with pytest.raises(UsageError) as raised:
-        load(environment={name: text})
+        load_configuration(environment={name: text})
     assert str(raised.value).replace("\\n", " ") == line.format(name=name)
 
 
@@ -115,20 +122,20 @@ def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
     ):
         file = _file(tmp_path, text)
         with pytest.raises(UsageError) as raised:
-            assembled(load(file))
+            Agent(load_configuration(file))
         assert str(raised.value).startswith(f"{file}: {start}")
 
 
 def test_a_warning_that_would_come_after_the_critical_rate_is_one_line(tmp_path: Path) -> None:
     file = _file(tmp_path, "[health]\ncorrected_errors_per_second = 5000")
     with pytest.raises(UsageError) as raised:
-        load(file)
+        load_configuration(file)
     what = "health.corrected_errors_per_second is 5000, more than health.corrected_errors_critical_per_second, 1000"
     assert str(raised.value) == f"{file}: health.corrected_errors_per_second: {what}"
     name = "STEPSCOPE_AGENT__HEALTH__NVLINK_CRC_CRITICAL_PER_SECOND"
     with pytest.raises(UsageError, match=f"^{name}: health.nvlink_crc_per_second is 1, more than"):
-        load(environment={name: "0.5"})
-    load(file, environment={"STEPSCOPE_AGENT__HEALTH__CORRECTED_ERRORS_CRITICAL_PER_SECOND": "5000"})
+        load_configuration(environment={name: "0.5"})
+    load_configuration(file, environment={"STEPSCOPE_AGENT__HEALTH__CORRECTED_ERRORS_CRITICAL_PER_SECOND": "5000"})
 
 
 def test_lists_in_file_and_environment() -> None:
@@ -141,15 +148,18 @@ def test_lists_in_file_and_environment() -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    configuration = load(flags={"dcgm.exporter": "https://me:se@cret@node:1/metrics"})
-    for text in (as_toml(configuration, with_origin=True), json.dumps(as_document(configuration))):
+    configuration = load_configuration(flags={"dcgm.exporter": "https://me:se@cret@node:1/metrics"})
+    for text in (
+        configuration_toml(configuration, with_origin=True),
+        json.dumps(configuration_document(configuration)),
+    ):
         assert "cret" not in text
         assert "https://me:***@node:1/metrics" in text
-    assert shown(_key(str), "node:1/metrics?a=b&token=secret") == "node:1/metrics?***"
-    assert shown(_key(str), "http://me:secret@node/?token=secret") == "http://me:***@node/?***"
-    assert "secret" not in str(endpoint_of("http://node/metrics?token=secret"))
-    assert shown(_key(str), "me:secret@node:1") == "me:***@node:1"
-    assert shown(_key(is_secret=True), ("a",)) == "***"
+    assert shown_setting(_key(str), "node:1/metrics?a=b&token=secret") == "node:1/metrics?***"
+    assert shown_setting(_key(str), "http://me:secret@node/?token=secret") == "http://me:***@node/?***"
+    assert "secret" not in str(dcgm_endpoint_of("http://node/metrics?token=secret"))
+    assert shown_setting(_key(str), "me:secret@node:1") == "me:***@node:1"
+    assert shown_setting(_key(is_secret=True), ("a",)) == "***"
     with pytest.raises(UsageError) as raised:
         typed_value(_key(is_secret=True), 5, where="x")
     assert str(raised.value) == "x: must be a list of strings, not that"
@@ -160,17 +170,19 @@ def test_passwords_are_not_shown() -> None:
     interval=st.floats(0.1, 15),
 )
 def test_what_is_shown_is_a_file_that_says_the_same(listen: str, interval: float) -> None:
-    configuration = load(flags={"web.listen": listen, "gpus.interval": interval, "web.insecure": True})
-    document = tomllib.loads(as_toml(configuration, with_origin=True))
+    configuration = load_configuration(flags={"web.listen": listen, "gpus.interval": interval, "web.insecure": True})
+    document = tomllib.loads(configuration_toml(configuration, with_origin=True))
     assert {"listen": listen, "insecure": True}.items() <= document["web"].items()
     assert document["gpus"] == {"interval": interval}
     assert {f"{section}.{name}" for section, content in document.items() for name in content} == set(KEYS)
 
 
-@given(name=st.sampled_from(sorted(map(variable_of, KEYS))) | st.text(max_size=20), text=st.text(max_size=20))
+@given(
+    name=st.sampled_from(sorted(map(environment_variable_of, KEYS))) | st.text(max_size=20), text=st.text(max_size=20)
+)
 def test_whatever_a_variable_holds_is_taken_or_said_to_be_wrong(name: str, text: str) -> None:
     with suppress(UsageError):
-        load(environment={name: text, f"STEPSCOPE_AGENT__{name}": text})
+        load_configuration(environment={name: text, f"STEPSCOPE_AGENT__{name}": text})
 
 
 def test_each_setting_has_a_sentence_and_a_variable() -> None:
@@ -178,10 +190,10 @@ def test_each_setting_has_a_sentence_and_a_variable() -> None:
         assert key.help.endswith("."), path
         text = ",".join(key.default) if key.type is tuple else str(key.default)
         text = text.lower() if key.type is bool else text
-        assert load(environment={variable_of(path): text}).settings == Settings(), path
+        assert load_configuration(environment={environment_variable_of(path): text}).settings == AgentSettings(), path
 
 
 def test_the_documentation_lists_all_settings() -> None:
     page = PAGES["configuration"]()
-    assert "\n".join(reference()) in page
+    assert "\n".join(settings_reference()) in page
     assert [path for path in KEYS if f"| `{path}` |" not in page] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.exporter.metrics_page import without_duplicates
+from stepscope.agent.exporter.metrics_page import readings_without_duplicates
 from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading, labels_of
 
 _OF_NVML = labels_of(gpu=0, uuid="GPU-a")
@@ -18,7 +18,7 @@ def _told(*readings: tuple[str, Labels]) -> Collection:
 def _kept(*collections: Collection) -> list[list[tuple[str, Labels]]]:
     return [
         [(reading.metric.removeprefix(GPU), reading.labels) for reading in readings]
-        for readings, _ in without_duplicates(collections)
+        for readings, _ in readings_without_duplicates(collections)
     ]
 
 
@@ -30,7 +30,7 @@ def test_what_a_gpu_is_and_whether_it_answers_is_told_by_the_first_alone() -> No
     )
     page = _told(("up", _OF_PAGE), ("info", labels_of(gpu=3, uuid="GPU-a", name="NVIDIA H100", vbios="")))
     assert _kept(nvml, page)[1] == []
-    assert [num_doubles for _, num_doubles in without_duplicates((nvml, page))] == [0, 2]
+    assert [num_doubles for _, num_doubles in readings_without_duplicates((nvml, page))] == [0, 2]
 
 
 def test_a_mig_instance_is_not_counted_twice() -> None:
@@ -58,4 +58,4 @@ def test_series_of_one_gpu_that_differ_in_more_are_all_there() -> None:
 
 def test_one_source_of_gpus_is_told_as_it_is() -> None:
     nvml, host = _told(("up", _OF_NVML), ("up", _OF_NVML)), _told(("job_info", _OF_NVML))
-    assert without_duplicates((nvml, host)) == [(nvml.readings, 0), (host.readings, 0)]
+    assert readings_without_duplicates((nvml, host)) == [(nvml.readings, 0), (host.readings, 0)]

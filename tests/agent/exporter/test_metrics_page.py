@@ -14,11 +14,11 @@ from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from stepscope.agent.exporter.exposition import CATALOGUE, Families, LabelTexts, text_of
+from stepscope.agent.exporter.exposition import CATALOGUE, LabelTexts, MetricFamilies, exposition_text
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 
 _NOW_NS = 1_700_000_000 * 10**9
@@ -73,10 +73,10 @@ def test_what_was_read_is_on_the_page(accept: str) -> None:
 
 
 def test_each_metric_of_the_catalogue_has_a_family_that_openmetrics_takes() -> None:
-    families = Families(LabelTexts())
+    families = MetricFamilies(LabelTexts())
     for name in CATALOGUE:
         families.add("any", name, (), 1.0)
-    text = text_of(families.in_order(), LabelTexts(), is_openmetrics=True) + "# EOF\n"
+    text = exposition_text(families.in_order(), LabelTexts(), is_openmetrics=True) + "# EOF\n"
     parsed = {sample.name for family in _parsed(text, is_openmetrics=True) for sample in family.samples}
     assert set(CATALOGUE) == parsed
 
@@ -91,7 +91,7 @@ def test_each_metric_of_the_catalogue_has_a_family_that_openmetrics_takes() -> N
 )
 def test_it_is_written_as_prometheus_client_writes_it(values: dict[Labels, float]) -> None:
     texts = LabelTexts()
-    families = Families(texts)
+    families = MetricFamilies(texts)
     for labels, value in values.items():
         for name in ("power_watts", "energy_joules_total", "info"):
             families.add("any", GPU + name, labels, value)
@@ -101,8 +101,8 @@ def test_it_is_written_as_prometheus_client_writes_it(values: dict[Labels, float
         def collect(self) -> list[Any]:
             return [series.family() for series in page]
 
-    assert exposition.generate_latest(Registry()).decode() == text_of(page, texts, is_openmetrics=False)
-    ours = text_of(page, texts, is_openmetrics=True) + "# EOF\n"
+    assert exposition.generate_latest(Registry()).decode() == exposition_text(page, texts, is_openmetrics=False)
+    ours = exposition_text(page, texts, is_openmetrics=True) + "# EOF\n"
     assert openmetrics_exposition.generate_latest(Registry()).decode() == ours  # type: ignore[no-untyped-call]
 
 
@@ -248,7 +248,7 @@ def test_under_dcgms_names_a_client_of_dcgm_exporter_reads_the_same(names: DcgmN
     )
     assert 'GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",Hostname="node7",UUID="GPU-1"' in text
     dcgm_page = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("DCGM_"))
-    client = DcgmExporterCollector(endpoint_of("x"), fetcher=lambda *_: dcgm_page, wall_clock_ns=lambda: _NOW_NS)
+    client = DcgmExporterCollector(dcgm_endpoint_of("x"), fetcher=lambda *_: dcgm_page, wall_clock_ns=lambda: _NOW_NS)
     read = {reading.metric: reading for reading in client.collect().readings if reading.labels == _GPU0}
     for reading in readings[1:6]:
         assert math.isclose(read[reading.metric].value, reading.value), reading.metric

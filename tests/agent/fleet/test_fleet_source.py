@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.fleet.fleet_source import FleetSource
-from stepscope.agent.node_api import node_of
 from stepscope.agent.polling import SourceState
+from stepscope.agent.web.endpoints import node_of
 from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, Counters, Job, JobKind
 from stepscope.core.documents.node import node_document
 from stepscope.core.hardware.devices import device_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory, values_of_devices
+from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory, gpu_values_by_device
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.agent import TRAINING
@@ -13,7 +13,7 @@ from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 
 def _add(history: GpuHistory, values: dict[str, float], second: int) -> None:
-    told = values_of_devices([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
+    told = gpu_values_by_device([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
     history.add(told[device_in(dict(GPU0))])
 
 
@@ -33,7 +33,7 @@ def test_counters_become_rates_also_when_they_are_read_seldom() -> None:
     assert history.last(1)[-1].pcie_transmit == 1e6  # the rate that is told
     plain = {"utilization_ratio": 1.0}
     for second in range(2, 23):
-        told = values_of_devices([state("nvml", [
+        told = gpu_values_by_device([state("nvml", [
             *of_gpu(GPU0, plain, second * SECOND),
             Reading(GPU + "nvlink_transmit_bytes_total", second // 10 * 50e9, GPU0, second // 10 * 10 * SECOND),
         ], second * SECOND)])  # fmt: skip

@@ -6,8 +6,8 @@ import errno
 import os
 from typing import Any
 
-from stepscope.agent.gpus.process import Probe
-from stepscope.agent.gpus.supervisor import ProbeSupervisor, Timing
+from stepscope.agent.gpus.process import GpuProbe
+from stepscope.agent.gpus.supervisor import ProbeSupervisor, ProbeTiming
 from stepscope.core.metrics.readings import (
     GPU,
     Collection,
@@ -20,7 +20,7 @@ from stepscope.core.metrics.readings import (
     labels_of,
 )
 
-TIMING = Timing(
+TIMING = ProbeTiming(
     interval=1, deadline=5, start_deadline=30, look=60, first_retry=1, last_retry=64, healthy=600, slow=0.5, stale=60
 )
 
@@ -28,7 +28,7 @@ TIMING = Timing(
 class Machine:
     """GPUs, the processes that were started to read them, and the time."""
 
-    def __init__(self, num_gpus: int, timing: Timing = TIMING) -> None:
+    def __init__(self, num_gpus: int, timing: ProbeTiming = TIMING) -> None:
         self.now = 0.0
         self.num_gpus = num_gpus
         self.hanging: set[int] = set()
@@ -47,7 +47,7 @@ class Machine:
         self.swept: list[tuple[float, int, int]] = []  # when, by which process, which GPU
         self.watch = ProbeSupervisor(self.start, timing)
 
-    def start(self) -> Probe:
+    def start(self) -> GpuProbe:
         if self.cannot_start:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self.started.append(FakeProbe(self, len(self.started)))

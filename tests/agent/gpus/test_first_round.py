@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.gpu_source import FirstRound
-from stepscope.agent.gpus.targets import Target
+from stepscope.agent.gpus.gpu_source import FirstGpuRound
+from stepscope.agent.gpus.targets import ProbeTarget
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import MissingReason
 
 
-def gpu(index: int, *, answered: bool = False, hangs: bool = False) -> Target:
+def gpu(index: int, *, answered: bool = False, hangs: bool = False) -> ProbeTarget:
     reason = MissingReason.TIMED_OUT if hangs else None
-    return Target(Device(index=str(index)), reason, "", 1 if answered else None, None, is_apart=hangs)
+    return ProbeTarget(Device(index=str(index)), reason, "", 1 if answered else None, None, is_apart=hangs)
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_gpus_that_have_not_answered_are_waited_for_by_name() -> None:
-    first = FirstRound(8.0)
+    first = FirstGpuRound(8.0)
     assert first.waits_for((), MissingReason.NOT_YET) == ""  # the driver's own reason says it
     assert first.waits_for((), None) == "no GPU has answered yet"
     assert first.waits_for((gpu(0), gpu(1)), None) == "GPU 0-1 have not answered yet"
@@ -32,7 +32,7 @@ def test_gpus_that_have_not_answered_are_waited_for_by_name() -> None:
 
 def test_behind_a_first_gpu_that_hangs_others_are_expected_for_a_while() -> None:
     clock = Clock()
-    first = FirstRound(8.0, clock=clock)
+    first = FirstGpuRound(8.0, clock=clock)
     first.waits_for((), None)
     clock.now += 5.0
     assert first.waits_for((gpu(0, hangs=True),), None)
@@ -44,7 +44,7 @@ def test_behind_a_first_gpu_that_hangs_others_are_expected_for_a_while() -> None
 
 def test_it_ends_whatever_gpus_do() -> None:
     clock = Clock()
-    first = FirstRound(8.0, clock=clock)
+    first = FirstGpuRound(8.0, clock=clock)
     assert first.waits_for((gpu(0),), None)
     clock.now += 59.0
     assert first.waits_for((gpu(0),), None)
@@ -53,6 +53,6 @@ def test_it_ends_whatever_gpus_do() -> None:
 
 
 def test_a_driver_that_was_given_up_is_waited_for_no_more() -> None:
-    first = FirstRound(8.0)
+    first = FirstGpuRound(8.0)
     assert first.waits_for((), MissingReason.TIMED_OUT) == ""
     assert first.waits_for((gpu(0),), None) == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.gpu_source import Renumbered
+from stepscope.agent.gpus.gpu_source import RenumberedSource
 from stepscope.agent.polling import SourceState
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
 
@@ -25,7 +25,7 @@ def test_the_first_source_numbers() -> None:
     missing = Missing(GPU + "power_watts", in_page, MissingReason.UNREADABLE)
     finding = Finding("clamped", "a line", labels_of(gpu=0, uuid="GPU-b", of="x"), 0)
     collection = Collection(page.collection.readings, (missing,), (finding,))
-    seen = Renumbered(lambda: SourceState("page", collection, 5), lambda: _NVML).state()
+    seen = RenumberedSource(lambda: SourceState("page", collection, 5), lambda: _NVML).state()
     assert (seen.name, seen.collected_ns) == ("page", 5)
     assert [reading.labels for reading in seen.collection.readings] == [
         labels_of(gpu=1, uuid="GPU-b"),
@@ -39,17 +39,17 @@ def test_the_first_source_numbers() -> None:
 
 def test_nothing_is_made_anew_without_need() -> None:
     same = _told(("up", labels_of(gpu=1, uuid="GPU-b")))
-    assert Renumbered(lambda: same, lambda: _NVML).state().collection is same.collection
+    assert RenumberedSource(lambda: same, lambda: _NVML).state().collection is same.collection
     other = _told(("up", labels_of(gpu=0, uuid="GPU-b")))
-    assert Renumbered(lambda: other, lambda: SourceState("nvml")).state().collection is other.collection
-    renumbered = Renumbered(lambda: other, lambda: _NVML)
+    assert RenumberedSource(lambda: other, lambda: SourceState("nvml")).state().collection is other.collection
+    renumbered = RenumberedSource(lambda: other, lambda: _NVML)
     assert renumbered.state().collection is renumbered.state().collection
 
 
 def test_numbers_stay_while_the_first_source_is_silent_and_no_two_gpus_have_one() -> None:
     page = _told(("up", labels_of(gpu=0, uuid="GPU-b")), ("up", labels_of(gpu=1, uuid="GPU-c")))
     first = [_NVML]
-    renumbered = Renumbered(lambda: page, lambda: first[0])
+    renumbered = RenumberedSource(lambda: page, lambda: first[0])
     told = [labels_of(gpu=1, uuid="GPU-b"), labels_of(gpu=2, uuid="GPU-c")]
     assert [reading.labels for reading in renumbered.state().collection.readings] == told
     first[0] = SourceState("nvml")
@@ -59,7 +59,7 @@ def test_numbers_stay_while_the_first_source_is_silent_and_no_two_gpus_have_one(
 def test_nothing_is_told_under_a_number_that_may_be_anothers() -> None:
     page = _told(("up", labels_of(gpu=0, uuid="GPU-b")))
     first = [SourceState("nvml", reason=MissingReason.NOT_YET)]
-    renumbered = Renumbered(lambda: page, lambda: first[0])
+    renumbered = RenumberedSource(lambda: page, lambda: first[0])
     seen = renumbered.state()
     assert (seen.reason, seen.collection.readings) == (MissingReason.NOT_YET, ())
     assert seen.detail == "nvml has not answered yet"

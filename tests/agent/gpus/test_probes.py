@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
-from stepscope.agent.gpus.targets import Snapshot
+from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.gpus.targets import ProbeSnapshot
 from stepscope.core.metrics.readings import GPU, Finding, MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
-QUICK = Timing(
+QUICK = ProbeTiming(
     interval=0.1,
     slow_poll=0.2,
     deadline=1.0,
@@ -36,7 +36,7 @@ QUICK = Timing(
 PATIENCE_SECONDS = 40.0
 
 
-def until(probes: GpuProbes, is_so: Callable[[Snapshot], bool]) -> Snapshot:
+def until(probes: GpuProbes, is_so: Callable[[ProbeSnapshot], bool]) -> ProbeSnapshot:
     """The first snapshot of which it is so."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
@@ -47,7 +47,7 @@ def until(probes: GpuProbes, is_so: Callable[[Snapshot], bool]) -> Snapshot:
     raise AssertionError(f"never so: {probes.snapshot().targets} {probes.snapshot().counts}")
 
 
-def value(snapshot: Snapshot, name: str, gpu: int) -> float | None:
+def value(snapshot: ProbeSnapshot, name: str, gpu: int) -> float | None:
     found = [
         reading.value
         for reading in snapshot.collection.readings
@@ -56,11 +56,11 @@ def value(snapshot: Snapshot, name: str, gpu: int) -> float | None:
     return found[0] if found else None
 
 
-def reasons(snapshot: Snapshot) -> list[MissingReason | None]:
+def reasons(snapshot: ProbeSnapshot) -> list[MissingReason | None]:
     return [target.reason for target in snapshot.targets]
 
 
-def all_well(num_gpus: int) -> Callable[[Snapshot], bool]:
+def all_well(num_gpus: int) -> Callable[[ProbeSnapshot], bool]:
     return lambda snapshot: (
         reasons(snapshot) == [None] * num_gpus
         and all(
@@ -75,7 +75,7 @@ def with_gpus(machine: FakeNvml, num_gpus: int) -> None:
     machine.write()
 
 
-def watt(snapshot: Snapshot, gpu: int) -> float | None:
+def watt(snapshot: ProbeSnapshot, gpu: int) -> float | None:
     return value(snapshot, "power_watts", gpu)
 
 
@@ -180,7 +180,7 @@ def test_gpus_that_are_numbered_anew_when_one_is_gone_are_not_taken_for_lost(mac
         answered: dict[str, str] = {}
         starts = probes.snapshot().counts.started
 
-        def is_read_again(snapshot: Snapshot) -> bool:
+        def is_read_again(snapshot: ProbeSnapshot) -> bool:
             for target in snapshot.targets:
                 if target.reason is MissingReason.GONE:
                     lost.add(target.device.uuid)
@@ -214,7 +214,7 @@ def test_bug_nvsentinel_1576_a_driver_that_never_answers_is_said_while_the_agent
     with_gpus(machine, 2)
     machine.values["hang"] = "nvmlInitWithFlags"
     machine.write()
-    timing = Timing(interval=0.1, deadline=0.5, start_deadline=1.5, first_retry=0.2, last_retry=0.5, grace=0.5)
+    timing = ProbeTiming(interval=0.1, deadline=0.5, start_deadline=1.5, first_retry=0.2, last_retry=0.5, grace=0.5)
     with GpuProbes(timing, environment=machine.environment()) as probes:
         assert probes.snapshot().collection.missing[0].reason is MissingReason.NOT_YET
         hanging = until(probes, lambda s: s.counts.timed_out >= 2)
@@ -298,7 +298,7 @@ def test_mig_instances_come_through(machine: FakeNvml) -> None:
     machine.add({**profiles.h100(0), "mig_mode": 1, **profiles.mig_instance(0, 0, gpu_instance=7)})
     machine.write()
 
-    def tells_instance(snapshot: Snapshot) -> bool:
+    def tells_instance(snapshot: ProbeSnapshot) -> bool:
         return any(
             dict(reading.labels).get("gpu_instance") == "7" and reading.metric == GPU + "sm_active_ratio"
             for reading in snapshot.collection.readings

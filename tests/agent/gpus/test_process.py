@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stepscope.agent.gpus.process import ProbeProcess
-from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import DriverUnusableError
+from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.collectors.nvml.worker import serve_requests
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.fake_nvml import profiles

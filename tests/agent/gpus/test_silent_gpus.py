@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.gpus.gpu_source import SilentGpus
-from stepscope.agent.gpus.targets import ProbeCounts, Snapshot, Target
+from stepscope.agent.gpus.targets import ProbeCounts, ProbeSnapshot, ProbeTarget
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason, Reading, labels_of, with_labels
@@ -23,12 +23,12 @@ _XID = Reading(GPU + "xid_errors_total", 1.0, with_labels(_GPU, xid="79"), 99 * 
 _POWER_OF_OTHER = Reading(GPU + "power_watts", 80.0, _OTHER, 99 * _SECOND)
 
 
-def snapshot(*readings: Reading, reason: MissingReason | None) -> Snapshot:
+def snapshot(*readings: Reading, reason: MissingReason | None) -> ProbeSnapshot:
     targets = (
-        Target(device_in(dict(_OTHER)), None, "", 100 * _SECOND, 0.1, is_apart=False),
-        Target(device_in(dict(_GPU)), reason, "", 100 * _SECOND, 0.1, is_apart=False),
+        ProbeTarget(device_in(dict(_OTHER)), None, "", 100 * _SECOND, 0.1, is_apart=False),
+        ProbeTarget(device_in(dict(_GPU)), reason, "", 100 * _SECOND, 0.1, is_apart=False),
     )
-    return Snapshot(Collection((_POWER_OF_OTHER, _XID, *readings)), targets, ProbeCounts())
+    return ProbeSnapshot(Collection((_POWER_OF_OTHER, _XID, *readings)), targets, ProbeCounts())
 
 
 def test_facts_stay_with_the_time_of_the_last_answer_and_old_values_are_missing() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import GPU, MissingReason
@@ -336,7 +336,7 @@ def test_closing_ends_all_processes_and_kills_those_that_hang_after_the_grace() 
 @pytest.mark.parametrize(("name", "value"), [("interval", 0), ("deadline", -1), ("stale", 12)])
 def test_times_that_make_no_sense_are_refused_in_one_line(name: str, value: float) -> None:
     with pytest.raises(UsageError) as error:
-        Timing(**{name: value})
+        ProbeTiming(**{name: value})
     assert "\n" not in str(error.value)
 
 

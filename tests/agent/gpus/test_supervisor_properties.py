@@ -8,11 +8,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.supervisor import ProbeTiming
 from tests.agent.gpus.fake_machine import Machine
 
 NUM_GPUS = 3
-TIMING = Timing(
+TIMING = ProbeTiming(
     interval=1, deadline=5, start_deadline=10, look=20, first_retry=1, last_retry=8, healthy=30, slow=0.5, grace=3
 )
 FAULTS = ("hanging", "crashing", "lost", "slow")

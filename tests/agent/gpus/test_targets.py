@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.targets import Target
+from stepscope.agent.gpus.targets import ProbeTarget
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of
 
@@ -12,7 +12,7 @@ _LABELS = labels_of(gpu="0", uuid="GPU-0")
 
 def test_the_clock_that_is_set_makes_nothing_old_and_no_age_negative() -> None:
     power = Reading(GPU + "power_watts", 300.0, _LABELS, 100 * _SECOND)
-    known = Target(device_in(dict(_LABELS)), MissingReason.TIMED_OUT, "hangs", 100 * _SECOND, 0.1)
+    known = ProbeTarget(device_in(dict(_LABELS)), MissingReason.TIMED_OUT, "hangs", 100 * _SECOND, 0.1)
     known.parts = {"fast": (Collection((power,)), 50.0)}
     told = known.collection(40 * _SECOND, 52.0, 60.0)
     assert power in told.readings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.gpus.xid_log import XidLog
+from stepscope.agent.gpus.targets import XidLog
 from stepscope.core.metrics.readings import GPU, Finding, labels_of, with_labels
 
 LABELS = labels_of(gpu=0, uuid="GPU-0")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.health_source import HealthWatch
-from stepscope.agent.health.observed import Observer
+from stepscope.agent.health.samples import HealthObserver
 from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import device_in
 from stepscope.core.hardware.health import Health, HealthEvent
@@ -40,8 +40,8 @@ class Machine:
         changes: events that began or ended, in order.
     """
 
-    def __init__(self, num_gpus: int = 1, *, source: str = DRIVER, thresholds: Thresholds | None = None) -> None:
-        thresholds = thresholds or Thresholds()
+    def __init__(self, num_gpus: int = 1, *, source: str = DRIVER, thresholds: HealthThresholds | None = None) -> None:
+        thresholds = thresholds or HealthThresholds()
         self.now_ns = START
         self.gpus: dict[int, dict[str, float]] = {index: {"up": 1.0} for index in range(num_gpus)}
         self.readings: dict[tuple[str, Labels], float] = {}
@@ -50,7 +50,7 @@ class Machine:
         self.driver_missing: list[Missing] = []
         self.changes: list[HealthEvent] = []
         self._source = source
-        self._observer = Observer(DRIVER, thresholds.stale_seconds)
+        self._observer = HealthObserver(DRIVER, thresholds.stale_seconds)
         self._watch = HealthWatch(thresholds)
 
     def set(self, values: Mapping[str, float | None], gpu: int = 0) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.checks.links import replay_limit
+from stepscope.agent.config.settings import HealthThresholds
+from stepscope.agent.health.checks.links import pcie_replay_limit
 from stepscope.core.hardware.health import Action, HealthState, Severity
 from stepscope.core.metrics.readings import HOST, Finding, Missing, MissingReason, labels_of
 from tests.agent.health.machines import LABELS, Machine, codes_of
@@ -137,7 +137,7 @@ def test_old_errors_of_a_counter_are_no_event() -> None:
     [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 8, 8)],
 )
 def test_pcie_replays_by_generation_and_width(generation: int, lanes: int, limit: int) -> None:
-    assert replay_limit(generation, lanes) == limit
+    assert pcie_replay_limit(generation, lanes) == limit
     for growth, is_bad in ((limit, False), (limit + 1, True)):
         machine = Machine()
         machine.set(
@@ -312,7 +312,7 @@ def test_a_machine_that_never_had_a_driver_misses_none() -> None:
 
 @pytest.mark.parametrize(("expected", "is_bad"), [(0, False), (2, False), (3, True)])
 def test_the_number_of_gpus(expected: int, is_bad: bool) -> None:
-    machine = Machine(2, thresholds=Thresholds(expected_gpus=expected))
+    machine = Machine(2, thresholds=HealthThresholds(expected_gpus=expected))
     machine.looks(10)
     assert machine.codes() == (["gpu_count"] if is_bad else [])
     if is_bad:
@@ -321,7 +321,7 @@ def test_the_number_of_gpus(expected: int, is_bad: bool) -> None:
 
 
 def test_the_driver_of_expected_gpus_that_does_not_load_is_missed_after_a_minute() -> None:
-    machine = Machine(0, thresholds=Thresholds(expected_gpus=8))
+    machine = Machine(0, thresholds=HealthThresholds(expected_gpus=8))
     machine.missing.append(Missing("", (), MissingReason.NOT_YET, "the driver has not answered yet"))
     machine.looks(20)
     machine.missing[:] = [Missing("", (), MissingReason.NOT_INSTALLED, "no driver")]
@@ -340,7 +340,7 @@ def test_the_driver_of_expected_gpus_that_does_not_load_is_missed_after_a_minute
 
 
 def test_a_driver_that_is_slow_to_start_is_no_missing_gpu() -> None:
-    machine = Machine(0, thresholds=Thresholds(expected_gpus=2))
+    machine = Machine(0, thresholds=HealthThresholds(expected_gpus=2))
     machine.missing.append(Missing("", (), MissingReason.NOT_YET, "the driver has not answered yet"))
     machine.looks(5)
     machine.missing.clear()
@@ -349,7 +349,7 @@ def test_a_driver_that_is_slow_to_start_is_no_missing_gpu() -> None:
 
 
 def test_a_driver_that_hangs_from_the_start_is_one_event_whatever_is_expected() -> None:
-    machine = Machine(0, thresholds=Thresholds(expected_gpus=8))
+    machine = Machine(0, thresholds=HealthThresholds(expected_gpus=8))
     machine.missing.append(Missing("", (), MissingReason.TIMED_OUT, "the driver does not answer"))
     machine.looks(20)
     assert machine.codes() == ["driver_hung"]
@@ -357,7 +357,7 @@ def test_a_driver_that_hangs_from_the_start_is_one_event_whatever_is_expected() 
 
 @pytest.mark.parametrize(("expected", "codes"), [(0, []), (2, []), (3, ["gpu_count"])])
 def test_gpus_of_another_source_are_no_driver_that_is_gone(expected: int, codes: list[str]) -> None:
-    machine = Machine(2, source="dcgm-exporter", thresholds=Thresholds(expected_gpus=expected))
+    machine = Machine(2, source="dcgm-exporter", thresholds=HealthThresholds(expected_gpus=expected))
     machine.driver_missing.append(Missing("", (), MissingReason.NOT_INSTALLED, "no driver"))
     machine.looks(20)
     assert machine.codes() == codes

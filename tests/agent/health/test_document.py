@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.episodes import hysteresis_of
+from stepscope.agent.config.settings import HealthThresholds
+from stepscope.agent.health.episodes import health_hysteresis_of
 from stepscope.core.hardware.xids import XIDS, Xid
 from stepscope_reference import PAGES
 from stepscope_reference.markdown import text
@@ -23,7 +23,7 @@ def test_every_code_has_a_row() -> None:
         if line.startswith("| `")
         for code in re.findall(r"`(\w+)`", line.split("|")[1])
     }
-    assert rows == {*hysteresis_of(Thresholds()), "xid_N", "sxid_N"}
+    assert rows == {*health_hysteresis_of(HealthThresholds()), "xid_N", "sxid_N"}
 
 
 @pytest.mark.parametrize("xid", XIDS.values(), ids=lambda xid: str(xid.number))

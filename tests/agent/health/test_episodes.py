@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.health.episodes import MAX_ENDED, Episodes, Hysteresis
+from stepscope.agent.health.episodes import MAX_ENDED, HealthEpisodes, Hysteresis
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState, bad, good
 from stepscope.core.hardware.health import Action, HealthEvent, Severity
 from stepscope.core.metrics.readings import labels_of
@@ -20,7 +20,7 @@ def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> Chec
 
 class _Run:
     def __init__(self, enter: float, leave: float, gap: float = 60.0) -> None:
-        self.episodes = Episodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
+        self.episodes = HealthEpisodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
         self.changes: list[HealthEvent] = []
 
     def bad(self, at: float, evidence: CheckEvidence | None = None) -> None:

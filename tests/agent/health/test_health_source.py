@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.health.health_source import HealthSource
-from stepscope.agent.node_api import node_of
 from stepscope.agent.polling import SourceState
-from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.sources import GPUS, AgentSources
+from stepscope.agent.web.endpoints import node_of
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.health import HealthEvent, HealthState
@@ -29,7 +29,7 @@ from tests.collectors.dcgm_exporter.pages import Line, Pages, busy, render
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
-_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = ProbeTiming(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 _LOGGER = "stepscope.agent.health.health_source"
 
 
@@ -192,8 +192,8 @@ def test_xid_ecc_error_and_a_lost_gpu_end_to_end(machine: FakeNvml) -> None:
     for index in range(3):
         machine.add(profiles.h100(index))
     machine.write()
-    with Sources(_QUICK, environment=machine.environment()) as sources:
-        health = HealthSource(sources.states, GPUS, thresholds=Thresholds(hung_seconds=0.5))
+    with AgentSources(_QUICK, environment=machine.environment()) as sources:
+        health = HealthSource(sources.states, GPUS, thresholds=HealthThresholds(hung_seconds=0.5))
 
         def states() -> list[str]:
             return [one.state.value for one in health.report().gpus.values()]

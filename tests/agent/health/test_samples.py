@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.health.samples import CounterWindow, Sample
+from stepscope.agent.health.samples import CounterWindow, TimedValue
 from tests.agent.health.machines import SECOND
 
 
-def _sample(value: float, seconds: float, source: str = "nvml") -> Sample:
-    return Sample(value, int(seconds * SECOND), source)
+def _sample(value: float, seconds: float, source: str = "nvml") -> TimedValue:
+    return TimedValue(value, int(seconds * SECOND), source)
 
 
 def test_growth_of_the_last_minute() -> None:
@@ -40,7 +40,7 @@ def test_growth_over_a_long_gap_counts_by_its_share() -> None:
         _sample(5000, 5),  # the clock was set back
     ],
 )
-def test_what_begins_anew_did_not_grow(anew: Sample) -> None:
+def test_what_begins_anew_did_not_grow(anew: TimedValue) -> None:
     window = CounterWindow(60)
     window.add(_sample(1000, 0))
     window.add(_sample(1010, 10))

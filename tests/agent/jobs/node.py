@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stepscope.agent.config.settings import Jobs
+from stepscope.agent.config.settings import JobSettings
 from stepscope.agent.jobs.job_collector import JobCollector
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
@@ -47,7 +47,7 @@ class Node:
 
     def watch(
         self,
-        settings: Jobs | None = None,
+        settings: JobSettings | None = None,
         pods: PodDirectory | None = None,
         slurm: SlurmNamesCollector | None = None,
     ) -> JobCollector:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.jobs.gpu_time import ENDED_SECONDS, GAP_SECONDS, DeviceSample, JobActivity, JobKey, UseLedger
+from stepscope.agent.jobs.gpu_time import ENDED_SECONDS, GAP_SECONDS, DeviceSample, GpuTimeCounter, JobActivity, JobKey
 from stepscope.core.documents.jobs import JobKind, UseState
 from stepscope.core.hardware.devices import Device
 
@@ -43,7 +43,7 @@ _rounds = st.lists(
 
 @given(_rounds)
 def test_states_add_up_to_wall_time_times_devices(rounds: Sequence[tuple[float, tuple[DeviceSample, ...]]]) -> None:
-    ledger, now, begin = UseLedger(100.0), 0.0, None
+    ledger, now, begin = GpuTimeCounter(100.0), 0.0, None
     before: dict[tuple[Device, UseState], float] = {}
     for step, seen in rounds:
         now += step
@@ -60,7 +60,7 @@ def test_states_add_up_to_wall_time_times_devices(rounds: Sequence[tuple[float, 
 def test_jobs_and_nobody_together_have_what_the_devices_have(
     rounds: Sequence[tuple[float, tuple[DeviceSample, ...]]],
 ) -> None:
-    ledger, now = UseLedger(100.0), 0.0
+    ledger, now = GpuTimeCounter(100.0), 0.0
     nobodys = 0.0
     has_begun = False
     for step, seen in rounds:
@@ -73,7 +73,7 @@ def test_jobs_and_nobody_together_have_what_the_devices_have(
         assert sum(ledger.job_seconds().values()) + nobodys == pytest.approx(total)
 
 
-def _run(ledger: UseLedger, begin: float, ran: Sequence[bool | None], step: float = 10.0) -> float:
+def _run(ledger: GpuTimeCounter, begin: float, ran: Sequence[bool | None], step: float = 10.0) -> float:
     now = begin
     for one in ran:
         now += step
@@ -81,12 +81,12 @@ def _run(ledger: UseLedger, begin: float, ran: Sequence[bool | None], step: floa
     return now
 
 
-def _of_job(ledger: UseLedger) -> dict[UseState, float]:
+def _of_job(ledger: GpuTimeCounter) -> dict[UseState, float]:
     return {state: seconds for (_, _, state), seconds in ledger.job_seconds().items()}
 
 
 def test_a_short_rest_is_part_of_the_work_and_a_long_one_is_idle_from_its_begin() -> None:
-    ledger = UseLedger(100.0)
+    ledger = GpuTimeCounter(100.0)
     ledger.observe([], 0.0)
     now = _run(ledger, 0.0, [True, *[False] * 9, True])
     assert _of_job(ledger) == {UseState.BUSY: 110}
@@ -101,7 +101,7 @@ def test_a_short_rest_is_part_of_the_work_and_a_long_one_is_idle_from_its_begin(
 
 
 def test_a_job_that_has_run_no_kernel_yet_is_not_busy_and_not_idle_for_so_long() -> None:
-    ledger = UseLedger(100.0)
+    ledger = GpuTimeCounter(100.0)
     now = _run(ledger, 0.0, [False] * 9)
     assert ledger.states() == {_DEVICES[0]: UseState.UNKNOWN}
     assert _of_job(ledger) == {}
@@ -113,7 +113,7 @@ def test_a_job_that_has_run_no_kernel_yet_is_not_busy_and_not_idle_for_so_long()
 
 @pytest.mark.parametrize(("has_run", "state"), [(True, UseState.BUSY), (False, UseState.HELD_BUT_IDLE)])
 def test_a_job_that_ends_while_it_rests_was_idle_if_it_never_worked(has_run: bool, state: UseState) -> None:
-    ledger = UseLedger(100.0)
+    ledger = GpuTimeCounter(100.0)
     now = _run(ledger, 0.0, [has_run, False, False])
     ledger.observe([DeviceSample(_DEVICES[0])], now)
     assert _of_job(ledger).get(state, 0.0) == 20
@@ -121,20 +121,20 @@ def test_a_job_that_ends_while_it_rests_was_idle_if_it_never_worked(has_run: boo
 
 
 def test_what_is_not_known_ends_no_rest() -> None:
-    ledger = UseLedger(100.0)
+    ledger = GpuTimeCounter(100.0)
     _run(ledger, 0.0, [False, *[False] * 5, None, *[False] * 5])
     assert _of_job(ledger) == {UseState.UNKNOWN: 10, UseState.HELD_BUT_IDLE: 100}
 
 
 def test_a_while_in_which_nobody_looked_is_not_known() -> None:
-    ledger = UseLedger(100.0)
+    ledger = GpuTimeCounter(100.0)
     _run(ledger, 0.0, [True, True])
     _run(ledger, 20.0, [True], step=3600.0)
     assert _of_job(ledger) == {UseState.BUSY: 10, UseState.UNKNOWN: 3600}
 
 
 def test_a_shared_second_is_split_and_each_part_has_its_jobs_state() -> None:
-    ledger = UseLedger(10.0)
+    ledger = GpuTimeCounter(10.0)
     for now in (0.0, 10.0, 20.0):
         ledger.observe([DeviceSample(_DEVICES[0], (JobActivity(_JOBS[0], True), JobActivity(_JOBS[1], False)))], now)
     assert ledger.device_seconds() == {
@@ -145,7 +145,7 @@ def test_a_shared_second_is_split_and_each_part_has_its_jobs_state() -> None:
 
 
 def test_mig_time_is_no_gpu_time() -> None:
-    ledger = UseLedger(10.0)
+    ledger = GpuTimeCounter(10.0)
     for now in (0.0, 10.0):
         ledger.observe([DeviceSample(device, (JobActivity(_JOBS[0], True),)) for device in _DEVICES], now)
     assert {profile: seconds for (_, profile, _), seconds in ledger.job_seconds().items()} == {
@@ -157,7 +157,7 @@ def test_mig_time_is_no_gpu_time() -> None:
 
 def test_jobs_do_not_pile_up() -> None:
     """NVIDIA/dcgm-exporter#574, and 22 of the bug log: caches without bound."""
-    ledger = UseLedger(10.0)
+    ledger = GpuTimeCounter(10.0)
     for number in range(3000):
         ledger.observe([DeviceSample(_DEVICES[0], (JobActivity((JobKind.SLURM, str(number)), True),))], number * 0.01)
     assert len({job for job, _, _ in ledger.job_seconds()}) <= 1001

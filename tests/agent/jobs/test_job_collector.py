@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.config.settings import Jobs
+from stepscope.agent.config.settings import JobSettings
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.core.documents.jobs import JobKind, JobSource, Share, UseState
 from stepscope.core.metrics.agent import JOB
@@ -161,7 +161,7 @@ def test_files_of_job_prologs_until_the_job_is_over(node: Node) -> None:
     folder.mkdir(parents=True)
     (folder / "0").write_text("123\n\n")
     (folder / "notes").write_text("x\n")
-    settings = Jobs(hpc_job_folder="/run/jobs")
+    settings = JobSettings(hpc_job_folder="/run/jobs")
     assert who(node.watch(settings).collect())["0", "123"].sources == (JobSource.HPC_JOB_FILE,)
     _allocated(node, "124", 7, _SLURM)  # Slurm's cgroups know of another job alone: an epilog failed
     assert not who(node.watch(settings).collect())
@@ -171,7 +171,7 @@ def test_a_file_whose_number_may_mean_two_gpus_bills_none(tmp_path: Path) -> Non
     node = Node(tmp_path, minors=(1, 0))
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/0").write_text("123\n")
-    collection = node.watch(Jobs(hpc_job_folder="jobs")).collect()
+    collection = node.watch(JobSettings(hpc_job_folder="jobs")).collect()
     assert not who(collection)
     assert [one.reason for one in collection.missing] == [MissingReason.UNREADABLE]
 

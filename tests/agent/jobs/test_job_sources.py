@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.config.settings import Jobs
+from stepscope.agent.config.settings import JobSettings
 from stepscope.agent.exporter.metrics_page import MetricsPage
-from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.jobs.job_collector import JOBS, job_sources
-from stepscope.agent.sources import Sources
+from stepscope.agent.sources import AgentSources
 from stepscope.core.documents.jobs import Assignment, JobKind, JobSource
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.jobs.kubernetes.fake_kubelet import Kubelet, container, pod
 
-_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = ProbeTiming(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 
 
-def _until(sources: Sources, is_so: Callable[[dict[str, Assignment]], bool]) -> dict[str, Assignment]:
+def _until(sources: AgentSources, is_so: Callable[[dict[str, Assignment]], bool]) -> dict[str, Assignment]:
     end = time.monotonic() + 60
     found: dict[str, Assignment] = {}
     while time.monotonic() < end:
@@ -45,8 +45,8 @@ def test_a_process_and_a_pod(machine: FakeNvml, tmp_path: Path) -> None:
         machine.set(0, compute__count=1, compute__0__pid=training.pid, compute__0__memory=1 << 30, utilization=90)
         machine.write()
         kubelet.answers(pods=[pod("ml", "notebook-0", container("main", str(profiles.h100(1)["uuid"])))])
-        settings = Jobs(kubelet_socket=str(kubelet.socket))
-        with Sources(_QUICK, environment=machine.environment(), jobs=settings) as sources:
+        settings = JobSettings(kubelet_socket=str(kubelet.socket))
+        with AgentSources(_QUICK, environment=machine.environment(), jobs=settings) as sources:
             found = _until(sources, lambda now: now.keys() == {"0", "1"})
             page = MetricsPage(sources.states).encoded()[0].decode()
             pids = sources.pids_of_job(str(training.pid))
@@ -66,7 +66,7 @@ def test_a_process_and_a_pod(machine: FakeNvml, tmp_path: Path) -> None:
 
 def test_sources_that_cannot_be_here_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    settings = Jobs(kubelet_socket=str(tmp_path / "none" / "kubelet.sock"))
+    settings = JobSettings(kubelet_socket=str(tmp_path / "none" / "kubelet.sock"))
     assert [source.state().name for source in job_sources(list, settings, environment={})[1]] == [JOBS]
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     (tmp_path / "squeue").chmod(0o755)
@@ -79,7 +79,7 @@ def test_http_2_is_loaded_with_a_kubelet_alone() -> None:
     code = (
         "import sys, stepscope.agent.sources\n"
         "from stepscope.agent.jobs.job_collector import *\n"
-        "job_sources(list, Jobs(kubelet_socket='/none/x'), environment={})\n"
+        "job_sources(list, JobSettings(kubelet_socket='/none/x'), environment={})\n"
         "print([name for name in ('h2', 'grpc', 'numpy') if name in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

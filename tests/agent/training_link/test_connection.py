@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.training_link.connection import ConnectionEndedError, Peer, TrainingConnection
+from stepscope.agent.training_link.connection import ConnectionEndedError, TrainingConnection, TrainingPeer
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState
 from stepscope.core.protocol.messages import Answer, Heartbeat, encode
 from tests.agent.training_link.conftest import hello
 
-_PEER = Peer(1, 0)
+_PEER = TrainingPeer(1, 0)
 
 
 @given(
@@ -60,7 +60,7 @@ def test_a_second_hello_tells_what_has_become_known_and_nobody_else() -> None:
 def test_the_same_words_from_another_user_are_another_process() -> None:
     keys = []
     for uid in (0, 1000):
-        client = TrainingConnection(Peer(1, uid), 0.0)
+        client = TrainingConnection(TrainingPeer(1, uid), 0.0)
         client.receive(encode(hello()), 0.0)
         keys.append(client.key)
     assert keys[0] != keys[1]

@@ -11,8 +11,7 @@ import pytest
 
 from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
-from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.training_link.training_source import TrainingSource
+from stepscope.agent.training_link.server import TrainingServer, TrainingSource
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, CaptureUpdate
 from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until

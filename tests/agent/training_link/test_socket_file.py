@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.training_link.server import SocketFile
+from stepscope.agent.training_link.connection import SocketFile
 from stepscope.core.errors import UsageError
 
 

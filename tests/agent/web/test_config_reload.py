@@ -16,13 +16,12 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from stepscope.agent.config.configuration import load
-from stepscope.agent.service import assembled
+from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.service import Agent
 from stepscope.agent.web import server as connections
 from stepscope.agent.web import web_config
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.routes import Reply, Request, Route, text_reply
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.routes import Access, Reply, Request, Route, text_reply
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import UsageError
 from tests.agent.web.certificates import self_signed, signed
@@ -64,7 +63,7 @@ class _Agent:
             self.replace(name, (certificates / name).read_bytes())
         self.replace("web.yml", text.encode())
         self.guard = WebConfigReloader(folder / "web.yml")
-        self.server = AgentServer(Address("127.0.0.1", 0), _ROUTES, Access("a-token", self.guard), self.guard)
+        self.server = AgentServer(ListenAddress("127.0.0.1", 0), _ROUTES, Access("a-token", self.guard), self.guard)
         self.port = int(self.server.url.rpartition(":")[2])
 
     def replace(self, name: str, content: bytes) -> None:
@@ -229,7 +228,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path,
     ):
         file.write_text(f"tls_server_config: {text}")
         with pytest.raises(UsageError) as raised:
-            assembled(load(flags={"web.config_file": str(file)}))
+            Agent(load_configuration(flags={"web.config_file": str(file)}))
         assert str(raised.value).startswith("--web-config-file: ")
         assert line in str(raised.value)
 
@@ -237,8 +236,8 @@ def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path,
 def test_others_may_ask_when_they_are_asked_who_they_are(tmp_path: Path, certificates: Path) -> None:
     agent = _Agent(tmp_path, _TLS + _users(alice="a"), certificates)
     flags = {"web.listen": "0.0.0.0:0", "web.config_file": str(agent.folder / "web.yml")}
-    assert assembled(load(flags=flags)).address == Address("0.0.0.0", 0)
+    assert Agent(load_configuration(flags=flags)).address == ListenAddress("0.0.0.0", 0)
     agent.replace("web.yml", _users(alice="a").encode())
     with pytest.raises(UsageError, match="other machines can reach this address"):
-        assembled(load(flags=flags))
+        Agent(load_configuration(flags=flags))
     agent.server._server.server_close()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import bcrypt
 import pytest
 
-from stepscope.agent.web import access as passwords_module
-from stepscope.agent.web.access import PasswordCheck, Passwords
+from stepscope.agent.web import routes as passwords_module
+from stepscope.agent.web.routes import PasswordCheck, Passwords
 
 _USERS = {name: bcrypt.hashpw(name.encode() * 2, bcrypt.gensalt(4)) for name in ("alice", "bob")}
 

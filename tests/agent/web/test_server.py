@@ -17,10 +17,9 @@ import pytest
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.web import server as connections
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.pages import page_routes
-from stepscope.agent.web.routes import Reply, Request, Route, text_reply
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.endpoints import page_routes
+from stepscope.agent.web.routes import Access, Reply, Request, Route, text_reply
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading
 
@@ -40,7 +39,7 @@ class _Agent:
         self.states: tuple[SourceState, ...] = (_UP,)
         page = MetricsPage(lambda: self.states, stale_seconds=1e9)
         routes = (*page_routes(page, lambda: self.states), Route("POST", "/echo/{name}", _echo, 10, needs_token=True))
-        self.server = AgentServer(Address("127.0.0.1", 0), routes, Access("a-token"))
+        self.server = AgentServer(ListenAddress("127.0.0.1", 0), routes, Access("a-token"))
         self.port = int(self.server.url.rpartition(":")[2])
 
     def get(
@@ -184,7 +183,7 @@ def test_one_client_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> N
         return text_reply(HTTPStatus.OK, "at last")
 
     routes = [Route("GET", "/slow", slow), Route("GET", "/fast", lambda _: text_reply(HTTPStatus.OK, "now"))]
-    with AgentServer(Address("127.0.0.1", 0), routes) as server:
+    with AgentServer(ListenAddress("127.0.0.1", 0), routes) as server:
         place = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         held = [socket.create_connection(place, timeout=20) for _ in range(3)]
         try:
@@ -209,7 +208,7 @@ def test_one_client_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_address_that_is_taken_is_one_line(agent: _Agent) -> None:
     with pytest.raises(UsageError, match=rf"127.0.0.1:{agent.port}: cannot listen there \(Address already in use\)"):
-        AgentServer(Address("127.0.0.1", agent.port), ())
+        AgentServer(ListenAddress("127.0.0.1", agent.port), ())
 
 
 def test_what_needs_the_token_is_refused_without_it(agent: _Agent) -> None:
@@ -218,7 +217,7 @@ def test_what_needs_the_token_is_refused_without_it(agent: _Agent) -> None:
     assert agent.get("/echo/x", "POST", b"1", Authorization="Bearer another")[0] == 403
     assert agent.get("/echo/x", "POST", b"1", Authorization="Basic a-token")[0] == 401
     assert agent.get("/echo/x", "POST", b"1", Authorization="bearer a-token")[::2] == (200, "x 1\n")
-    with AgentServer(Address("127.0.0.1", 0), [Route("GET", "/a", _echo, needs_token=True)]) as other:
+    with AgentServer(ListenAddress("127.0.0.1", 0), [Route("GET", "/a", _echo, needs_token=True)]) as other:
         connection = http.client.HTTPConnection(other.url.removeprefix("http://"), timeout=20)
         connection.request("GET", "/a", headers={"Authorization": "Bearer "})
         assert connection.getresponse().status == 403  # without a token of its own nobody may

@@ -40,7 +40,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert (found.tls.min_version, found.tls.max_version) == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
     assert found.headers == {"X-Frame-Options": "deny"}
     assert found.users == {"alice": HASH.encode(), "7": HASH.encode()}
-    assert found.keeps_others_out
+    assert not found.missing_protection
 
 
 _NO_LOGIN = "the web config has TLS but neither basic_auth_users nor required client certificates"
@@ -64,7 +64,6 @@ _NO_LOGIN = "the web config has TLS but neither basic_auth_users nor required cl
 def test_what_keeps_others_out(tmp_path: Path, text: str, missing: str) -> None:
     found = read_web_config(_file(tmp_path, text))
     assert found.missing_protection == missing
-    assert found.keeps_others_out is (not missing)
     if found.tls:
         assert found.tls.min_version is ssl.TLSVersion.TLSv1_2
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.memory import explain_memory
 from stepscope.analyzer.memory.categories import category_of
 from stepscope.analyzer.memory.history import HeldBlock, history_of
-from stepscope.collectors.memory_snapshot import read_snapshot
+from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import MemoryCategory, MemoryReport, OomCause, OutOfMemoryNote
 from tests.collectors.fake_allocator import Allocator
@@ -27,7 +27,7 @@ def _report(
 ) -> MemoryReport:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(allocator.pickled(newest=newest))
-    return explain_memory(read_snapshot(path), note)
+    return explain_memory(read_memory_snapshot(path), note)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 19), st.integers(1, 50)), max_size=60), st.integers(0, 80))
@@ -48,7 +48,7 @@ def test_the_books_are_reckoned_back_exactly(
         held += [dict(allocator.blocks)] * (len(allocator.trace) - before > 0)
     path = tmp_path_factory.getbasetemp() / "snapshot.pickle"
     path.write_bytes(allocator.pickled(newest=newest))
-    history = history_of(read_snapshot(path), 0)
+    history = history_of(read_memory_snapshot(path), 0)
     assert (history.allocated_now, history.reserved_now) == (allocator.allocated, allocator.reserved)
     assert history.allocated[-1] == allocator.allocated
     if newest > len(allocator.trace):

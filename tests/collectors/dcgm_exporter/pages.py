@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.collectors.dcgm_exporter import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError
 from stepscope.core.metrics.readings import GPU, Collection, Missing, Reading
 
 UUIDS = ("GPU-9f7b6a52-1d0c-5f4e-8a11-0c2d3e4f5a6b", "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
@@ -87,17 +87,15 @@ class Pages:
         now_ns: the time, ns since the epoch.
     """
 
-    def __init__(self, *pages: str | FetchError, seconds: float = 30.0, expected_gpus: int | None = None) -> None:
+    def __init__(self, *pages: str | PageFetchError, seconds: float = 30.0) -> None:
         self._pages = list(pages)
         self._seconds = seconds
         self.now_ns = 1_700_000_000 * SECOND
-        self.collector = DcgmExporterCollector(
-            ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self.now_ns, expected_gpus=expected_gpus
-        )
+        self.collector = DcgmExporterCollector(ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self.now_ns)
 
     def _fetch(self, _endpoint: Endpoint, _seconds: float) -> str:
         page = self._pages.pop(0) if len(self._pages) > 1 else self._pages[0]
-        if isinstance(page, FetchError):
+        if isinstance(page, PageFetchError):
             raise page
         return page
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stepscope.collectors.dcgm_exporter import collector
-from stepscope.collectors.dcgm_exporter.fetching import FetchError
+from stepscope.collectors.dcgm_exporter.page import PageFetchError
 from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.collectors.dcgm_exporter.pages import (
     BUSY,
@@ -323,7 +323,7 @@ def test_bug_20_the_same_xid_is_new_once_its_line_was_away_for_two_minutes(
 def test_bug_20_an_xid_is_not_new_where_its_gpu_or_the_page_was_away_for_long(outage: str) -> None:
     """A GPU that is reset leaves the page for minutes and comes back with the XID that it was reset for."""
     first, page = xids(0, 48)
-    away: list[str | FetchError] = [FetchError(MissingReason.UNREACHABLE, "down")] * 6
+    away: list[str | PageFetchError] = [PageFetchError(MissingReason.UNREACHABLE, "down")] * 6
     if outage == "gpu":
         away = [render(busy(1))] * 6
     elif outage == "page after one without":
@@ -528,11 +528,6 @@ def test_bug_31_a_metric_of_one_gpu_that_vanishes_is_gone() -> None:
     pages.collect()
     (absent,) = missing(pages.collect(), "sm_clock_hertz")
     assert (absent.reason, dict(absent.labels)["gpu"]) == (MissingReason.GONE, "1")
-
-
-def test_bug_31_the_number_of_gpus_is_held_against_what_is_expected() -> None:
-    assert codes(Pages(render(busy()), expected_gpus=2).collect()) == ["gpu_count"]
-    assert codes(Pages(render(busy()), expected_gpus=1).collect()) == []
 
 
 def test_bug_32_the_exporters_host_name_is_not_used() -> None:

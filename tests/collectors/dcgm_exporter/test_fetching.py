@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.dcgm_exporter import DcgmExporterCollector, endpoint_of
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch_page
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.page import Endpoint, PageFetchError, dcgm_endpoint_of, fetch_dcgm_page
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import Pages, busy, codes, collect, missing, render, values
@@ -69,12 +69,12 @@ def raw(data: bytes) -> Answer:
 
 
 def at(port: int, scheme: str = "http") -> Endpoint:
-    return endpoint_of(f"{scheme}://127.0.0.1:{port}")
+    return dcgm_endpoint_of(f"{scheme}://127.0.0.1:{port}")
 
 
-def failure(answer: Answer, *, timeout: float = 5.0, max_bytes: int = 1 << 20) -> FetchError:
-    with server(answer) as port, pytest.raises(FetchError) as caught:
-        fetch_page(at(port), timeout_seconds=timeout, max_bytes=max_bytes)
+def failure(answer: Answer, *, timeout: float = 5.0, max_bytes: int = 1 << 20) -> PageFetchError:
+    with server(answer) as port, pytest.raises(PageFetchError) as caught:
+        fetch_dcgm_page(at(port), timeout_seconds=timeout, max_bytes=max_bytes)
     return caught.value
 
 
@@ -92,7 +92,7 @@ def failure(answer: Answer, *, timeout: float = 5.0, max_bytes: int = 1 << 20) -
     ],
 )
 def test_addresses(text: str, url: str) -> None:
-    assert str(endpoint_of(text)) == url
+    assert str(dcgm_endpoint_of(text)) == url
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ def test_addresses(text: str, url: str) -> None:
 )
 def test_what_is_no_address_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="give host:port or a URL"):
-        endpoint_of(text)
+        dcgm_endpoint_of(text)
 
 
 def test_a_password_is_in_no_message() -> None:
     with pytest.raises(UsageError) as caught:
-        endpoint_of("ftp://me:secret@node7")
+        dcgm_endpoint_of("ftp://me:secret@node7")
     assert "secret" not in str(caught.value)
-    assert "secret" not in str(endpoint_of("http://me:secret@node7"))
+    assert "secret" not in str(dcgm_endpoint_of("http://me:secret@node7"))
 
 
 @pytest.mark.parametrize("headers", [(), ("Connection: close",)])
 def test_a_page_is_fetched_whole(headers: tuple[str, ...]) -> None:
     text = render(busy()) * 500
     with server(page(text.encode(), *headers)) as port:
-        assert fetch_page(at(port), timeout_seconds=5) == text
+        assert fetch_dcgm_page(at(port), timeout_seconds=5) == text
 
 
 def test_a_page_in_chunks_as_go_sends_it() -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nA 1\nB\r\n3\r\n 2\n\r\n0\r\n\r\n"
     with server(raw(data)) as port:
-        assert fetch_page(at(port), timeout_seconds=5) == "A 1\nB 2\n"
+        assert fetch_dcgm_page(at(port), timeout_seconds=5) == "A 1\nB 2\n"
 
 
 def test_a_packed_page_and_one_that_is_a_bomb() -> None:
     with server(page(gzip.compress(b"A 1\n"), "Content-Encoding: gzip")) as port:
-        assert fetch_page(at(port), timeout_seconds=5) == "A 1\n"
+        assert fetch_dcgm_page(at(port), timeout_seconds=5) == "A 1\n"
     error = failure(page(gzip.compress(b"A" * 20_000_000), "Content-Encoding: gzip"))
     assert error.reason is MissingReason.UNREADABLE
     cut = failure(page(gzip.compress(b"A 1\n")[:-9], "Content-Encoding: gzip"))
@@ -140,7 +140,7 @@ def test_user_and_password_are_sent() -> None:
         page(b"A 1\n")(channel, request)
 
     with server(answer) as port:
-        fetch_page(endpoint_of(f"http://me:se%40cret@127.0.0.1:{port}"), timeout_seconds=5)
+        fetch_dcgm_page(dcgm_endpoint_of(f"http://me:se%40cret@127.0.0.1:{port}"), timeout_seconds=5)
     assert b"Authorization: Basic " + base64.b64encode(b"me:se@cret") in seen[0]
     assert seen[0].startswith(b"GET /metrics HTTP/1.1\r\n")
 
@@ -164,19 +164,19 @@ def test_other_answers_are_reasons(status: str, reason: MissingReason) -> None:
 def test_nobody_there() -> None:
     with server(raw(b"")) as port:
         pass
-    with pytest.raises(FetchError) as caught:
-        fetch_page(at(port), timeout_seconds=5)
+    with pytest.raises(PageFetchError) as caught:
+        fetch_dcgm_page(at(port), timeout_seconds=5)
     assert caught.value.reason is MissingReason.UNREACHABLE
     assert "is dcgm-exporter running there?" in caught.value.detail
 
 
 @pytest.mark.parametrize("text", ["node..7", "x" * 64])
 def test_names_that_cannot_be_are_reasons_too(text: str) -> None:
-    with pytest.raises(FetchError) as caught:
-        fetch_page(endpoint_of(text), timeout_seconds=5)
+    with pytest.raises(PageFetchError) as caught:
+        fetch_dcgm_page(dcgm_endpoint_of(text), timeout_seconds=5)
     assert caught.value.reason is MissingReason.UNREACHABLE
-    with server(page(b"A 1\n")) as port, pytest.raises(FetchError, match="path"):
-        fetch_page(endpoint_of(f"127.0.0.1:{port}/größe"), timeout_seconds=5)
+    with server(page(b"A 1\n")) as port, pytest.raises(PageFetchError, match="path"):
+        fetch_dcgm_page(dcgm_endpoint_of(f"127.0.0.1:{port}/größe"), timeout_seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -227,17 +227,17 @@ def test_https_with_a_ca_of_ones_own(certificate: tuple[Path, Path]) -> None:
     context.load_cert_chain(*certificate)
     with server(page(b"A 1\n"), context) as port:
         url = f"https://127.0.0.1:{port}"
-        assert fetch_page(endpoint_of(url, ca_file=str(certificate[0])), timeout_seconds=5) == "A 1\n"
-        with pytest.raises(FetchError, match="not trusted") as caught:
-            fetch_page(endpoint_of(url), timeout_seconds=5)
+        assert fetch_dcgm_page(dcgm_endpoint_of(url, ca_file=str(certificate[0])), timeout_seconds=5) == "A 1\n"
+        with pytest.raises(PageFetchError, match="not trusted") as caught:
+            fetch_dcgm_page(dcgm_endpoint_of(url), timeout_seconds=5)
     assert caught.value.reason is MissingReason.UNREACHABLE
 
 
 def test_https_of_a_server_without_and_a_ca_file_that_is_not_there() -> None:
-    with server(page(b"A 1\n")) as port, pytest.raises(FetchError):
-        fetch_page(at(port, "https"), timeout_seconds=0.3)
-    with pytest.raises(FetchError, match="cannot be read as certificates"):
-        fetch_page(endpoint_of("https://127.0.0.1:1", ca_file="/nowhere.pem"), timeout_seconds=5)
+    with server(page(b"A 1\n")) as port, pytest.raises(PageFetchError):
+        fetch_dcgm_page(at(port, "https"), timeout_seconds=0.3)
+    with pytest.raises(PageFetchError, match="cannot be read as certificates"):
+        fetch_dcgm_page(dcgm_endpoint_of("https://127.0.0.1:1", ca_file="/nowhere.pem"), timeout_seconds=5)
 
 
 def test_a_collector_over_http() -> None:
@@ -266,7 +266,7 @@ def test_a_page_of_somebody_else_is_told(text: str) -> None:
 
 
 def test_an_error_says_nothing_of_the_gpus_that_were_there() -> None:
-    pages = Pages(render(busy()), FetchError(MissingReason.TIMED_OUT, "no page within 5 s"), render(busy()))
+    pages = Pages(render(busy()), PageFetchError(MissingReason.TIMED_OUT, "no page within 5 s"), render(busy()))
     pages.collect()
     assert [one.reason for one in pages.collect().missing] == [MissingReason.TIMED_OUT]
     assert codes(pages.collect()) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.dcgm_exporter.text_format import parse_value
+from stepscope.collectors.dcgm_exporter.page import parse_dcgm_value
 from stepscope.core.metrics.gpu import BY_DCGM_NAME
 from stepscope.core.metrics.readings import GPU, MissingReason
 from tests.collectors.dcgm_exporter.pages import UUIDS, Line, collect, missing, readings, render, values
@@ -45,7 +45,7 @@ def test_a_field_under_two_names_is_one_value() -> None:
 
 @given(st.integers(0, 2**63 - 17))
 def test_whole_numbers_are_what_they_are_but_for_the_blanks(number: int) -> None:
-    value = parse_value(str(number))
+    value = parse_dcgm_value(str(number))
     blanks = {0x7FFFFFF0 + kind for kind in range(4)} | {140737488355328 + kind for kind in range(4)}
     if number in blanks:
         assert isinstance(value, tuple)
@@ -71,7 +71,7 @@ def test_whole_numbers_are_what_they_are_but_for_the_blanks(number: int) -> None
     ],
 )
 def test_words_for_none(text: str, reason: MissingReason) -> None:
-    value = parse_value(text)
+    value = parse_dcgm_value(text)
     assert isinstance(value, tuple)
     assert value[0] is reason
 

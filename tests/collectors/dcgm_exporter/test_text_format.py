@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepscope.collectors.dcgm_exporter.text_format import BadLine, Sample, parse_page
+from stepscope.collectors.dcgm_exporter.page import BadLine, PageSample, parse_dcgm_page
 
 names = st.from_regex(r"DCGM_FI_[A-Z][A-Z0-9_]{0,20}", fullmatch=True)
 label_names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9_]{0,12}", fullmatch=True)
@@ -34,7 +34,7 @@ def test_well_formed_pages_are_read_as_prometheus_reads_them(
     for name, labels, number in lines:
         body = ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items())
         text += f"{name}{{{body}}} {number}\n"
-    page = parse_page(text)
+    page = parse_dcgm_page(text)
     theirs = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert page.bad_lines == ()
     assert len(page.samples) == len(theirs)
@@ -46,19 +46,19 @@ def test_well_formed_pages_are_read_as_prometheus_reads_them(
 @given(st.dictionaries(label_names, quoted, min_size=1, max_size=4), numbers)
 def test_quotes_that_the_exporter_did_not_escape_are_read_as_they_are(labels: dict[str, str], number: str) -> None:
     body = ",".join(f'{key}="{value}"' for key, value in labels.items())
-    page = parse_page(f"DCGM_FI_DEV_X{{{body}}} {number}\nDCGM_FI_DEV_Y 1\n")
-    assert page.samples == (Sample("DCGM_FI_DEV_X", labels, number), Sample("DCGM_FI_DEV_Y", {}, "1"))
+    page = parse_dcgm_page(f"DCGM_FI_DEV_X{{{body}}} {number}\nDCGM_FI_DEV_Y 1\n")
+    assert page.samples == (PageSample("DCGM_FI_DEV_X", labels, number), PageSample("DCGM_FI_DEV_Y", {}, "1"))
 
 
 @given(st.text())
 def test_any_text_is_read_without_an_error_and_no_line_is_lost(text: str) -> None:
-    page = parse_page(text)
+    page = parse_dcgm_page(text)
     lines = [line.strip() for line in text.split("\n")]
     assert len(page.samples) + len(page.bad_lines) == sum(1 for line in lines if line and not line.startswith("#"))
 
 
 def test_a_bad_line_costs_itself_alone() -> None:
-    page = parse_page('A{gpu="0"} 1\nA{gpu="1" 2\n<html>\nA{gpu="2"} 3\n')
+    page = parse_dcgm_page('A{gpu="0"} 1\nA{gpu="1" 2\n<html>\nA{gpu="2"} 3\n')
     assert [sample.labels["gpu"] for sample in page.samples] == ["0", "2"]
     assert page.bad_lines == (BadLine(2, 'A{gpu="1" 2'), BadLine(3, "<html>"))
 
@@ -79,25 +79,25 @@ def test_a_bad_line_costs_itself_alone() -> None:
     ],
 )  # fmt: skip
 def test_labels_as_exporters_write_them(line: str, labels: dict[str, str]) -> None:
-    (sample,) = parse_page(line + "\n").samples
+    (sample,) = parse_dcgm_page(line + "\n").samples
     assert (sample.labels, sample.text) == (labels, "1")
 
 
 def test_a_value_that_is_no_number_stays_a_text() -> None:
-    (sample,) = parse_page('A{gpu="0"} ERROR - FAILED TO CONVERT TO STRING\n').samples
+    (sample,) = parse_dcgm_page('A{gpu="0"} ERROR - FAILED TO CONVERT TO STRING\n').samples
     assert sample.text == "ERROR - FAILED TO CONVERT TO STRING"
 
 
 def test_a_time_of_the_line_is_in_nanoseconds() -> None:
-    (sample,) = parse_page('A{gpu="0"} 5 1700000000123\n').samples
+    (sample,) = parse_dcgm_page('A{gpu="0"} 5 1700000000123\n').samples
     assert (sample.text, sample.time_ns) == ("5", 1_700_000_000_123_000_000)
 
 
 def test_a_page_that_was_cut_loses_its_last_line_instead_of_digits() -> None:
-    page = parse_page('A{gpu="0"} 1\nA{gpu="1"} 12')
+    page = parse_dcgm_page('A{gpu="0"} 1\nA{gpu="1"} 12')
     assert [sample.text for sample in page.samples] == ["1"]
     assert page.bad_lines == (BadLine(2, 'A{gpu="1"} 12'),)
 
 
 def test_a_line_without_end_is_found_out_at_once() -> None:
-    assert len(parse_page("A{" + "} " * 2_000_000 + "\nB 1\n").bad_lines) == 1
+    assert len(parse_dcgm_page("A{" + "} " * 2_000_000 + "\nB 1\n").bad_lines) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host.cgroups import Mount, cgroup_folder, parse_membership, parse_mounts
+from stepscope.collectors.host.cgroups import CgroupMount, cgroup_folder, parse_membership, parse_mounts
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.host.trees import collect, make, missing, process, value, values
@@ -119,10 +119,10 @@ def test_no_cgroups_at_all(tmp_path: Path) -> None:
 def test_mounts_are_read_as_the_kernel_writes_them() -> None:
     text = V1 + V2 + "40 23 0:30 /a\\040b /mnt/with\\040blank rw - cgroup2 none rw\n36 1 8:1 / / rw - ext4 /dev/x rw\n"
     assert parse_mounts(text) == [
-        Mount(frozenset({"cpu", "cpuacct"}), "/", "/sys/fs/cgroup/cpu,cpuacct"),
-        Mount(frozenset({"memory"}), "/", "/sys/fs/cgroup/memory"),
-        Mount(frozenset(), "/", "/sys/fs/cgroup"),
-        Mount(frozenset(), "/a b", "/mnt/with blank"),
+        CgroupMount(frozenset({"cpu", "cpuacct"}), "/", "/sys/fs/cgroup/cpu,cpuacct"),
+        CgroupMount(frozenset({"memory"}), "/", "/sys/fs/cgroup/memory"),
+        CgroupMount(frozenset(), "/", "/sys/fs/cgroup"),
+        CgroupMount(frozenset(), "/a b", "/mnt/with blank"),
     ]
 
 
@@ -148,5 +148,5 @@ def test_membership() -> None:
     ],
 )
 def test_folders(root: str, path: str, folder: str | None) -> None:
-    found = cgroup_folder(Mount(frozenset(), root, "/sys/fs/cgroup"), path)
+    found = cgroup_folder(CgroupMount(frozenset(), root, "/sys/fs/cgroup"), path)
     assert found == folder if folder is not None else isinstance(found, NoValue)

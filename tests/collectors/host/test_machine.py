@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host import GpuUsers, HostCollector, files
+from stepscope.collectors.host import files
+from stepscope.collectors.host.collector import HostCollector
+from stepscope.collectors.host.processes import GpuUsers
 from stepscope.core.metrics.host import HOST_BY_NAME
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.host.trees import MACHINE, NOW, collect, make, missing, port, value, values

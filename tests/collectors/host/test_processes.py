@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host import GpuPlace, gpu_users_of
-from stepscope.collectors.host.gpus import sysfs_address
+from stepscope.collectors.host.processes import GpuPlace, gpu_users_of, sysfs_address
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason, Reading, labels_of
 from tests.collectors.host.trees import GPU_A, GPU_B, TWO_SOCKETS, collect, make, missing, process, value, values
 

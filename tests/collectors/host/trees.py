@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepscope.collectors.host import GpuPlace, GpuUsers, HostCollector, InfinibandCollector
+from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
+from stepscope.collectors.host.processes import GpuPlace, GpuUsers
 from stepscope.core.metrics.readings import Collection, Missing
 
 NOW = 1_700_000_000_000_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
+from stepscope.collectors.jobs.devices import DeviceUsage, device_usages_of
 from stepscope.core.metrics.readings import GPU, Collection, Labels, Missing, MissingReason, Reading, labels_of
 
 _A, _B = labels_of(gpu=0, uuid="GPU-a"), labels_of(gpu=10, uuid="GPU-b")
@@ -15,11 +15,11 @@ def _said(*told: tuple[str, float, Labels]) -> Collection:
 
 
 def _by_uuid(*collections: Collection) -> dict[str, DeviceUsage]:
-    return {one.device.uuid + one.device.instance: one for one in devices_of(collections)}
+    return {one.device.uuid + one.device.instance: one for one in device_usages_of(collections)}
 
 
 def test_gpus_in_the_order_of_their_index_with_their_minor_numbers() -> None:
-    found = devices_of(
+    found = device_usages_of(
         [
             _said(
                 ("up", 1, _B),
@@ -54,7 +54,7 @@ def test_instances_of_a_gpu_that_is_lost_do_not_answer_either() -> None:
 
 
 def test_a_split_gpu_without_instances_is_no_device() -> None:
-    assert devices_of([_said(("up", 1, _B), ("mig_enabled", 1, _B))]) == []
+    assert device_usages_of([_said(("up", 1, _B), ("mig_enabled", 1, _B))]) == []
 
 
 def test_a_process_whose_memory_is_not_told_has_its_share_of_time() -> None:
@@ -62,7 +62,7 @@ def test_a_process_whose_memory_is_not_told_has_its_share_of_time() -> None:
     told = _said(("process_sm_utilization_ratio", 0.5, process), ("up", 1, _A))
     hidden = tuple(sorted((*process, ("kind", "compute+graphics"))))
     missing = Missing(GPU + "process_memory_bytes", hidden, MissingReason.NOT_SUPPORTED)
-    (device,) = devices_of([Collection(told.readings, (missing,))])
+    (device,) = device_usages_of([Collection(told.readings, (missing,))])
     assert (device.holders[7].memory_bytes, device.holders[7].sm_ratio) == (None, 0.5)
 
 
@@ -77,6 +77,6 @@ def test_a_second_source_adds_to_the_first_and_names_nothing_anew() -> None:
         ("memory_used_bytes", 7, other),
         ("workload_info", 1, (*other, ("job", "5"))),
     )
-    (found,) = devices_of([driver, page])
+    (found,) = device_usages_of([driver, page])
     assert (found.device.uuid, found.activity, found.memory_ratio) == ("GPU-a", 0.4, 0.25)
     assert [one["job"] for one in found.workloads] == ["5"]

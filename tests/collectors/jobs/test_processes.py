@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collectors.host.cgroups import parse_membership
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.processes import parse_process_stat
 from stepscope.collectors.jobs.kubernetes.pods import pod_uid_of, pods_with_logs
@@ -18,9 +19,8 @@ from stepscope.collectors.jobs.processes import (
     Process,
     Processes,
     UserNames,
-    container_of,
-    leader_of,
-    parse_cgroup_paths,
+    container_id_of,
+    job_leader_of,
     program_name_of,
 )
 
@@ -56,7 +56,7 @@ def test_a_real_process_and_its_child() -> None:
         assert "secret" not in found.variables.values()
         assert set(found.variables) <= {"SLURM_JOB_ID", "TEAM", "HOSTNAME", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK"}
         assert processes.read(int(child)) is found
-        assert leader_of(found, processes).pid == parent.pid
+        assert job_leader_of(found, processes).pid == parent.pid
         parent.communicate(b"\n")
     assert processes.read(int(child)) is None
 
@@ -71,10 +71,8 @@ def test_a_command_may_hold_blanks_and_brackets() -> None:
 
 
 def test_cgroups_of_both_versions() -> None:
-    assert parse_cgroup_paths("12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n") == (
-        "/slurm/x",
-        "/y",
-    )
+    text = "12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n"
+    assert list(parse_membership(text).values()) == ["/slurm/x", "/slurm/x", "/y"]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +104,11 @@ def test_a_static_pods_uid_is_a_hash_and_others_are_in_no_pod() -> None:
     ],
 )
 def test_the_container_of_a_cgroup(path: str) -> None:
-    assert container_of(_process(path)) == _ID
+    assert container_id_of(_process(path)) == _ID
 
 
 def test_no_container() -> None:
-    assert container_of(_process("/user.slice/user-1000.slice/session-3.scope")) == ""
+    assert container_id_of(_process("/user.slice/user-1000.slice/session-3.scope")) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from stepscope.collectors.jobs.slurm import (
     SlurmNamesCollector,
     SlurmPlace,
     parse_squeue,
-    place_in_cgroup,
     slurm_jobs_on_node,
+    slurm_place_in_cgroup,
 )
 from stepscope.core.metrics.readings import MissingReason
 
@@ -34,7 +34,7 @@ from stepscope.core.metrics.readings import MissingReason
     ],
 )
 def test_the_job_of_a_cgroup(path: str, place: SlurmPlace | None) -> None:
-    assert place_in_cgroup(path) == place
+    assert slurm_place_in_cgroup(path) == place
 
 
 def _procs(root: Path, folder: str, *pids: int) -> None:

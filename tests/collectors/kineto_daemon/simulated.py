@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from stepscope.collectors.kineto_daemon.capture import Action, KinetoCapture, Offer, ProcessView, Take, Withdraw
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, Registry
-from stepscope.collectors.kineto_daemon.protocol import Poll
-from stepscope.collectors.kineto_daemon.verification import TraceSummary
+from stepscope.collectors.kineto_daemon.processes import KinetoPeer, KinetoProcess, KinetoRegistry
+from stepscope.collectors.kineto_daemon.protocol import KinetoPoll, KinetoTraceSummary
 from stepscope.core.protocol.captures import CaptureProgress
 
 LOOK_SECONDS = 0.2
@@ -80,13 +79,13 @@ class SimulatedProcess:
         self._next_poll += 5.0
         return True
 
-    def summary(self, attempt: int) -> TraceSummary:
+    def summary(self, attempt: int) -> KinetoTraceSummary:
         """Of what it wrote."""
         assert self.loop_from is not None
         first, num_steps = self.written[attempt]
         times = [self.loop_from + (first + k) * self.step_seconds for k in range(num_steps + 1)]
         begin, *ends = (int(1e18 + 1e9 * time) for time in times)
-        return TraceSummary(1000, True, {"cpu_op": 10}, begin, tuple(ends), None)
+        return KinetoTraceSummary(1000, True, {"cpu_op": 10}, begin, tuple(ends), None)
 
 
 def run(
@@ -99,7 +98,7 @@ def run(
     most_seconds: float = 3000.0,
 ) -> list[tuple[float, str, CaptureProgress]]:
     """Capture them; the changes of progress with their times, in seconds of the processes' clock, and keys."""
-    registry = Registry()
+    registry = KinetoRegistry()
     capture = KinetoCapture(list(processes), num_steps=num_steps, begin=begin, until=until)
     laid_out: dict[str, Offer] = {}
     delivered: dict[str, int] = {}
@@ -126,7 +125,7 @@ def run(
             process.live(now)
             if now < process.ends_at and process.polls(now):
                 accepts = process.accepts(now)
-                seen = registry.record(key, Peer(1, 0, 0), Poll(accepts, 0, (1,)), now)
+                seen = registry.record(key, KinetoPeer(1, 0, 0), KinetoPoll(accepts, 0, (1,)), now)
                 is_due = key in laid_out and capture.attempt not in process.written
                 if seen is not None and accepts and is_due:
                     process.take(laid_out.pop(key), num_steps, now)

@@ -14,7 +14,7 @@ import pytest
 from stepscope.collectors.kineto_daemon import backend as backend_module
 from stepscope.collectors.kineto_daemon import trace_files
 from stepscope.collectors.kineto_daemon.backend import BEGUN, GONE, TAKEN, UNKNOWN, KinetoBackend
-from stepscope.collectors.kineto_daemon.processes import Targets
+from stepscope.collectors.kineto_daemon.processes import KinetoTargets
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState
 from tests.collectors.kineto_daemon.libkineto import Libkineto, trace_text
 
@@ -164,7 +164,7 @@ def test_captures_go_on_after_what_nobody_foresaw(
     tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, reads = iter([True]), iter([True])
-    look_up, compress = Targets.of, trace_files.compress_trace
+    look_up, compress = KinetoTargets.of, trace_files.compress_kineto_trace
 
     def of(*arguments: Any) -> Any:
         if next(looks, False):
@@ -176,8 +176,8 @@ def test_captures_go_on_after_what_nobody_foresaw(
             raise ValueError("an odd trace")
         return compress(*arguments, **options)
 
-    monkeypatch.setattr(Targets, "of", of)
-    monkeypatch.setattr(trace_files, "compress_trace", compressed)
+    monkeypatch.setattr(KinetoTargets, "of", of)
+    monkeypatch.setattr(trace_files, "compress_kineto_trace", compressed)
     with KinetoBackend(tmp_path / "runs", socket_folder=str(socket_folder)) as backend:
         client = Libkineto(backend.server.address, socket_folder, job_id=77)
         with asking(backend, client) as keys:

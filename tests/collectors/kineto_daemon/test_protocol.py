@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.kineto_daemon.protocol import (
     MAX_DATAGRAM_BYTES,
-    Poll,
-    Registration,
+    KinetoDatagramError,
+    KinetoPoll,
+    KinetoRegistration,
     TraceRequest,
-    WireError,
-    decode,
-    encode_config,
-    encode_count,
+    decode_kineto_datagram,
+    encode_kineto_count,
+    encode_kineto_request,
 )
 
 PID = st.integers(-(2**31), 2**31 - 1)
@@ -37,30 +37,32 @@ def poll_datagram(kinds: int, job_id: int, pids: list[int]) -> bytes:
 def test_a_poll_is_read_to_the_letter(kinds: int, job_id: int, pids: list[int]) -> None:
     content = poll_datagram(kinds, job_id, pids)
     assert len(content) <= MAX_DATAGRAM_BYTES
-    assert decode(content) == Poll(kinds in (2, 3), job_id, tuple(pids))
+    assert decode_kineto_datagram(content) == KinetoPoll(kinds in (2, 3), job_id, tuple(pids))
 
 
 @given(PID, PID, JOB)
 def test_a_registration_is_read_to_the_letter(gpu: int, pid: int, job_id: int) -> None:
-    assert decode(datagram(b"ctxt", struct.pack("<iiq", gpu, pid, job_id))) == Registration(gpu, pid, job_id)
+    assert decode_kineto_datagram(datagram(b"ctxt", struct.pack("<iiq", gpu, pid, job_id))) == KinetoRegistration(
+        gpu, pid, job_id
+    )
 
 
 @given(st.binary(max_size=MAX_DATAGRAM_BYTES))
 def test_any_bytes_are_a_question_or_an_error(content: bytes) -> None:
     try:
-        question = decode(content)
-    except WireError:
+        question = decode_kineto_datagram(content)
+    except KinetoDatagramError:
         return
-    assert isinstance(question, Poll | Registration)
+    assert isinstance(question, KinetoPoll | KinetoRegistration)
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"req", b"ctxt"]))
 def test_any_payload_is_a_question_or_an_error(payload: bytes, kind: bytes) -> None:
     try:
-        question = decode(datagram(kind, payload))
-    except WireError:
+        question = decode_kineto_datagram(datagram(kind, payload))
+    except KinetoDatagramError:
         return
-    assert isinstance(question, Registration if kind == b"ctxt" else Poll)
+    assert isinstance(question, KinetoRegistration if kind == b"ctxt" else KinetoPoll)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,14 @@ def test_any_payload_is_a_question_or_an_error(payload: bytes, kind: bytes) -> N
     ],
 )
 def test_what_libkineto_never_sends_is_an_error(content: bytes) -> None:
-    with pytest.raises(WireError):
-        decode(content)
+    with pytest.raises(KinetoDatagramError):
+        decode_kineto_datagram(content)
 
 
 def test_answers_have_the_size_that_the_process_reserves() -> None:
-    assert encode_config("A=1\n") == struct.pack("<Q32s", 4, b"req") + b"A=1\n"
-    assert encode_config("") == struct.pack("<Q32s", 0, b"req")
-    assert encode_count(2) == struct.pack("<Q32si", 4, b"ctxt", 2)
+    assert encode_kineto_request("A=1\n") == struct.pack("<Q32s", 4, b"req") + b"A=1\n"
+    assert encode_kineto_request("") == struct.pack("<Q32s", 0, b"req")
+    assert encode_kineto_count(2) == struct.pack("<Q32si", 4, b"ctxt", 2)
 
 
 def test_a_process_that_does_not_step_yet_refuses_the_request_instead_of_tracing_its_imports() -> None:

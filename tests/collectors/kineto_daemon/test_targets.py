@@ -7,34 +7,34 @@ from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.processes import (
     JobPlace,
+    KinetoPeer,
     KinetoProcess,
-    Peer,
-    Target,
-    Targets,
+    KinetoTarget,
+    KinetoTargets,
     is_helper,
-    key_of,
+    kineto_key_of,
+    kineto_run_name,
     parse_environ,
     place_of_environment,
     ranks_to_keep,
-    run_name,
 )
 from stepscope.collectors.kineto_daemon.trace_files import make_capture_folder
 
 
 def process(pid: int, *, ancestors: tuple[int, ...] = (1,), job_id: int | None = None, inner: int = 0) -> KinetoProcess:
     address = f"/s/dynoconfigclient{pid:08x}-aaaa"
-    return KinetoProcess(address, Peer(pid, 1000, 1000), inner or pid, ancestors, job_id, 0.0, 1, True)
+    return KinetoProcess(address, KinetoPeer(pid, 1000, 1000), inner or pid, ancestors, job_id, 0.0, 1, True)
 
 
-def target(pid: int, rank: int | None) -> Target:
+def target(pid: int, rank: int | None) -> KinetoTarget:
     one = process(pid)
-    return Target(key_of(one), one, JobPlace(rank), "run", Path("/runs/run"))
+    return KinetoTarget(kineto_key_of(one), one, JobPlace(rank), "run", Path("/runs/run"))
 
 
 def test_a_key_lives_as_long_as_the_process_and_holds_no_odd_letters() -> None:
-    assert key_of(process(10)) == "kineto-0000000a-aaaa"
-    odd = KinetoProcess(b"\0dynoconfigclient../x\n\0", Peer(1, 0, 0), 1, (), None, 0.0, 1, True)
-    assert key_of(odd) == "kineto-x"
+    assert kineto_key_of(process(10)) == "kineto-0000000a-aaaa"
+    odd = KinetoProcess(b"\0dynoconfigclient../x\n\0", KinetoPeer(1, 0, 0), 1, (), None, 0.0, 1, True)
+    assert kineto_key_of(odd) == "kineto-x"
 
 
 class Machine:
@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, proc: Path) -> None:
         self.proc = proc
-        self._targets = Targets(Path("/runs"), proc)
+        self._targets = KinetoTargets(Path("/runs"), proc)
 
     def start(self, pid: int, parent: int, *, environ: str = "", command: str = "python train.py") -> None:
         (self.proc / str(pid)).mkdir()
@@ -127,10 +127,10 @@ def test_a_launcher_is_known_by_its_command_before_it_has_started_anybody(tmp_pa
 def test_a_run_is_called_by_who_counts_jobs_best(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.start(100, 1)
-    assert run_name(77, "abc", 100, tmp_path) == "slurm-77"
-    assert run_name(None, "../a b", 100, tmp_path) == "torchrun-___a_b"
-    assert run_name(None, None, 100, tmp_path) == "pid-100-5000"
-    assert run_name(None, None, 999, tmp_path) == "pid-999-0"
+    assert kineto_run_name(77, "abc", 100, tmp_path) == "slurm-77"
+    assert kineto_run_name(None, "../a b", 100, tmp_path) == "torchrun-___a_b"
+    assert kineto_run_name(None, None, 100, tmp_path) == "pid-100-5000"
+    assert kineto_run_name(None, None, 999, tmp_path) == "pid-999-0"
 
 
 def test_captures_of_a_run_are_counted(tmp_path: Path) -> None:

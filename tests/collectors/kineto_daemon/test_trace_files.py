@@ -14,15 +14,15 @@ import pytest
 
 from stepscope.collectors.kineto_daemon import trace_files
 from stepscope.collectors.kineto_daemon import trace_files as module
-from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer
-from stepscope.collectors.kineto_daemon.trace_files import Staging, error_line
+from stepscope.collectors.kineto_daemon.processes import KinetoPeer, KinetoProcess
+from stepscope.collectors.kineto_daemon.trace_files import TraceStaging, error_line
 
-PEER = Peer(os.getpid(), os.getuid(), os.getgid())
+PEER = KinetoPeer(os.getpid(), os.getuid(), os.getgid())
 OURS = KinetoProcess("/s/a", PEER, PEER.pid, (), None, 0.0, 1, True)
 
 
 def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Path) -> None:
-    staging = Staging(OURS, str(tmp_path))
+    staging = TraceStaging(OURS, str(tmp_path))
     folder = Path(staging.path)
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -41,7 +41,7 @@ def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Pa
 
 def test_what_killed_agents_left_is_removed_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DEFAULT_FOLDER", str(tmp_path))
-    old, young = Path(Staging(OURS, None).path), Path(Staging(OURS, None).path)
+    old, young = Path(TraceStaging(OURS, None).path), Path(TraceStaging(OURS, None).path)
     foreign, link = tmp_path / "of-somebody-else", tmp_path / "stepscope-kineto-link"
     foreign.mkdir()
     link.symlink_to(foreign)
@@ -51,14 +51,14 @@ def test_what_killed_agents_left_is_removed_after_an_hour(tmp_path: Path, monkey
     long_ago = (now_ns - 3_601_000_000_000, now_ns - 3_601_000_000_000)
     for folder in (old, foreign, link):
         os.utime(folder, ns=long_ago, follow_symlinks=False)
-    module.remove_left_behind(now_ns)
+    module.remove_left_behind_staging(now_ns)
     assert {path.name for path in tmp_path.iterdir()} == {young.name, foreign.name, link.name}
     assert (foreign / "trace.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
 def test_what_is_no_plain_file_of_the_user_is_not_read(tmp_path: Path, kind: str) -> None:
-    staging = Staging(OURS, str(tmp_path))
+    staging = TraceStaging(OURS, str(tmp_path))
     trace = Path(staging.path / "attempt1_7.json")
     secret = tmp_path / "secret"
     secret.write_text("{}")
@@ -76,10 +76,10 @@ def test_what_is_no_plain_file_of_the_user_is_not_read(tmp_path: Path, kind: str
 
 
 def test_another_users_file_is_not_read(tmp_path: Path) -> None:
-    staging = Staging(OURS, str(tmp_path))
+    staging = TraceStaging(OURS, str(tmp_path))
     trace = Path(staging.path / "attempt1_7.json")
     trace.write_text("{}")
-    staging._peer = Peer(PEER.pid, PEER.uid + 1, PEER.gid)
+    staging._peer = KinetoPeer(PEER.pid, PEER.uid + 1, PEER.gid)
     with pytest.raises(PermissionError, match="regular file"):
         staging.open(PurePosixPath(trace))
 
@@ -88,29 +88,29 @@ def test_links_on_the_way_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match="directory"):
-        Staging(OURS, str(tmp_path / "link"))
+        TraceStaging(OURS, str(tmp_path / "link"))
 
 
 @pytest.mark.parametrize("folder", ["relative", "/tmp/../etc"])
 def test_a_folder_that_leads_elsewhere_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match="KINETO_ONDEMAND_TRACE_DIR"):
-        Staging(OURS, folder)
+        TraceStaging(OURS, folder)
 
 
 def test_a_process_out_of_reach_is_not_asked_as_its_trace_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    unseen = replace(OURS, peer=Peer(0, 1000, 1000), pid=7)
+    unseen = replace(OURS, peer=KinetoPeer(0, 1000, 1000), pid=7)
     with pytest.raises(OSError, match="hostPID"):
-        Staging(unseen, None)
+        TraceStaging(unseen, None)
 
     def forbidden(path: str) -> str:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "readlink", forbidden)
     with pytest.raises(OSError, match="CAP_SYS_PTRACE"):
-        Staging(replace(OURS, pid=7), None)
+        TraceStaging(replace(OURS, pid=7), None)
 
 
-_OWNER = Peer(1, os.getuid(), os.getgid())
+_OWNER = KinetoPeer(1, os.getuid(), os.getgid())
 _MORE_ROOM = "No space left on device; free some space there, or set kineto.directory"
 
 
@@ -128,7 +128,7 @@ def _full(_: object) -> None:
 
 def _reason(source: int, partial: Path) -> str:
     with pytest.raises(OSError, match=r"No space|Is a directory") as failed:
-        trace_files.compress_trace(source, partial, _OWNER, max_bytes=None)
+        trace_files.compress_kineto_trace(source, partial, _OWNER, max_bytes=None)
     assert not partial.exists()
     return error_line(failed.value)
 

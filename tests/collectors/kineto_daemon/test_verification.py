@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary, find_fault
+from stepscope.collectors.kineto_daemon.protocol import KinetoTraceReader, KinetoTraceSummary, kineto_trace_fault
 
 BASE = 1_790_857_026_000_000_000
 
@@ -22,8 +22,8 @@ def trace_of(events: list[dict[str, object]], **header: object) -> bytes:
     ).encode()
 
 
-def summary_of(content: bytes, block: int = 1 << 16) -> TraceSummary:
-    reader = TraceReader()
+def summary_of(content: bytes, block: int = 1 << 16) -> KinetoTraceSummary:
+    reader = KinetoTraceReader()
     for begin in range(0, len(content), block):
         reader.feed(content[begin : begin + block])
     return reader.summary()
@@ -53,7 +53,7 @@ def test_a_trace_is_summed_up_alike_in_blocks_of_any_size(block: int) -> None:
     assert (summary.rank, summary.num_bytes, summary.is_whole) == (3, len(content), True)
     assert summary.begin_ns == BASE
     assert summary.step_seconds == 0.02
-    assert find_fault(summary, 3) is None
+    assert kineto_trace_fault(summary, 3) is None
 
 
 def test_the_length_of_a_step_is_known_from_one_step() -> None:
@@ -67,12 +67,12 @@ def test_the_gpus_copy_of_a_mark_is_no_step() -> None:
 
 
 def test_empty_and_import_only_traces_and_other_numbers_of_steps_are_told() -> None:
-    assert find_fault(summary_of(trace_of([])), 3) == "the trace holds no operators (no events at all)"
+    assert kineto_trace_fault(summary_of(trace_of([])), 3) == "the trace holds no operators (no events at all)"
     frames = [event("python_function", "importlib.py(1): load", 1.0)]
-    assert find_fault(summary_of(trace_of(frames)), 3) == "the trace holds no operators (1 python_function)"
-    assert find_fault(summary_of(trace_of(WORK + STEPS[:2])), 3) == "the trace holds 2 optimizer steps of 3"
+    assert kineto_trace_fault(summary_of(trace_of(frames)), 3) == "the trace holds no operators (1 python_function)"
+    assert kineto_trace_fault(summary_of(trace_of(WORK + STEPS[:2])), 3) == "the trace holds 2 optimizer steps of 3"
     whole = trace_of(WORK + STEPS)
-    assert find_fault(summary_of(whole[:-20]), 3) == f"the trace is cut short at {len(whole) - 20} bytes"
+    assert kineto_trace_fault(summary_of(whole[:-20]), 3) == f"the trace is cut short at {len(whole) - 20} bytes"
 
 
 def test_a_single_event_of_megabytes_is_passed_over_in_bounded_memory() -> None:
@@ -89,4 +89,4 @@ def test_numbers_of_thousands_of_digits_are_no_times() -> None:
     """Python refuses to convert them: a process could end its own capture, and all others', with one."""
     event = b'{"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "pid": 1, "tid": 1, "ts": %s}'
     summary = summary_of(b'{"traceEvents": [' + event % (b"9" * 5000) + b"]}")
-    assert find_fault(summary, 1) is not None
+    assert kineto_trace_fault(summary, 1) is not None

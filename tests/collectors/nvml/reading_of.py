@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.nvml import GpuTarget, NvmlCollector
+from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.collectors.nvml.gpu import PollPart
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import MissingReason

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.collector import GpuNames
+from stepscope.collectors.nvml.collector import GpuNames, NvmlCollector
 from stepscope.collectors.nvml.gpu import PollPart
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
@@ -101,7 +100,7 @@ def test_a_driver_that_refuses_is_one_line_and_no_crash(
 
 
 def test_no_driver_at_all_is_one_line() -> None:
-    code = "from stepscope.collectors.nvml import NvmlCollector; print(NvmlCollector().collect().missing)"
+    code = "from stepscope.collectors.nvml.collector import NvmlCollector; print(NvmlCollector().collect().missing)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     if "readings" in run.stdout:
         pytest.skip("there is a driver on this machine")
@@ -112,7 +111,7 @@ def test_no_driver_at_all_is_one_line() -> None:
 
 def test_a_driver_library_that_is_broken_is_not_called_absent(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    code = "from stepscope.collectors.nvml import NvmlCollector; print(NvmlCollector().collect().missing)"
+    code = "from stepscope.collectors.nvml.collector import NvmlCollector; print(NvmlCollector().collect().missing)"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "the driver's library cannot be loaded: " in run.stdout

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.binding import reason_of_code
-from stepscope.collectors.nvml.gpm import GPM_METRICS
+from stepscope.collectors.nvml.binding import nvml_reason_of_code
+from stepscope.collectors.nvml.collector import NvmlCollector
+from stepscope.collectors.nvml.devices import GPM_METRICS
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Collection, MissingReason
 from tests.collectors.fake_nvml import profiles
@@ -139,9 +139,9 @@ def test_counters_of_an_instance_that_fail_say_why_in_words(nvml: FakeNvml) -> N
 def test_every_return_code_of_the_binding_has_words() -> None:
     codes = [value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")]
     assert len(codes) > 25
-    wordless = [code for code in codes if reason_of_code(code)[1].startswith("NVML error")]
+    wordless = [code for code in codes if nvml_reason_of_code(code)[1].startswith("NVML error")]
     assert not wordless
-    assert reason_of_code(77) == (MissingReason.FAILED, "NVML error 77")
+    assert nvml_reason_of_code(77) == (MissingReason.FAILED, "NVML error 77")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)

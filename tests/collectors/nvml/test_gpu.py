@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.nvml import GpuTarget, NvmlCollector
+from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.gpu import NVSWITCH
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.fake_nvml.profiles import a100, h100

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import stepscope
-from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.collector import NvmlCollector
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import key_of

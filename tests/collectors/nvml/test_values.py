@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import GpuReadings
+from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.core.metrics import Unit
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, MissingReason, labels_of

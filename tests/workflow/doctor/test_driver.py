@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.collectors.host.processes import count_gpus_on_bus
 from stepscope.workflow.doctor.software import ask_driver, look_at_driver
 from stepscope.workflow.preflight.request import Programs
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepscope.agent.node_api import api_routes
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.endpoints import api_routes
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.documents.jobs import Assignment, Counters, FleetClass, Job, JobKind
 from stepscope.core.documents.node import Node, NodeDevice, NodeFinding, NodeSource
 from stepscope.core.hardware.devices import Device
@@ -83,5 +83,5 @@ def finding(code: str, **labels: str) -> NodeFinding:
 @contextmanager
 def served(told: Node) -> Iterator[str]:
     """An agent that tells it; its URL."""
-    with AgentServer(Address("127.0.0.1", 0), api_routes(lambda _: told, scheme="http")) as server:
+    with AgentServer(ListenAddress("127.0.0.1", 0), api_routes(lambda _: told, scheme="http")) as server:
         yield server.url

@@ -11,9 +11,8 @@ from http import HTTPStatus
 
 import pytest
 
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.routes import Reply, Request, Route, json_reply
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.routes import Access, Reply, Request, Route, json_reply
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.documents.node import NODE_PATH, Node
 from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.nodes import agent_client as agent_client_module
@@ -39,7 +38,7 @@ def test_a_slow_agent_delays_no_other_and_is_never_asked_twice() -> None:
 
     with (
         served(node(device(0))) as url,
-        AgentServer(Address("127.0.0.1", 0), [Route("GET", NODE_PATH, slow)]) as other,
+        AgentServer(ListenAddress("127.0.0.1", 0), [Route("GET", NODE_PATH, slow)]) as other,
         NodeWatch([agent_client(other.url), agent_client(url)]) as watch,
     ):
         while not watch.answers()[1].node:
@@ -79,7 +78,7 @@ def test_what_it_said_last_stays_when_it_is_gone() -> None:
 def test_an_answer_that_is_none(document: object, line: str) -> None:
     body = json.dumps(document).encode()
     route = Route("GET", NODE_PATH, lambda _: Reply(HTTPStatus.OK, body))
-    with AgentServer(Address("127.0.0.1", 0), [route]) as server, pytest.raises(UnreachableError, match=line):
+    with AgentServer(ListenAddress("127.0.0.1", 0), [route]) as server, pytest.raises(UnreachableError, match=line):
         ask(agent_client(server.url))
 
 
@@ -96,7 +95,7 @@ def test_user_and_password_stand_before_the_host_and_are_not_shown() -> None:
         seen.append(request.headers["Authorization"])
         return json_reply(HTTPStatus.OK, {})
 
-    with AgentServer(Address("127.0.0.1", 0), [Route("GET", "/x", answer)], Access()) as server:
+    with AgentServer(ListenAddress("127.0.0.1", 0), [Route("GET", "/x", answer)], Access()) as server:
         agent_client(server.url.replace("//", "//me:word@")).ask("GET", "/x")
     assert seen == ["Basic bWU6d29yZA=="]
 

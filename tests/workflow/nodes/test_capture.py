@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.captures.coordinator import CaptureCoordinator
-from stepscope.agent.captures.http_routes import capture_routes
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator
 from stepscope.agent.state_directory import agent_token
-from stepscope.agent.web.access import Access
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.endpoints import capture_routes
+from stepscope.agent.web.routes import Access
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.protocol.captures import (
@@ -44,13 +44,13 @@ class _Node:
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir()
         self.backend = FakeBackend([target(rank, step_ms=100.0)])
-        self.captures = CaptureCoordinator([self.backend], directory=folder)
+        self.captures = AgentCaptureCoordinator([self.backend], directory=folder)
         self.routes, self.token = capture_routes(self.captures), agent_token(folder)
         self.key = f"k{rank}"
 
     def listen(self, opened: ExitStack) -> AgentClient:
         opened.enter_context(self.captures)
-        server = AgentServer(Address("127.0.0.1", 0), self.routes, Access(self.token))
+        server = AgentServer(ListenAddress("127.0.0.1", 0), self.routes, Access(self.token))
         opened.enter_context(server)
         return agent_client(server.url, token=self.token or "")
 
@@ -240,7 +240,7 @@ def test_over_tls_with_a_certificate_of_ones_own(tmp_path: Path, nodes: list[_No
     (tmp_path / "web.yml").write_text(f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n")
     guard, node = WebConfigReloader(tmp_path / "web.yml"), nodes[0]
     access = Access(node.token, guard)
-    with node.captures, AgentServer(Address("127.0.0.1", 0), node.routes, access, guard) as server:
+    with node.captures, AgentServer(ListenAddress("127.0.0.1", 0), node.routes, access, guard) as server:
         token = node.token or ""
         with pytest.raises(UnreachableError, match="its certificate is not trusted"):
             capture_job([agent_client(server.url, token=token)], _ORDER, wait=False)
@@ -257,7 +257,7 @@ def test_an_agent_that_asks_for_a_certificate(tmp_path: Path, nodes: list[_Node]
     (tmp_path / "web.yml").write_text(text + "\n")
     guard, node = WebConfigReloader(tmp_path / "web.yml"), nodes[0]
     access = Access(node.token, guard)
-    with node.captures, AgentServer(Address("127.0.0.1", 0), node.routes, access, guard) as server:
+    with node.captures, AgentServer(ListenAddress("127.0.0.1", 0), node.routes, access, guard) as server:
         told = {"token": node.token or "", "ca_file": str(certificate)}
         with pytest.raises(UnreachableError):
             capture_job([agent_client(server.url, **told)], _ORDER, wait=False)

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.checks.links import _UP
-from stepscope.agent.health.observed import Observed, ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, MinuteWindow, above, bad, good
+from stepscope.agent.health.samples import (
+    CheckEvidence,
+    CheckSample,
+    MinuteWindow,
+    ObservedGpu,
+    ObservedMachine,
+    above,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.text.numbers import counted
@@ -41,9 +49,9 @@ _STALL_MINUTES = 10
 
 
 class AnswerChecks:
-    """Checks whether one GPU answers, and of what its driver and DCGM report."""
+    """Health checks whether one GPU answers, and of what its driver and DCGM report."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._limit = thresholds.stalls_per_minute
         self._stalls = MinuteWindow(_STALL_MINUTES)
         self._is_silent = False
@@ -136,14 +144,13 @@ _COUNT = "gpu_count"
 
 
 class DriverChecks:
-    """Checks of the machine's driver and the number of its GPUs."""
+    """Health checks of the machine's driver and the number of its GPUs."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._expected = thresholds.expected_gpus
         self._had_gpus = False
 
-    def samples(self, observed: Observed) -> Iterator[CheckSample]:
-        """Results for the newest collection."""
+    def samples(self, observed: ObservedMachine) -> Iterator[CheckSample]:
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return
@@ -162,15 +169,12 @@ class DriverChecks:
         else:  # a driver that never was there may have failed to load
             yield from self._count(observed, time_ns, why)
 
-    def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[CheckSample]:
-        message = observed.findings.get(_COUNT, "")
-        if self._expected:
-            there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
-            if there < self._expected:
-                yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
-                return
-        if message:
-            yield bad(_COUNT, time_ns, CheckEvidence(Severity.CRITICAL, Action.REBOOT, message))
+    def _count(
+        self, observed: ObservedMachine, time_ns: int, why_no_driver: Missing | None = None
+    ) -> Iterator[CheckSample]:
+        there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
+        if there < self._expected:
+            yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
         else:
             yield good(_COUNT, time_ns)
 

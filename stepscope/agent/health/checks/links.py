@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, CounterWindow, Sample, above, bad, good
+from stepscope.agent.config.settings import HealthThresholds
+from stepscope.agent.health.samples import (
+    CheckEvidence,
+    CheckSample,
+    CounterWindow,
+    ObservedGpu,
+    TimedValue,
+    above,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import GPU, HOST, Labels, Reading
 from stepscope.core.text.numbers import counted
@@ -44,15 +52,14 @@ _ASPECTS = {
 
 
 class NvlinkChecks:
-    """Checks of one GPU's NVLinks and fabric."""
+    """Health checks of one GPU's NVLinks and fabric."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
         self._windows: dict[str, CounterWindow] = {}
         self._was_up: set[str] = set()
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         yield from self._checksums(gpu)
         for code, severity, what, names in _BY_MINUTE:
             growth, time_ns = self._growth(gpu, names)
@@ -165,22 +172,21 @@ _SETTLED_NS = 5 * 10**9
 """A GPU must have been busy for so long for its link to run at full speed."""
 
 
-def replay_limit(generation: int, lanes: int) -> int:
-    """Usual number of replays of a link in a minute: 16 for generation 4 x16, 31 for 5 x16."""
+def pcie_replay_limit(generation: int, lanes: int) -> int:
+    """Usual number of replays of a PCIe link in a minute: 16 for generation 4 x16, 31 for 5 x16."""
     per_lane = _REPLAYS_PER_LANE.get(generation, _REPLAYS_PER_LANE[_FASTEST])
     return math.ceil(per_lane * lanes)
 
 
 class PcieChecks:
-    """Checks of one GPU's PCIe link."""
+    """Health checks of one GPU's PCIe link."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
         self._replays = CounterWindow(_MINUTE)
         self._busy_since_ns: int | None = None
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Results for the newest values."""
         values = gpu.values
         generation, width = values.get("pcie_link_generation"), values.get("pcie_link_width")
         best_generation = values.get("pcie_link_generation_max")
@@ -205,9 +211,9 @@ class PcieChecks:
                 )
                 yield bad("pcie_downgrade", generation.time_ns, evidence)
 
-    def _losing(self, time_ns: int, generation: Sample | None, width: Sample | None) -> CheckSample:
+    def _losing(self, time_ns: int, generation: TimedValue | None, width: TimedValue | None) -> CheckSample:
         """The limit is that of the best generation, as an idle link lowers its own; of the fastest if none is known."""
-        of_link = replay_limit(
+        of_link = pcie_replay_limit(
             int(generation.value) if generation else _FASTEST, int(width.value) if width else _WIDEST
         )
         limit = of_link * self._thresholds.pcie_replays_factor
@@ -221,7 +227,7 @@ class PcieChecks:
         )
         return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
 
-    def _is_settled(self, utilization: Sample | None, link: Sample | None) -> bool:
+    def _is_settled(self, utilization: TimedValue | None, link: TimedValue | None) -> bool:
         """Whether the GPU had been under load for a while when its link was read."""
         if utilization is None or utilization.value < self._thresholds.busy_ratio:
             self._busy_since_ns = None
@@ -236,26 +242,26 @@ _UP = GPU + "up"
 
 
 class PortChecks:
-    """Checks of the InfiniBand ports. A port that was never up may have no cable and is not reported."""
+    """Health checks of the InfiniBand ports. A port that was never up may have no cable and is not reported."""
 
     def __init__(self) -> None:
         self._was_up: set[Labels] = set()
-        self._downs: dict[Labels, Sample] = {}
+        self._downs: dict[Labels, TimedValue] = {}
 
     def samples(self, readings: Iterable[tuple[Reading, str]]) -> Iterator[tuple[Labels, CheckSample]]:
         """Results for the newest values, with the labels of the port."""
         ups: dict[Labels, Reading] = {}
-        downs: dict[Labels, Sample] = {}
+        downs: dict[Labels, TimedValue] = {}
         for reading, source in readings:
             if reading.metric == HOST + "infiniband_up":
                 ups[reading.labels] = reading
             elif ("kind", "link_downed") in reading.labels:
                 port = tuple(pair for pair in reading.labels if pair[0] != "kind")
-                downs[port] = Sample(reading.value, reading.time_ns, source)
+                downs[port] = TimedValue(reading.value, reading.time_ns, source)
         for port, up in ups.items():
             yield from ((port, sample) for sample in self._port(port, up, downs.get(port)))
 
-    def _port(self, port: Labels, up: Reading, downs: Sample | None) -> Iterator[CheckSample]:
+    def _port(self, port: Labels, up: Reading, downs: TimedValue | None) -> Iterator[CheckSample]:
         name = " port ".join(value for _, value in port)
         was_up = port in self._was_up
         before = self._downs.get(port)

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, Sample, SampleState, bad, good
+from stepscope.agent.config.settings import HealthThresholds
+from stepscope.agent.health.samples import CheckEvidence, CheckSample, ObservedGpu, SampleState, TimedValue, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
 from stepscope.core.metrics.gpu import SWITCH
@@ -38,7 +37,7 @@ class _Gpu:
 
     counts: dict[int, float] = field(default_factory=dict)
     reported_ns: dict[int, int] = field(default_factory=dict)
-    energy: Sample | None = None
+    energy: TimedValue | None = None
     memory_xids: set[int] = field(default_factory=set)
     open_until_quiet: set[str] = field(default_factory=set)
     open_until_reset: dict[str, int] = field(default_factory=dict)
@@ -61,13 +60,9 @@ class _Gpu:
 
 
 class XidChecks:
-    """Checks of the XIDs of all GPUs.
+    """Health checks of the XIDs of all GPUs; `was_reset`: a GPU was reset before the last call of `samples`."""
 
-    Attributes:
-        was_reset: a GPU was reset before the last call of `samples`.
-    """
-
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: HealthThresholds) -> None:
         self.was_reset = False
         self._thresholds = thresholds
         self._gpus: dict[str, _Gpu] = {}
@@ -78,7 +73,6 @@ class XidChecks:
         """Results for the XIDs since the last call, with the key of their GPU.
 
         Args:
-            gpus: by `Device.key`.
             now_ns: ns since the epoch; also the time of the new XIDs.
         """
         self.was_reset = False
@@ -219,7 +213,7 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
 
 
 class SwitchChecks:
-    """Checks of the SXids of all NVSwitches."""
+    """Health checks of the SXids of all NVSwitches."""
 
     def __init__(self) -> None:
         self._counts: dict[Labels, float] = {}
@@ -234,8 +228,6 @@ class SwitchChecks:
 
         Args:
             readings: of the switches, with the names of their sources.
-            now_ns: ns since the epoch.
-            was_reset: a GPU was reset since the last call.
         """
         if was_reset:
             yield from (

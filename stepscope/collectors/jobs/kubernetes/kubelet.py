@@ -18,14 +18,8 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-from stepscope.collectors.deadline_socket import DeadlineSocket
-from stepscope.collectors.jobs.kubernetes.pod_resources import (
-    KUBELET_SOCKET,
-    LIST_METHOD,
-    PodDevice,
-    ProtobufError,
-    parse_pod_devices,
-)
+from stepscope.collectors.inputs import DeadlineSocket
+from stepscope.collectors.jobs.kubernetes import pod_resources
 from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason
 
 _ANSWER_SECONDS = 5.0
@@ -36,35 +30,34 @@ _UNIMPLEMENTED, _PERMISSION_DENIED = 12, 7
 
 @dataclass(slots=True)
 class KubeletCollector:
-    """Collector of the devices that the kubelet of this node gave to pods; `collect` blocks.
+    """Collector of the devices that the kubelet of this node gave to pods; `collect` blocks."""
 
-    Attributes:
-        socket: its path.
-        seconds: how long an answer may take.
-    """
-
-    socket: str = KUBELET_SOCKET
+    socket: str = pod_resources.KUBELET_SOCKET
     seconds: float = _ANSWER_SECONDS
     clock: Callable[[], float] = time.monotonic
-    _given: tuple[PodDevice, ...] = ()
+    _given: tuple[pod_resources.PodDevice, ...] = ()
     _answered: float = 0.0
 
-    def pod_devices(self) -> tuple[PodDevice, ...]:
+    def pod_devices(self) -> tuple[pod_resources.PodDevice, ...]:
         """Devices of its last answer; none once it is silent for a minute, as pods come and go meanwhile."""
         return self._given
 
     def collect(self) -> Collection:
         """Ask once; nothing is raised."""
         try:
-            self._given = tuple(parse_pod_devices(call_grpc(self.socket, LIST_METHOD, b"", seconds=self.seconds)))
+            self._given = tuple(
+                pod_resources.parse_pod_devices(
+                    call_grpc(self.socket, pod_resources.LIST_METHOD, b"", seconds=self.seconds)
+                )
+            )
         except TimeoutError:
             return self._failed(MissingReason.TIMED_OUT, f"no answer within {self.seconds:g} s")
         except OSError as error:
             return self._failed(_reason_of_os_error(error), error.strerror or str(error))
-        except GrpcError as error:
+        except KubeletError as error:
             known = {_UNIMPLEMENTED: MissingReason.NOT_SUPPORTED, _PERMISSION_DENIED: MissingReason.NO_PERMISSION}
             return self._failed(known.get(error.status or 0, MissingReason.UNREACHABLE), str(error))
-        except ProtobufError as error:
+        except pod_resources.ProtobufError as error:
             return self._failed(MissingReason.UNREADABLE, f"its answer cannot be read: {error}")
         self._answered = self.clock()
         return Collection()
@@ -88,12 +81,8 @@ _READ_BYTES = 1 << 16
 _OK, _UNKNOWN = 0, 2
 
 
-class GrpcError(Exception):
-    """The server refused, or does not speak gRPC.
-
-    Attributes:
-        status: gRPC's number; None where there is none.
-    """
+class KubeletError(Exception):
+    """The kubelet refused a call, with gRPC's status (None where there is none), or does not speak gRPC."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status
@@ -101,13 +90,10 @@ class GrpcError(Exception):
 
 
 def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> bytes:
-    """Call a method once, over a connection of its own.
+    """Call a gRPC method of the kubelet once, over a connection of its own.
 
     Args:
-        path: of the socket.
         method: "/v1.PodResourcesLister/List".
-        request: the message.
-        seconds: how long all of it may take.
 
     Returns:
         The answer's message.
@@ -127,10 +113,10 @@ def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> byte
                 channel.sendall(exchange.to_send())
                 received = channel.recv(_READ_BYTES)
                 if not received:
-                    raise GrpcError("the server closed the connection before it answered")
+                    raise KubeletError("the server closed the connection before it answered")
                 exchange.receive(received)
         except h2.exceptions.ProtocolError as error:
-            raise GrpcError(f"it does not speak HTTP/2: {error}") from error
+            raise KubeletError(f"it does not speak HTTP/2: {error}") from error
         return exchange.message()
 
 
@@ -173,14 +159,14 @@ class _GrpcExchange:
             elif isinstance(event, h2.events.DataReceived):
                 self._body += event.data or b""
                 if len(self._body) > _LARGEST_ANSWER_BYTES:
-                    raise GrpcError(f"its answer is larger than {_LARGEST_ANSWER_BYTES >> 20} MiB")
+                    raise KubeletError(f"its answer is larger than {_LARGEST_ANSWER_BYTES >> 20} MiB")
                 self._connection.acknowledge_received_data(event.flow_controlled_length or 0, self._stream)
             elif isinstance(event, h2.events.StreamEnded):
                 self.is_over = True
             elif isinstance(event, h2.events.StreamReset):
-                raise GrpcError(f"the server broke the call off (HTTP/2 error {event.error_code})")
+                raise KubeletError(f"the server broke the call off (HTTP/2 error {event.error_code})")
             elif isinstance(event, h2.events.ConnectionTerminated):
-                raise GrpcError(f"the server is closing down (HTTP/2 error {event.error_code})")
+                raise KubeletError(f"the server is closing down (HTTP/2 error {event.error_code})")
 
     def _note(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> None:
         self._headers.update((str(name), str(value)) for name, value in headers)
@@ -192,15 +178,15 @@ class _GrpcExchange:
             GrpcError: it is an error, or none.
         """
         if self._headers.get(":status") != "200":
-            raise GrpcError(f"it answers HTTP status {self._headers.get(':status', 'none')}: no gRPC server")
+            raise KubeletError(f"it answers HTTP status {self._headers.get(':status', 'none')}: no gRPC server")
         word = self._headers.get("grpc-status", "")
         status = int(word) if word.isdecimal() else _UNKNOWN
         if status != _OK:
             detail = unquote(self._headers.get("grpc-message", "")) or "it gives no reason"
-            raise GrpcError(f"gRPC status {status}: {detail}", status)
+            raise KubeletError(f"gRPC status {status}: {detail}", status)
         if len(self._body) < _MESSAGE_PREFIX.size:
-            raise GrpcError("its answer is without a message")
+            raise KubeletError("its answer is without a message")
         is_compressed, size = _MESSAGE_PREFIX.unpack_from(self._body)
         if is_compressed or len(self._body) != _MESSAGE_PREFIX.size + size:
-            raise GrpcError("its answer is compressed, or not one message")
+            raise KubeletError("its answer is compressed, or not one message")
         return bytes(self._body[_MESSAGE_PREFIX.size :])

@@ -20,12 +20,10 @@ _CDI_DEVICE = re.compile(r"gpu-\d+(?:-mig-.+)?$")
 
 @dataclass(frozen=True, slots=True)
 class PodDevice:
-    """A device of a container.
+    """A device that the kubelet gave to a container.
 
     Attributes:
-        namespace, pod, container: whose.
         name: as the device plugin or the DRA driver calls it: "GPU-...", "GPU-...::3", "gpu-0".
-        is_claim: by dynamic resource allocation.
     """
 
     namespace: str
@@ -36,22 +34,22 @@ class PodDevice:
 
 
 def parse_pod_devices(response: bytes) -> list[PodDevice]:
-    """All devices of all pods, GPUs or not.
+    """All devices of all pods in the kubelet's answer, GPUs or not.
 
     Raises:
         WireError: it is not such a message.
     """
     found: list[PodDevice] = []
-    for number, pod in message_fields(response):
+    for number, pod in protobuf_fields(response):
         if number != 1:
             continue
         name = namespace = ""
         containers: list[memoryview] = []
-        for part, value in message_fields(pod):
+        for part, value in protobuf_fields(pod):
             if part == 1:
-                name = field_text(value)
+                name = protobuf_text(value)
             elif part == 2:
-                namespace = field_text(value)
+                namespace = protobuf_text(value)
             elif part == 3:
                 containers.append(value)
         for container in containers:
@@ -63,13 +61,13 @@ def _devices_of_container(namespace: str, pod: str, container: memoryview) -> li
     name = ""
     plugin: list[str] = []
     claimed: list[str] = []
-    for number, value in message_fields(container):
+    for number, value in protobuf_fields(container):
         if number == 1:
-            name = field_text(value)
+            name = protobuf_text(value)
         elif number == 2:
-            plugin += [field_text(device) for part, device in message_fields(value) if part == 2]
+            plugin += [protobuf_text(device) for part, device in protobuf_fields(value) if part == 2]
         elif number == 5:
-            for part, claim in message_fields(value):
+            for part, claim in protobuf_fields(value):
                 if part == 4:
                     claimed += _devices_of_claim(claim)
     given = [PodDevice(namespace, pod, name, device) for device in plugin]
@@ -80,13 +78,13 @@ def _devices_of_claim(claim: memoryview) -> list[str]:
     """Names of NVIDIA's devices. Old kubelets report only the CDI device: "k8s.gpu.nvidia.com/claim=UID-gpu-0"."""
     driver = device = ""
     cdi: list[str] = []
-    for number, value in message_fields(claim):
+    for number, value in protobuf_fields(claim):
         if number == 1:
-            cdi += [field_text(name) for part, name in message_fields(value) if part == 1]
+            cdi += [protobuf_text(name) for part, name in protobuf_fields(value) if part == 1]
         elif number == 2:
-            driver = field_text(value)
+            driver = protobuf_text(value)
         elif number == 4:
-            device = field_text(value)
+            device = protobuf_text(value)
     if device:
         return [device] if driver == _DRA_DRIVER else []
     return [match[0] for name in cdi if _DRA_DRIVER in name and (match := _CDI_DEVICE.search(name))]
@@ -98,11 +96,11 @@ _MAX_VARINT = 10
 
 
 class ProtobufError(ValueError):
-    """A message is invalid or truncated."""
+    """A protobuf message of the kubelet is invalid or truncated."""
 
 
-def message_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and value of each field of bytes (texts, messages), in their order; numbers are passed over.
+def protobuf_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Number and value of each field of bytes of a kubelet's message, in their order; numbers are passed over.
 
     Raises:
         WireError: at the first invalid field.
@@ -130,8 +128,8 @@ def message_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryvie
             raise ProtobufError(f"field {number} ends after the message")
 
 
-def field_text(value: memoryview) -> str:
-    """A field's text, with question marks for invalid UTF-8."""
+def protobuf_text(value: memoryview) -> str:
+    """Text of a field of a kubelet's message, with question marks for invalid UTF-8."""
     return bytes(value).decode("utf-8", errors="replace")
 
 

@@ -35,19 +35,11 @@ _MAX_PAUSE_SECONDS = 900.0
 
 
 class PodDirectory:
-    """Pods of this node. Only `collect` blocks; the rest returns what is known.
-
-    Args:
-        server: the API server.
-        node: name of this node there.
-        naming: of teams and projects.
-        seconds: time limit of a request.
-        clock: monotonic seconds.
-    """
+    """Pods of this Kubernetes node. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(
         self,
-        server: ApiServer,
+        server: KubernetesApi,
         node: str,
         naming: TeamNaming,
         *,
@@ -70,11 +62,9 @@ class PodDirectory:
         self._failure: Missing | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """A pod by name; None if not known."""
         return self._by_name.get((namespace, name))
 
     def pod_of_uid(self, uid: str) -> Pod | None:
-        """A pod by uid; None if not known."""
         return self._by_uid.get(uid)
 
     def want(self, names: Iterable[tuple[str, str]], uids: Iterable[str]) -> None:
@@ -100,7 +90,7 @@ class PodDirectory:
         wanted, uids = self._wanted, self._wanted_uids
         try:
             items = self._server.items(self._node, seconds=self._seconds)
-        except ApiError as error:
+        except KubernetesApiError as error:
             detail = f"the Kubernetes API: {error}"
             self._failure = Missing(JOB + "info", (), error.reason, detail)
             is_final = error.reason is MissingReason.NO_PERMISSION
@@ -138,10 +128,9 @@ _TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Facts of one pod that jobs need; empty if not known.
+    """Facts of one Kubernetes pod that jobs need; empty if not known.
 
     Attributes:
-        namespace, name, uid: which.
         workload: what it is part of: "JobSet/llama".
         queue: Kueue's, or another scheduler's.
         team, project: by labels or annotations that the operator names.
@@ -157,7 +146,7 @@ class Pod:
 
 
 def pod_of(item: Mapping[str, Any], team_names: Iterable[str], project_names: Iterable[str]) -> Pod | None:
-    """The pod of an item of a list of pods; None if it has no name. Values of a wrong type are left out."""
+    """The pod of an item of the Kubernetes API's list; None if it has no name. Values of a wrong type are left out."""
     metadata = _mapping(item.get("metadata"))
     namespace, name, uid = (_text(metadata.get(key)) for key in ("namespace", "name", "uid"))
     if not namespace or not name:
@@ -214,7 +203,7 @@ _LOG_FOLDER = "var/log/pods"
 
 
 def pod_uid_of(process: Process) -> str:
-    """Uid of its pod; empty where it is in none. systemd's slices write it with underscores."""
+    """Uid of the Kubernetes pod of a process; empty where it is in none. systemd's slices write it with underscores."""
     return next((match[1].replace("_", "-") for path in process.cgroups if (match := _POD_UID.search(path))), "")
 
 
@@ -238,12 +227,8 @@ _LARGEST_PAGE_BYTES = 8 << 20
 _READ_BYTES = 1 << 16
 
 
-class ApiError(Exception):
-    """The API server cannot be reached, or refuses.
-
-    Attributes:
-        reason: in the words of readings.
-    """
+class KubernetesApiError(Exception):
+    """The Kubernetes API server cannot be reached, or refuses."""
 
     def __init__(self, reason: MissingReason, detail: str) -> None:
         self.reason = reason
@@ -251,11 +236,10 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ApiServer:
-    """Address of the API server, and the credentials of this process.
+class KubernetesApi:
+    """Address of the Kubernetes API server, and the credentials of this process.
 
     Attributes:
-        host, port: of the API.
         account: folder with the files `token` and `ca.crt` of a service account; the token is read anew each time, as
             it is exchanged every hour.
     """
@@ -265,7 +249,7 @@ class ApiServer:
     account: Path = SERVICE_ACCOUNT
 
     @classmethod
-    def of_pod(cls, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> ApiServer | None:
+    def of_pod(cls, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> KubernetesApi | None:
         """The API server of this process's pod; None outside of a pod, or without a token."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not port.isdecimal() or not (account / "token").exists():
@@ -274,10 +258,6 @@ class ApiServer:
 
     def items(self, node: str, *, seconds: float) -> list[dict[str, Any]]:
         """All pods of a node, each as the API returns it.
-
-        Args:
-            node: its name.
-            seconds: how long all of it may take.
 
         Raises:
             ApiError: the server cannot be reached or refuses.
@@ -308,11 +288,11 @@ class ApiServer:
             finally:
                 connection.close()
         except TimeoutError as error:
-            raise ApiError(MissingReason.TIMED_OUT, f"no answer within {seconds:g} s") from error
+            raise KubernetesApiError(MissingReason.TIMED_OUT, f"no answer within {seconds:g} s") from error
         except PermissionError as error:
-            raise ApiError(MissingReason.NO_PERMISSION, f"{error.filename}: {error.strerror}") from error
+            raise KubernetesApiError(MissingReason.NO_PERMISSION, f"{error.filename}: {error.strerror}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise ApiError(MissingReason.UNREACHABLE, f"{self.host}:{self.port}: {error}") from error
+            raise KubernetesApiError(MissingReason.UNREACHABLE, f"{self.host}:{self.port}: {error}") from error
         return found
 
 
@@ -333,13 +313,13 @@ def _get_page(connection: http.client.HTTPSConnection, path: str, token: str, en
         body += part
     if answer.status in (401, 403):
         detail = "it may not list pods: give its service account the verb list on pods"
-        raise ApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")
+        raise KubernetesApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")
     if answer.status != 200:
-        raise ApiError(MissingReason.UNREACHABLE, f"HTTP {answer.status} {answer.reason}")
+        raise KubernetesApiError(MissingReason.UNREACHABLE, f"HTTP {answer.status} {answer.reason}")
     if len(body) > _LARGEST_PAGE_BYTES:
-        raise ApiError(MissingReason.UNREADABLE, f"a page of more than {_LARGEST_PAGE_BYTES >> 20} MiB")
+        raise KubernetesApiError(MissingReason.UNREADABLE, f"a page of more than {_LARGEST_PAGE_BYTES >> 20} MiB")
     try:
         page = json.loads(body)
     except ValueError as error:
-        raise ApiError(MissingReason.UNREADABLE, f"its answer is not JSON: {error}") from error
+        raise KubernetesApiError(MissingReason.UNREADABLE, f"its answer is not JSON: {error}") from error
     return page if isinstance(page, dict) else {}

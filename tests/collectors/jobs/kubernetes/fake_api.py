@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stepscope.collectors.jobs.kubernetes.pods import ApiServer
+from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
 from tests.agent.web.certificates import self_signed
 
 TOKEN = "eyJhbGciOi.of-a.service-account"
@@ -36,7 +36,7 @@ class Api:
         hold: set it to let it answer.
     """
 
-    server: ApiServer
+    server: KubernetesApi
     pods: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     body: bytes | None = None
@@ -99,7 +99,7 @@ def running(folder: Path) -> Iterator[Api]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    api = Api(ApiServer("127.0.0.1", server.server_address[1], account))
+    api = Api(KubernetesApi("127.0.0.1", server.server_address[1], account))
     api.hold.set()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.jobs.kubernetes.kubelet import GrpcError, KubeletCollector, call_grpc
+from stepscope.collectors.jobs.kubernetes.kubelet import KubeletCollector, KubeletError, call_grpc
 from stepscope.collectors.jobs.kubernetes.pod_resources import (
     PodDevice,
     ProtobufError,
-    message_fields,
     parse_pod_devices,
+    protobuf_fields,
 )
 from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.collectors.jobs.kubernetes.fake_kubelet import Kubelet, container, pod
@@ -101,7 +101,7 @@ def test_it_hangs(kubelet: Kubelet) -> None:
 
 
 def test_another_method_is_not_implemented(kubelet: Kubelet) -> None:
-    with pytest.raises(GrpcError) as refused:
+    with pytest.raises(KubeletError) as refused:
         call_grpc(str(kubelet.socket), "/v1.PodResourcesLister/Other", b"", seconds=5)
     assert refused.value.status == 12
 
@@ -147,9 +147,9 @@ def test_no_bytes_do_harm(message: bytes) -> None:
 )
 def test_a_message_that_is_cut_short_is_said(message: bytes) -> None:
     with pytest.raises(ProtobufError):
-        list(message_fields(message))
+        list(protobuf_fields(message))
 
 
 def test_numbers_of_all_sizes_are_passed_over() -> None:
     message = b"\x08\xac\x02" + b"\x11" + b"\0" * 8 + b"\x1d" + b"\0" * 4 + b"\x22\x02hi"
-    assert [(number, bytes(value)) for number, value in message_fields(message)] == [(4, b"hi")]
+    assert [(number, bytes(value)) for number, value in protobuf_fields(message)] == [(4, b"hi")]

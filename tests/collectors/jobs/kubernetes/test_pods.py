@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.collectors.jobs.kubernetes.pods import ApiError, ApiServer, Pod, PodDirectory, pod_of
+from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, KubernetesApiError, Pod, PodDirectory, pod_of
 from stepscope.collectors.jobs.processes import TeamNaming
 from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.agent.web.certificates import self_signed
@@ -163,7 +163,7 @@ def test_a_pod_that_came_again_under_its_name_is_asked_for_after_a_while(api: Ap
 
 def test_a_server_that_drips_gets_no_longer(api: Api) -> None:
     api.body, api.drip = b" " * 1000, 0.1
-    with pytest.raises(ApiError) as raised:
+    with pytest.raises(KubernetesApiError) as raised:
         api.server.items(NODE, seconds=0.5)
     assert raised.value.reason is MissingReason.TIMED_OUT
 
@@ -225,7 +225,7 @@ def test_other_answers(api: Api, body: bytes, reason: MissingReason | None) -> N
     if reason is None:
         assert api.server.items(NODE, seconds=5) == []
         return
-    with pytest.raises(ApiError) as raised:
+    with pytest.raises(KubernetesApiError) as raised:
         api.server.items(NODE, seconds=5)
     assert raised.value.reason is reason
 
@@ -234,8 +234,8 @@ def test_a_server_that_the_clusters_authority_did_not_sign_is_not_asked(api: Api
     cert, _ = self_signed(tmp_path, "other")
     (tmp_path / "ca.crt").write_bytes(cert.read_bytes())
     (tmp_path / "token").write_text("secret\n")
-    with pytest.raises(ApiError) as raised:
-        ApiServer("127.0.0.1", api.server.port, tmp_path).items(NODE, seconds=5)
+    with pytest.raises(KubernetesApiError) as raised:
+        KubernetesApi("127.0.0.1", api.server.port, tmp_path).items(NODE, seconds=5)
     assert raised.value.reason is MissingReason.UNREACHABLE
     assert "secret" not in str(raised.value)
     assert not api.asked
@@ -243,7 +243,7 @@ def test_a_server_that_the_clusters_authority_did_not_sign_is_not_asked(api: Api
 
 def test_outside_of_a_pod_there_is_no_api(tmp_path: Path) -> None:
     host = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    assert ApiServer.of_pod(host, tmp_path) is None
+    assert KubernetesApi.of_pod(host, tmp_path) is None
     (tmp_path / "token").write_text("x")
-    assert ApiServer.of_pod({}, tmp_path) is None
-    assert ApiServer.of_pod(host, tmp_path) == ApiServer("10.0.0.1", 443, tmp_path)
+    assert KubernetesApi.of_pod({}, tmp_path) is None
+    assert KubernetesApi.of_pod(host, tmp_path) == KubernetesApi("10.0.0.1", 443, tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.agent.token_bucket import TokenBucket
+from stepscope.agent.web.routes import TokenBucket
 
 
 def test_it_is_refilled_up_to_its_burst_and_may_be_owed() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.hang_detection import HangQuery, HangSource, RunWatch
+from stepscope.agent.hangs.hang_detection import HangQuery, HangSource, RunWatch
 from stepscope.collectors.host.processes import process_state
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, RankState
 from stepscope.core.documents.node import TrainingRank

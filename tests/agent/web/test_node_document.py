@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import ScheduledSource, SourceState
-from stepscope.agent.web.server import Address, AgentServer
+from stepscope.agent.web.endpoints import api_routes, node_of
+from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.core.documents.jobs import (
     Assignment,
     Counters,
@@ -250,7 +250,7 @@ def test_it_is_told_while_a_source_hangs() -> None:
 
     with ScheduledSource("nvml", Hangs(), interval=1.0, deadline=0.01) as source:
         routes = api_routes(lambda host: node_of((source.state(),), time.time_ns(), host=host), scheme="http")
-        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+        with AgentServer(ListenAddress("127.0.0.1", 0), routes) as server:
             end = time.monotonic() + 20
             while source.state().reason is not MissingReason.TIMED_OUT:
                 assert time.monotonic() < end
@@ -265,7 +265,7 @@ def test_it_is_told_while_a_source_hangs() -> None:
 
 def test_prometheus_is_told_the_name_by_which_it_asked() -> None:
     with AgentServer(
-        Address("127.0.0.1", 0), api_routes(lambda host: node_of((), 1, host=host), scheme="https")
+        ListenAddress("127.0.0.1", 0), api_routes(lambda host: node_of((), 1, host=host), scheme="https")
     ) as server:
         status, kind, body = _get(server, "/sd", Host="node7:9455")
         (found,) = json.loads(body)
@@ -279,7 +279,7 @@ def test_the_machine_has_its_nodes_name_and_not_its_pods(monkeypatch: pytest.Mon
     monkeypatch.setenv("NODE_NAME", "node7")
     for told, name in (("", "node7"), ("n8", "n8")):
         routes = api_routes(lambda host: node_of((), 1, host=host), scheme="http", host=told)
-        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+        with AgentServer(ListenAddress("127.0.0.1", 0), routes) as server:
             assert json.loads(_get(server, "/api/v1/node")[2])["host"] == name
             (found,) = json.loads(_get(server, "/sd", Host="x:9455")[2])
             assert found["labels"]["__meta_stepscope_host"] == name

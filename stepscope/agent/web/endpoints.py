@@ -1,20 +1,25 @@
-"""HTTP API of the node: `/api/v1/node` with its GPUs, jobs, health and training, `/sd` for Prometheus.
+"""HTTP routes of the agent: metrics, landing page, health and readiness, the node's document, `/sd`, and captures.
 
-`/sd` is Prometheus' service discovery over HTTP. The node's document is made of what the sources reported last.
+The node's document is made of what the sources reported last; `/sd` is Prometheus' service discovery over HTTP.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from http import HTTPStatus
 
 from stepscope import __version__
+from stepscope.agent.captures.capture import CaptureRefusedError
+from stepscope.agent.captures.coordinator import AgentCaptureCoordinator
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.metrics_page import SAMPLED
+from stepscope.agent.exporter.metrics_page import SAMPLED, MetricsPage
 from stepscope.agent.polling import STALE_SECONDS, SourceState
-from stepscope.agent.web.routes import Reply, Request, Route, json_reply
+from stepscope.agent.web.routes import Reply, Request, Route, json_reply, text_reply
 from stepscope.core.documents.jobs import Assignment, FleetClass, FleetReport
 from stepscope.core.documents.node import (
     NODE_PATH,
@@ -27,7 +32,9 @@ from stepscope.core.documents.node import (
 )
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
-from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Missing, Reading
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Missing, MissingReason, Reading
+from stepscope.core.protocol.captures import CAPTURES_PATH, order_of, report_document
+from stepscope.core.protocol.fields import FieldError
 
 _INFO = GPU + "info"
 _UP = GPU + "up"
@@ -43,15 +50,11 @@ def node_of(
     fleet: FleetReport | None = None,
     ranks: Sequence[TrainingRank] = (),
 ) -> Node:
-    """The node's document.
+    """The node for the agent's HTTP API: its GPUs, jobs, health and training.
 
     Args:
         states: the sources; of what two of them report, the first counts. Values of one that is silent for a minute are
             left out.
-        now_ns: ns since the epoch.
-        host: name of the machine.
-        assignments: the jobs and their devices.
-        health: of the GPUs and the machine.
         fleet: what its GPUs and jobs spent the last minute on.
         ranks: training processes that are connected to the agent.
     """
@@ -109,7 +112,6 @@ class _DeviceBuilder:
             self.newest_ns = max(self.newest_ns, reading.time_ns)
 
     def add_missing(self, missing: Missing) -> None:
-        """Add why a value, or the whole device, is missing."""
         if missing.metric:
             self.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
         elif self.up is None:
@@ -181,12 +183,11 @@ DISCOVERY_PATH = "/sd"
 
 
 def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
-    """Routes of the node's document and of the service discovery.
+    """HTTP routes of the node's document and of the service discovery.
 
     Args:
         node: this machine now, by its name; must not block.
         scheme: http or https, under which the agent is reached.
-        host: this machine's name in the configuration.
     """
     host = node_name(host)
 
@@ -201,3 +202,127 @@ def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> t
         return json_reply(HTTPStatus.OK, targets)
 
     return Route("GET", NODE_PATH, whole_node), Route("GET", DISCOVERY_PATH, discovery)
+
+
+def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) -> tuple[Route, ...]:
+    """HTTP routes of the agent's pages; `states` gives the current state of the sources and must not block."""
+
+    def metrics(request: Request) -> Reply:
+        accepts = request.headers.get("Accept", ""), request.headers.get("Accept-Encoding", "")
+        body, headers = page.encoded(accept=accepts[0], accept_encoding=accepts[1])
+        return Reply(HTTPStatus.OK, body, headers)
+
+    def landing(_: Request) -> Reply:
+        body = landing_page(states()).encode(errors="replace")
+        return Reply(HTTPStatus.OK, body, {"Content-Type": "text/html; charset=utf-8"})
+
+    def readiness(_: Request) -> Reply:
+        """Ready once each source has answered or has been given up."""
+        waiting = [state.name for state in states() if state.reason is MissingReason.NOT_YET]
+        if waiting:
+            return text_reply(HTTPStatus.SERVICE_UNAVAILABLE, f"waiting for {', '.join(waiting)}")
+        return text_reply(HTTPStatus.OK, "ready")
+
+    return (
+        Route("GET", "/", landing),
+        Route("GET", "/metrics", metrics),
+        Route("GET", "/healthz", _health, is_open=True),  # probes have no password: kubelet, systemd
+        Route("GET", "/readyz", readiness, is_open=True),
+    )
+
+
+def _health(_: Request) -> Reply:
+    """The agent answers, so it is alive: a hanging driver is not a reason to restart it."""
+    return text_reply(HTTPStatus.OK, "ok")
+
+
+_STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em 1.5em .2em 0;vertical-align:top}"
+
+
+def landing_page(states: Sequence[SourceState]) -> str:
+    """HTML landing page of the agent with the state of the sources."""
+    rows = "".join(_row(state) for state in states)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
+        f"<h1>stepscope agent {escape(__version__)}</h1>"
+        '<p><a href="metrics">Metrics</a> · <a href="api/v1/node">Node</a> · '
+        '<a href="healthz">Health</a> · <a href="readyz">Readiness</a></p>'
+        "<table><tr><th>source<th>state<th>values<th>missing<th>age<th></tr>"
+        f"{rows}</table></html>\n"
+    )
+
+
+def _row(state: SourceState) -> str:
+    age = "" if state.age_seconds is None else f"{state.age_seconds:.1f} s"
+    cells = (
+        state.name,
+        state.reason.value if state.reason else "up",
+        str(len(state.collection.readings)),
+        str(len(state.collection.missing)),
+        age,
+        state.detail,
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"
+
+
+_MAX_BYTES = 64 << 10
+_SCHEMA_OF_ALL = "stepscope.node-captures/1"
+_SCHEMA_OF_ERRORS = "stepscope.error/1"
+_ASK_AGAIN_SECONDS = "60"
+
+
+def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
+    """HTTP routes to list, start, show and cancel captures; all need the agent's token."""
+
+    def create(request: Request) -> Reply:
+        kind = str(request.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # which no form of a foreign page can send
+            raise CaptureRefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "an order needs Content-Type: application/json"
+            )
+        try:
+            document = json.loads(request.body)
+            if isinstance(document, dict):
+                document.setdefault("id", f"c-{secrets.token_hex(6)}")
+            order = order_of(document)
+        except FieldError as error:
+            raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, f"not JSON: {type(error).__name__}") from None
+        report = coordinator.request(order, client=request.client)
+        return json_reply(HTTPStatus.ACCEPTED, report_document(report))
+
+    def show_all(_: Request) -> Reply:
+        documents = [report_document(report) for report in coordinator.reports()]
+        return json_reply(HTTPStatus.OK, {"schema": _SCHEMA_OF_ALL, "captures": documents})
+
+    def show(request: Request) -> Reply:
+        return json_reply(HTTPStatus.OK, report_document(coordinator.report(request.parts["id"])))
+
+    def cancel(request: Request) -> Reply:
+        report = coordinator.cancel(request.parts["id"], client=request.client)
+        return json_reply(HTTPStatus.ACCEPTED, report_document(report))
+
+    one = f"{CAPTURES_PATH}/{{id}}"
+    return (
+        Route("POST", CAPTURES_PATH, _with_refusals(create), _MAX_BYTES, needs_token=True),
+        Route("GET", CAPTURES_PATH, _with_refusals(show_all), needs_token=True),
+        Route("GET", one, _with_refusals(show), needs_token=True),
+        Route("DELETE", one, _with_refusals(cancel), needs_token=True),
+    )
+
+
+def _with_refusals(answer: Callable[[Request], Reply]) -> Callable[[Request], Reply]:
+    """The same, with a refused request as a reply."""
+
+    def call(request: Request) -> Reply:
+        try:
+            return answer(request)
+        except CaptureRefusedError as refused:
+            document = {"schema": _SCHEMA_OF_ERRORS, "error": str(refused)}
+            reply = json_reply(refused.status, document)
+            if refused.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+                return reply
+            return Reply(reply.status, reply.body, {**reply.headers, "Retry-After": _ASK_AGAIN_SECONDS})
+
+    return call

@@ -2,7 +2,7 @@
 
 `RunWatch` notices a step that lasts too long, `HangQuery` has a separate process read the dumps of the ranks, and
 `HangSource` reports which run hangs and which ranks cause it. The agent itself never loads the dump readers.
-`NcclSource` reports stalls as NCCL's own RAS service sees them. A stall alone is not a hang: it looks the same while
+`NcclRasSource` reports stalls as NCCL's own RAS service sees them. A stall alone is not a hang: it looks the same while
 one rank writes a checkpoint.
 """
 
@@ -54,8 +54,8 @@ _Key = tuple[str, str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Hang:
-    """A run that hangs; `ranks` are those that cause it, as far as they are known."""
+class RunHang:
+    """A training run on this node that hangs; `ranks` are those that cause it, as far as they are known."""
 
     kind: HangKind
     ranks: tuple[int, ...]
@@ -63,7 +63,7 @@ class Hang:
 
 
 class RunWatch:
-    """Steps and heartbeats of one run's ranks on this node."""
+    """The agent's watch for a hang of one run: steps and heartbeats of its ranks on this node."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_STEPS)
@@ -97,7 +97,6 @@ class RunWatch:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a step has lasted too long."""
         return self.age_seconds >= self.limit_seconds
 
     def silent(self) -> list[TrainingRank]:
@@ -122,17 +121,16 @@ class _Run:
     num_queries: int = 0
     query: HangQuery | None = None
     has_files: bool = False
-    hang: Hang | None = None
+    hang: RunHang | None = None
 
 
 class HangQuery:
-    """A process that reads a run's dumps. Nothing here blocks, also where the run's file system hangs.
+    """A process that reads the dumps of a run that may hang. Nothing here blocks, also where its file system hangs.
 
     Args:
         run_directory: path as the run's process has it.
         pid: of a process of the run, whose mount namespace is used; None: the agent's own.
         uid: owner whose files are read; None: anybody's.
-        now: monotonic seconds.
 
     Raises:
         OSError: the process cannot be started.
@@ -167,7 +165,6 @@ class HangQuery:
         return None
 
     def close(self) -> None:
-        """Kill the process."""
         if self._process.poll() is None:
             self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel is left behind
@@ -177,13 +174,10 @@ class HangQuery:
 
 
 class HangSource:
-    """Source of hangs: watches the age of steps, and queries a run's dumps only once a step has lasted too long.
+    """The agent's source of hangs: watches the age of steps, and queries a run's dumps once a step has lasted too long.
 
     Args:
-        ranks: processes that are connected to the agent.
-        clock: monotonic seconds.
         process_state: letter of a process's state by its id; empty when it is gone.
-        ask: starts a query.
     """
 
     def __init__(
@@ -244,7 +238,7 @@ class HangSource:
         run.has_files = True
         if answer.state is LiveHangState.HANG and answer.kind is not None:
             summary = answer.summary + self._silent_processes(run, answer.ranks)
-            self._begin(key, run, Hang(answer.kind, tuple(answer.ranks), summary))
+            self._begin(key, run, RunHang(answer.kind, tuple(answer.ranks), summary))
         elif answer.state is LiveHangState.BUSY and run.hang is not None:
             self._log_over(key, run, answer.summary)
 
@@ -253,7 +247,9 @@ class HangSource:
         silent = [rank.rank for rank in run.watch.silent()]
         if silent and not run.watch.in_phase():
             summary = f"{ranks_words(silent)} fell silent while the others do not get on"
-            self._begin(key, run, Hang(HangKind.UNKNOWN, tuple(silent), summary + self._silent_processes(run, silent)))
+            self._begin(
+                key, run, RunHang(HangKind.UNKNOWN, tuple(silent), summary + self._silent_processes(run, silent))
+            )
 
     def _silent_processes(self, run: _Run, guilty: Sequence[int]) -> str:
         """State in the kernel of silent processes among the guilty ranks."""
@@ -264,7 +260,7 @@ class HangSource:
                 states.append(f"process {rank.pid} of rank {rank.rank} {state}")
         return f" ({'; '.join(states[:4])})" if states else ""
 
-    def _begin(self, key: _Key, run: _Run, hang: Hang) -> None:
+    def _begin(self, key: _Key, run: _Run, hang: RunHang) -> None:
         known, run.hang = run.hang, hang
         if known is None or (known.kind, known.ranks) != (hang.kind, hang.ranks):
             age = run.watch.age_seconds
@@ -283,7 +279,7 @@ class HangSource:
         _log.warning("the hang of run %s is over: %s", key[0], why)
 
 
-def _report(into: ReadingsBuilder, run: str, hang: Hang) -> None:
+def _report(into: ReadingsBuilder, run: str, hang: RunHang) -> None:
     ranks = hang.ranks[:_MAX_RANKS_REPORTED]
     into.add(TRAINING + "hang", 1.0, run=run, kind=hang.kind)
     for rank in ranks:
@@ -297,13 +293,11 @@ _MAX_REPORTED = 16
 _METRIC = TRAINING + "nccl_stalled_seconds"
 
 
-class NcclSource:
-    """Source of stalled communicators on this node.
+class NcclRasSource:
+    """The agent's source of stalled NCCL communicators on this node, as NCCL's RAS service sees them.
 
     Args:
-        address: host and port of the RAS service.
         ranks: processes that are connected to the agent; they give a communicator's run, and whether it is in a phase.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -353,7 +347,7 @@ class NcclSource:
 
 
 def ras_address(text: str) -> tuple[str, int] | None:
-    """Host and port of "host:port"; None where it is something else."""
+    """Host and port of NCCL's RAS service in the agent's settings, "host:port"; None where it is something else."""
     host, _, port = text.rpartition(":")
     with suppress(ValueError):
         if host and 0 < int(port) < 1 << 16:
@@ -363,7 +357,7 @@ def ras_address(text: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class StalledCommunicator:
-    """A communicator that makes no progress.
+    """An NCCL communicator that makes no progress.
 
     Attributes:
         ranks: ranks of the communicator that are behind the others, dead, or do not answer.
@@ -378,7 +372,7 @@ class StalledCommunicator:
 
 
 class StallHistory:
-    """Since when each communicator has made no progress."""
+    """Since when each NCCL communicator on this node has made no progress."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[object, float]] = {}

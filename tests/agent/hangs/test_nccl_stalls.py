@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.hang_detection import NcclSource, StallHistory, ras_address
+from stepscope.agent.hangs.hang_detection import NcclRasSource, StallHistory, ras_address
 from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
@@ -90,20 +90,20 @@ def test_whoever_else_listens_there_is_said_to_be_no_ras(ras: _Ras) -> None:
     ras.greeting = b"HTTP/1.1 400 Bad Request\n"
     with pytest.raises(DataError, match="is not NCCL's RAS service"):
         ask_ras(ras.address)
-    (missing,) = NcclSource(ras.address, tuple).collect().missing
+    (missing,) = NcclRasSource(ras.address, tuple).collect().missing
     assert missing.reason is MissingReason.UNREADABLE
 
 
 def test_that_nobody_listens_is_no_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()
-    collection = NcclSource(address, tuple).collect()
+    collection = NcclRasSource(address, tuple).collect()
     assert (collection.readings, collection.missing) == ((), ())
 
 
 def test_ranks_that_stand_at_different_counts_are_told_of_and_not_while_one_is_in_a_phase(ras: _Ras) -> None:
     now, ranks = [0.0], [_rank()]
-    source = NcclSource(ras.address, lambda: ranks, clock=lambda: now[0], wall_clock_ns=lambda: 1)
+    source = NcclRasSource(ras.address, lambda: ranks, clock=lambda: now[0], wall_clock_ns=lambda: 1)
 
     def told(seconds: float) -> list[dict[str, str]]:
         now[0] += seconds

@@ -1,0 +1,1 @@
+"""Hangs of training runs and stalled NCCL communicators on this node."""
