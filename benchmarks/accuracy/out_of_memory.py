@@ -137,7 +137,11 @@ def judge(job: Job, folder: Path) -> list[str]:
 
 
 def _faults(
-    job: Job, folder: Path, truth: Mapping[str, Any], note: Mapping[str, Any], reports: Mapping[str, MemoryReport]
+    job: Job,
+    folder: Path,
+    truth: Mapping[str, Any],
+    note: Mapping[str, Any],
+    reports: Mapping[str, MemoryReport],
 ) -> Iterator[str]:
     failed = str(folder / RankFile.OOM_SNAPSHOT.path(0))
     report = reports[failed]

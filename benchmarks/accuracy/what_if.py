@@ -100,7 +100,7 @@ def _print_ablations(folder: Path, cases: list[str]) -> int:
             edges = tuple(
                 replace(e, base_ns=np.full(len(e), NEVER)) if e.kind is kind else e for e in model.graph.edges
             )
-            without = replace(model, job=replace(model.job, graph=replace(model.graph, edges=edges)))
+            without = replace(model, graph=replace(model.graph, edges=edges))
             errors.append(without.step_ms(model.base) / model.measured_ms() - 1)
         print(
             f"{case:14} " + " ".join(f"{error:+10.2%}" if abs(error) < 10 else f"{'no step':>10}" for error in errors)

@@ -30,8 +30,8 @@ from benchmarks.fleet_class.windows import (
     recorded,
     write_windows,
 )
-from stepscope.analyzer.fleet import class_of_job, classify
-from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
+from stepscope.analyzer.fleet import classify_gpu, classify_job
+from stepscope.analyzer.fleet.samples import LIMITS, FleetThresholds
 from stepscope.core.documents.jobs import FleetClass
 from stepscope.core.vocabulary import Cause
 
@@ -58,16 +58,16 @@ _FEWEST_RUNS = 3
 """To fit thresholds to some of them."""
 
 
-def _class_of(window: Labelled, limits: Limits = LIMITS) -> FleetClass:
-    return classify(window.samples, window.facts, window.host, limits)
+def _class_of(window: Labelled, limits: FleetThresholds = LIMITS) -> FleetClass:
+    return classify_gpu(window.samples, window.facts, window.host, limits)
 
 
-def _score(by_run: Iterable[Sequence[Labelled]], limits: Limits) -> float:
+def _score(by_run: Iterable[Sequence[Labelled]], limits: FleetThresholds) -> float:
     """Each run counts the same, however long it was."""
     return fmean(fmean(_class_of(window, limits).cause in window.right for window in windows) for windows in by_run)
 
 
-def fitted(by_run: Sequence[Sequence[Labelled]]) -> Limits:
+def fitted(by_run: Sequence[Sequence[Labelled]]) -> FleetThresholds:
     """Thresholds fitted to runs: one after the other, the middle of all values that are as good as the best."""
     limits = replace(LIMITS, **{name: values[len(values) // 2] for name, values in _RANGES.items()})
     for _ in range(_PASSES):
@@ -114,7 +114,7 @@ def _jobs_table(windows: Sequence[Labelled], truth: Mapping[str, Mapping[str, Se
     print("\n| run | built in | the job's class | confidence | GPU |\n| --- | --- | --- | --- | --- |")
     for run, of_run in _by_run(windows).items():
         built_in = Cause(truth[run]["cause"][0])
-        told = class_of_job([_class_of(window) for window in of_run])
+        told = classify_job([_class_of(window) for window in of_run])
         mark = "" if told.cause in (built_in, _AS_COUNTERS_SEE.get(built_in)) else " **wrong**"
         which = told.summary.partition(": ")[2]
         print(f"| {run} | {built_in} | {told.cause}{mark} | {told.confidence:.2f} | {which} |")

@@ -43,7 +43,7 @@ from benchmarks.ranks import run_on_one_gpu
 from stepscope.agent.fleet.history import GpuHistory, HostHistory, gpu_values_by_device
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.sources import AgentSources
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.core.hardware.devices import Device
@@ -77,7 +77,7 @@ class Cut:
     gpu: int
     begin_ns: int
     end_ns: int
-    samples: tuple[Sample, ...]
+    samples: tuple[GpuSample, ...]
     facts: GpuFacts
     host: HostUse
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from benchmarks.fleet_class.sampling import WINDOWS_FILE, Recorder
 from benchmarks.fleet_class.windows import Labelled, write_windows
 from benchmarks.ranks import FOR_EVER, free_port, pose_as_machine
-from stepscope.analyzer.fleet import classify
+from stepscope.analyzer.fleet import classify_gpu
 from stepscope.core.vocabulary import Cause
 
 _WINDOW_SECONDS = 56.0
@@ -157,7 +157,7 @@ def main() -> None:
     for name in STATES:
         windows.append(_record(name, options.window))
         write_windows(options.out / WINDOWS_FILE, windows)
-        told = classify(windows[-1].samples, windows[-1].facts, windows[-1].host)
+        told = classify_gpu(windows[-1].samples, windows[-1].facts, windows[-1].host)
         print(f"{name}: {told.summary} ({told.confidence:.2f})", flush=True)
 
 

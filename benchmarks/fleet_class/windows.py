@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
 from stepscope.core.documents.analysis import RankLedger, StepLedger
 from stepscope.core.documents.run_directory import Step
 from stepscope.core.vocabulary import (
@@ -40,7 +40,7 @@ _NAMED, _EITHER = 0.25, 0.05
 """A loss of this share of the trace's window is the label; within 0.05 of it, both are right."""
 _MINUTE = 60.0
 _FEWEST_SAMPLES = 12
-_FIELDS = tuple(field.name for field in fields(Sample))
+_FIELDS = tuple(field.name for field in fields(GpuSample))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Labelled:
     run: str
     gpu: int
     right: frozenset[Cause]
-    samples: tuple[Sample, ...]
+    samples: tuple[GpuSample, ...]
     seconds: float
     facts: GpuFacts = field(default_factory=GpuFacts)
     host: HostUse = field(default_factory=HostUse)
@@ -148,9 +148,9 @@ def _from_json(line: dict[str, Any]) -> Labelled:
     )
 
 
-def _sample_from_json(values: dict[str, Any]) -> Sample:
+def _sample_from_json(values: dict[str, Any]) -> GpuSample:
     reasons = values.pop("throttle_reasons")
-    return Sample(throttle_reasons=None if reasons is None else frozenset(reasons), **values)
+    return GpuSample(throttle_reasons=None if reasons is None else frozenset(reasons), **values)
 
 
 _WORK = (*COMPUTE_CATEGORIES, TimeCategory.COMMUNICATION, TimeCategory.COPY)
@@ -283,12 +283,12 @@ def recorded(folder: Path) -> list[Labelled]:
 
 
 def _labelled(
-    run: str, gpu: int, samples: list[Sample], right: frozenset[Cause], spent: dict[str, float] | None = None
+    run: str, gpu: int, samples: list[GpuSample], right: frozenset[Cause], spent: dict[str, float] | None = None
 ) -> Labelled:
     return Labelled(run, gpu, right, tuple(samples), 0.2 * len(samples), _FACTS, spent=spent or {})
 
 
-def _idle(gpu: int, samples: list[Sample]) -> Iterator[Labelled]:
+def _idle(gpu: int, samples: list[GpuSample]) -> Iterator[Labelled]:
     """Before, between and after runs, and of each run the time until half a second before its first kernels."""
     for is_held, group in groupby(samples, lambda sample: (sample.memory_used or 0) >= _HELD_BYTES):
         stretch = list(group)
@@ -299,7 +299,7 @@ def _idle(gpu: int, samples: list[Sample]) -> Iterator[Labelled]:
             yield _labelled("start" if is_held else "none", gpu, stretch, frozenset({Cause.IDLE}))
 
 
-def _own_power(samples: list[Sample], inside: list[Sample]) -> float:
+def _own_power(samples: list[GpuSample], inside: list[GpuSample]) -> float:
     """Mean power of a window. NVML tells the average of the last second, so that energies of seconds add up: back to a
     time at rest, and on to one; both are averaged."""
     before = samples[samples.index(inside[0]) - 1]
@@ -317,7 +317,7 @@ def _own_power(samples: list[Sample], inside: list[Sample]) -> float:
     return (told(begin - _REST_SECONDS) + told(end + _REST_SECONDS) + (back + on) / (end - begin)) / 2
 
 
-def _inside(samples: list[Sample], begin: float, end: float) -> list[Sample]:
+def _inside(samples: list[GpuSample], begin: float, end: float) -> list[GpuSample]:
     """Samples of which at least half the time before them lies in the span."""
     chosen = []
     for before, sample in pairwise(samples):
@@ -336,15 +336,15 @@ def _span(path: Path) -> tuple[float, float]:
     return begin + min(times) / 1e6, begin + max(times) / 1e6
 
 
-def _series(path: Path) -> dict[int, list[Sample]]:
-    series: dict[int, list[Sample]] = {}
+def _series(path: Path) -> dict[int, list[GpuSample]]:
+    series: dict[int, list[GpuSample]] = {}
     with path.open(newline="") as lines:
         for row in csv.DictReader(lines):
             series.setdefault(int(row["gpu"]), []).append(_sample_at(row))
     return series
 
 
-def _sample_at(row: dict[str, str]) -> Sample:
+def _sample_at(row: dict[str, str]) -> GpuSample:
     def value(name: str, scale: float = 1.0) -> float | None:
         try:
             return float(row[name]) * scale
@@ -354,7 +354,7 @@ def _sample_at(row: dict[str, str]) -> Sample:
     vector = [pipe for name in ("FP16_UTIL", "FP32_UTIL", "FP64_UTIL", "INTEGER_UTIL") if (pipe := value(name, 0.01))]
     links = [rate for way in "RT" if (rate := value(f"NVLINK_TOTAL_{way}X_PER_SEC", _MIB)) is not None]
     bits = int(row["reasons"])
-    return Sample(
+    return GpuSample(
         int(float(row["t"]) * 1e9),
         value("gpu_util", 0.01),
         value("mem_util", 0.01),

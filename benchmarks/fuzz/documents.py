@@ -149,7 +149,7 @@ def _replace(random: Random, value: Any) -> None:
 def _seeds() -> dict[str, list[bytes]]:
     from stepscope.analyzer.job import analyse_job
     from stepscope.analyzer.rank import view_rank
-    from stepscope.analyzer.summaries import JobContext, timeline
+    from stepscope.analyzer.summaries import JobContext, timeline_document
     from stepscope.store.documents import encode_document, encode_timelines
     from stepscope.trace.formats.kineto.reader import read_kineto
 
@@ -159,7 +159,7 @@ def _seeds() -> dict[str, list[bytes]]:
         traces = [read_kineto(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
         analysis, views = analyse_job([view_rank(trace, rank) for rank, trace in enumerate(traces)], JobContext())
         analyses.append(encode_document(analysis))
-        timelines.append(encode_timelines([timeline(view) for view in views]))
+        timelines.append(encode_timelines([timeline_document(view) for view in views]))
     run = {
         "schema": "stepscope.run/1", "run": "x", "host": "n", "world_size": 2, "mesh": {"dp": 2, "tp": 1},
         "num_cpus": 8, "versions": {"torch": "2.13"}, "environment": {"NCCL_DEBUG": "INFO"}, "unprofiled_step_ms": 0.1,

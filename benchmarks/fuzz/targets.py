@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.fuzz.documents import make_analysis, make_gates, make_manifest, make_steps, make_table, make_timeline
 from benchmarks.fuzz.jobs import base_jobs, make_events, make_job
 from benchmarks.fuzz.traces import make_trace
-from stepscope.analyzer.compare.comparison import compare
-from stepscope.analyzer.compare.gates import parse_conditions
+from stepscope.analyzer.compare.comparison import compare_runs
+from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.analyzer.job import analyse_job, what_if_job
-from stepscope.analyzer.summaries import JobContext, timeline
+from stepscope.analyzer.summaries import JobContext, timeline_document
 from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.cli.terminal.comparison import print_comparison
 from stepscope.core.documents.analysis import Analysis
@@ -165,7 +165,7 @@ def run_job(files: Sequence[bytes], random: Random) -> str:
         job = read_job([str(folder)], whole_file=random.random() < 0.2, fan_out=FanOut(num_workers=1))
     analysis, views = analyse_job(job.views, job.context)
     _check(analysis)
-    timelines = [timeline(view) for view in views]
+    timelines = [timeline_document(view) for view in views]
     assert decode_timelines(encode_timelines(timelines)) == timelines
     show(analysis, timelines, in_terminal=random.random() < SHARE_IN_TERMINAL)
     try:
@@ -214,7 +214,9 @@ def show(analysis: Analysis, timelines: Sequence[RankTimeline], *, in_terminal: 
         for first, width in ((0, 40), (length // 3, 2)):
             make_tile(track, origin_ns=origin, start_ns=first, end_ns=max(length, first + 1), width=width)
     sides = [RunRecord("known", known_analysis())], [RunRecord("this", analysis)]
-    found = compare(*(sides if in_terminal else sides[::-1]), names=("a", "b"), conditions=parse_conditions(GATES))
+    found = compare_runs(
+        *(sides if in_terminal else sides[::-1]), names=("a", "b"), conditions=parse_gate_conditions(GATES)
+    )
     encode_document(found)
     Xml.fromstring(gates_as_junit(found))
     if in_terminal:
@@ -274,7 +276,7 @@ def run_steps(content: bytes, _: Random) -> str:
 
 def run_gates(text: str, _: Random) -> str:
     """Parse the conditions of `compare --fail-on`."""
-    parse_conditions(text)
+    parse_gate_conditions(text)
     return "parsed"
 
 

@@ -29,17 +29,17 @@ class Intervals:
 
 
 def empty() -> Intervals:
-    """An empty set."""
+    """An empty set of time spans."""
     return Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def single(start: int, end: int) -> Intervals:
-    """One span, or none if it is empty."""
+    """Set of one time span, or of none if it is empty."""
     return Intervals(np.array([start], np.int64), np.array([end], np.int64)) if end > start else empty()
 
 
 def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
-    """The time that at least one of the spans covers; spans in any order, empty ones ignored."""
+    """Union of time spans: what at least one covers; spans in any order, empty ones ignored."""
     start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
     keep = end > start
     if not keep.all():
@@ -58,25 +58,25 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
 
 
 def time_of(trace: TraceColumns, rows: IntColumn) -> Intervals:
-    """The time that at least one of these rows covers."""
+    """Time that at least one of these trace rows covers."""
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def join(*sets: Intervals) -> Intervals:
-    """The time that at least one of the sets covers."""
+    """Union of sets of time spans."""
     if not sets:
         return empty()
     return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The time that both cover."""
+    """Intersection of two sets of time spans."""
     _, start, end = pieces(a.start, a.end, b)
     return Intervals(start, end)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The time that `a` covers and `b` does not."""
+    """Difference of two sets of time spans: what `a` covers and `b` does not."""
     if not len(a) or not len(b):
         return a
     low, high = min(a.start[0], b.start[0]) - 1, max(a.end[-1], b.end[-1]) + 1
@@ -85,7 +85,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """The part of `a` inside [start, end)."""
+    """Part of a set of time spans inside [start, end)."""
     return intersect(a, single(start, end))
 
 

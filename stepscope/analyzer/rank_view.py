@@ -1,24 +1,26 @@
-"""View of one rank: the small result of the per-rank analysis, input of the cross-rank analysis."""
+"""View of one rank: the small result of the per-rank analysis, with what was lost in its trace."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import Call
-from stepscope.analyzer.kernels.rank_kernels import RankKernels
+from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.kernels.rank_kernels import RankKernels, no_kernels
+from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
-from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.pipeline.schedules import MicroBatch
-from stepscope.analyzer.trace_quality import TraceFacts
 from stepscope.analyzer.what_if.host_graph import HostTimeline
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.documents.analysis import KernelTime, RooflineCoverage
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, Notice
-from stepscope.trace.columns import TraceHeader
+from stepscope.trace.columns import NONE, Category, ReadQuality, TraceColumns, TraceHeader
+from stepscope.trace.rows import are_among, distinct, graph_launches
 
 NUM_COMPARED_CODES = len(CAUSE_CODE) + 2
 """Number of cause codes with TO_ATTRIBUTE and COMPUTE_CODE."""
@@ -29,7 +31,7 @@ COMPUTE_CODE = NUM_COMPARED_CODES - 1
 _IS_COMPUTE = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[h] for h in COMPUTE_CATEGORIES])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """One analysed rank: a few hundred kilobytes however large the trace was.
 
@@ -51,16 +53,16 @@ class RankView:
     window: Window
     segments: Segments
     calls: list[Call]
-    hidden_communication_ns: int
+    hidden_communication_ns: int = 0
     micro_batches: list[MicroBatch]
     optimizer_ns: npt.NDArray[np.int64]
     backward_ns: npt.NDArray[np.int64]
-    kernels: list[KernelTime]
-    kernel_sums: RankKernels
-    coverage: RooflineCoverage
+    kernels: list[KernelTime] = field(default_factory=list)
+    kernel_sums: RankKernels = field(default_factory=no_kernels)
+    coverage: RooflineCoverage = field(default_factory=lambda: RooflineCoverage(0.0, 0.0, 0.0))
     step_flops: float | None
     executed_flops: float | None
-    peak_flops: float | None
+    peak_flops: float | None = None
     facts: TraceFacts
     host_work: HostWork
     on_device: bool
@@ -80,12 +82,148 @@ class RankView:
 
 
 def comparison_table(view: RankView) -> TimeTable:
-    """Time by cause, with all compute as one, for comparing ranks."""
+    """A rank's time by cause, with all compute as one, for comparing ranks."""
     codes = np.where(_IS_COMPUTE[view.segments.category], COMPUTE_CODE, view.segments.cause)
     return TimeTable(view.segments, codes, NUM_COMPARED_CODES)
 
 
 def compute_by_step(view: RankView) -> npt.NDArray[np.float64]:
-    """Compute time in each step, nanoseconds."""
+    """A rank's compute time in each step, nanoseconds."""
     bounds = view.step_bounds_ns
     return comparison_table(view).between(bounds[:-1], bounds[1:])[:, COMPUTE_CODE]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """Counts of what was read, linked and lost in a rank's trace; other units are in the names.
+
+    Attributes:
+        reading: what the reader repaired and lost.
+        num_activities, num_unlinked, num_early: device activities in the window, those without their launch, and those
+            that start before it.
+        num_kernels, num_graph_kernels: kernels of the file, and those launched by a graph.
+        lost_launches: share of launches without a device activity.
+        lost_at_start: such launches before the first that has one.
+        step_indices, empty_steps: the steps that the host marks, and those in which no device activity was launched.
+        largest_share, largest_name: share of the window of the longest compute kernel or copy, and its name.
+        untraced_iterations: a graph kept running without kernels in the trace.
+    """
+
+    reading: ReadQuality
+    num_activities: int = 0
+    num_unlinked: int = 0
+    num_early: int = 0
+    num_kernels: int = 0
+    num_graph_kernels: int = 0
+    lost_launches: float = 0.0
+    lost_at_start: int = 0
+    step_indices: tuple[int, ...] = ()
+    empty_steps: tuple[int, ...] = ()
+    largest_share: float = 0.0
+    largest_name: str = ""
+    untraced_iterations: bool = False
+
+
+def host_trace_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
+    """Facts on the trace of a rank without device activities."""
+    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()))
+
+
+def device_trace_facts(trace: TraceColumns, activities: Activities, window: Window, steps: HostSteps) -> TraceFacts:
+    """Facts on the trace of a rank with device activities.
+
+    Args:
+        window: the part of the trace that is analysed.
+        steps: the marked steps, whether the window follows them or not.
+    """
+    inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
+    linked = activities.launch_ns != NONE
+    kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
+    lost, lost_at_start = _lost_launches(trace, activities)
+    largest, name = _largest(trace, activities, window)
+    places = distinct(steps.position_of(activities.launch_ns[linked]))
+    filled = places[places != NONE]
+    graphs = graph_launches(trace)
+    in_graph = np.isin(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
+    return TraceFacts(
+        trace.quality,
+        num_activities=int(np.count_nonzero(inside)),
+        num_unlinked=int(np.count_nonzero(inside & ~linked)),
+        num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
+        num_kernels=len(kernels),
+        num_graph_kernels=int(np.count_nonzero(in_graph)),
+        lost_launches=lost,
+        lost_at_start=lost_at_start,
+        step_indices=tuple(steps.index.tolist()),
+        # none where no activity has a known step
+        empty_steps=tuple(np.delete(steps.index, filled).tolist()) if len(filled) else (),
+        largest_share=largest,
+        largest_name=name,
+        untraced_iterations=_has_untraced_iterations(trace, activities, graphs),
+    )
+
+
+def _largest(trace: TraceColumns, activities: Activities, window: Window) -> tuple[float, str]:
+    """Share of the window of the longest compute kernel or copy, and its name; a collective may wait that long."""
+    chosen = activities.of(Work.COMPUTE, Work.COPY)
+    lengths = np.minimum(activities.end_ns[chosen], window.end_ns) - np.maximum(
+        activities.start_ns[chosen], window.start_ns
+    )
+    if not len(lengths) or lengths.max() <= 0:
+        return 0.0, ""
+    place = int(lengths.argmax())
+    name = trace.names[int(trace.name[activities.row[chosen[place]]])]
+    return float(lengths[place]) / (window.end_ns - window.start_ns), name
+
+
+_LAUNCHES_WORK = re.compile(
+    r"^(cuda|hip|cu)(LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|Memset\w*Async|GraphLaunch)"
+)
+
+
+def _lost_launches(trace: TraceColumns, activities: Activities) -> tuple[float, int]:
+    """Share of the launches whose device work is missing in the trace, and how many are before the first that has it.
+
+    At these the profiler was not recording the device yet.
+    """
+    calls = trace.rows_named(_LAUNCHES_WORK.match, Category.RUNTIME)
+    calls = calls[trace.correlation[calls] > 0]
+    if not len(calls):
+        return 0.0, 0
+    kept = are_among(trace.correlation[calls], trace.correlation[activities.row])
+    share = 1.0 - float(kept.mean())
+    if not kept.any():
+        return share, 0
+    first_kept = trace.start_ns[calls[kept]].min()
+    return share, int(np.count_nonzero(trace.start_ns[calls[~kept]] < first_kept))
+
+
+_WAITS_FOR_DEVICE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
+MIN_SILENCE_NS = 1_000_000
+"""Shorter waits without device work may be the call's return, or clock error."""
+MIN_SILENCE_RATIO = 10
+"""Least ratio of the wait without device work to the recorded part of the graph."""
+
+
+def _has_untraced_iterations(trace: TraceColumns, activities: Activities, graphs: npt.NDArray[np.intp]) -> bool:
+    """Whether a call that waits for the device outlasts all recorded work by far, right after a graph's kernels.
+
+    Of a graph with a conditional `while` node CUPTI records the first iteration only (pytorch/kineto#1062): the host
+    waits for a device on which nothing seems to run.
+    """
+    calls = trace.rows_named(_WAITS_FOR_DEVICE.match, Category.RUNTIME)
+    calls = calls[trace.end_ns[calls] - trace.start_ns[calls] >= MIN_SILENCE_NS]
+    if not len(graphs) or not len(calls) or not len(activities):
+        return False
+    ended = np.maximum.accumulate(activities.end_ns)
+    before = np.searchsorted(activities.start_ns, trace.end_ns[calls]) - 1  # the last to start before the call ends
+    calls, before = calls[before >= 0], before[before >= 0]
+    silence = trace.end_ns[calls] - np.maximum(ended[before], trace.start_ns[calls])
+    ids = trace.correlation[activities.row]
+    for place in before[silence >= MIN_SILENCE_NS].tolist():
+        graph = ids == ids[place]
+        is_graph = ids[place] > 0 and bool(np.isin(ids[place], trace.correlation[graphs]))
+        seen = int(activities.end_ns[graph].max() - activities.start_ns[graph].min())
+        if is_graph and silence[before == place].max() > MIN_SILENCE_RATIO * seen:
+            return True
+    return False

@@ -15,7 +15,7 @@ from stepscope.core.vocabulary import Notice
 
 
 def step_report(ranks: Sequence[RankSteps]) -> StepReport:
-    """Join the ranks' steps by their index. The first step is not settled: compilation and caches are in it."""
+    """Report of step telemetry: all ranks' steps joined by index. The first, with compilation, is not settled."""
     by_index: dict[int, list[tuple[int, Step]]] = defaultdict(list)
     for rank in ranks:
         for step in rank.steps:
@@ -24,11 +24,13 @@ def step_report(ranks: Sequence[RankSteps]) -> StepReport:
     settled = {row.index for row in rows[1:] if not row.captured}
     of_settled = [step for rank in ranks for step in rank.steps if step.index in settled]
     names = sorted({name for step in of_settled for name in step.phases})
+    milliseconds = [row.ms for row in rows if row.index in settled]
+    quantiles = np.percentile(milliseconds, (50, 95, 100)).tolist() if milliseconds else [None] * 3
     return StepReport(
         ranks=[rank.rank for rank in ranks],
         num_steps=len(rows),
         num_settled=len(settled),
-        step_ms=_times([row.ms for row in rows if row.index in settled]),
+        step_ms=StepTimeSummary(*quantiles),
         data_wait=_share(of_settled, [step.data_wait_ns for step in of_settled]),
         phases={name: _share(of_settled, [step.phases.get(name, 0) for step in of_settled]) or 0.0 for name in names},
         steps=rows,
@@ -56,13 +58,6 @@ def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
     )
 
 
-def _times(milliseconds: list[float]) -> StepTimeSummary:
-    if not milliseconds:
-        return StepTimeSummary(None, None, None)
-    p50, p95, longest = np.percentile(milliseconds, (50, 95, 100))
-    return StepTimeSummary(float(p50), float(p95), float(longest))
-
-
 def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:
     whole_ns = sum(step.end_ns - step.start_ns for step in steps)
     return sum(part_ns) / whole_ns if whole_ns else None
@@ -84,7 +79,7 @@ _MAD_TO_SIGMA = 1.4826
 
 
 def gradient_outliers(ranks: Sequence[RankSteps], *, are_alike: bool) -> list[Notice]:
-    """Notices on ranks whose own gradients have outlying norms.
+    """Notices on ranks whose own gradients, by step telemetry, have outlying norms.
 
     Args:
         are_alike: whether all ranks compute the gradients of the same parameters, as in pure data parallelism; else

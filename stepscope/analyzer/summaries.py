@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 
 import numpy as np
 
-from stepscope.analyzer.alignment.clocks import Clocks
-from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of_members, sizes_by_traffic
-from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
+from stepscope.analyzer.collectives.calls import CallId, Matches
+from stepscope.analyzer.collectives.clocks import Clocks
+from stepscope.analyzer.collectives.process_groups import dimension_of_members, mesh_sizes_by_traffic
+from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_kernel_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.analysis import (
-    AnalysedJob,
-    Ledger,
-    MeshSizes,
-    RankLedger,
-    Roofline,
-    RooflineCoverage,
-    StepLedger,
-    TraceQuality,
-)
+from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
@@ -47,7 +38,7 @@ class JobContext:
     """
 
     unprofiled_step_ms: float | None = None
-    mesh: MeshSizes = field(default_factory=MeshSizes)
+    mesh: analysis.MeshSizes = field(default_factory=analysis.MeshSizes)
     num_cpus: int | None = None
     simulated_compute: bool = False
     truncated_files: int = 0
@@ -66,15 +57,15 @@ MIN_COSTED_SHARE = 0.5
 """Least share of kernel time with known cost: with less a sum of FLOPs is that of a few operators."""
 
 
-def describe_job(views: Mapping[int, RankView], context: JobContext) -> AnalysedJob:
+def describe_job(views: Mapping[int, RankView], context: JobContext) -> analysis.AnalysedJob:
     """The job section; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
-    mfu = mfu_of(views, step_ms)
-    hfu = hfu_of(views, step_ms)
+    mfu = _utilization(views, lambda view: view.step_flops, step_ms)
+    hfu = _utilization(views, lambda view: view.executed_flops, step_ms)
     first = next(iter(views.values()))
-    return AnalysedJob(
+    return analysis.AnalysedJob(
         world_size=world_size,
         ranks=list(views),
         missing_ranks=[rank for rank in range(world_size) if rank not in views],
@@ -90,35 +81,27 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Analysed
     )
 
 
-def mfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Model FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
-    return _utilization([(view.step_flops, view.peak_flops) for view in _costed(views)], step_ms)
+def _utilization(
+    views: Mapping[int, RankView], flops_of: Callable[[RankView], float | None], step_ms: float | None
+) -> float | None:
+    """FLOPs of a step / FLOPs at peak, mean over ranks.
 
-
-def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Hardware FLOPs utilization, above 1 where the peak is wrong; None where FLOPs, peak or step are unknown."""
-    return _utilization([(view.executed_flops, view.peak_flops) for view in _costed(views)], step_ms)
-
-
-def _costed(views: Mapping[int, RankView]) -> list[RankView]:
-    return [view for view in views.values() if view.coverage.costed >= MIN_COSTED_SHARE]
-
-
-def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
-    """FLOPs of a step / FLOPs at peak, mean over ranks."""
-    shares = [flops / peak for flops, peak in flops_and_peak if flops and peak]
+    Above 1 where the peak is wrong; None where FLOPs, peak or step are unknown.
+    """
+    costed = [view for view in views.values() if view.coverage.costed >= MIN_COSTED_SHARE]
+    shares = [flops / view.peak_flops for view in costed if (flops := flops_of(view)) and view.peak_flops]
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
-def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> MeshSizes:
+def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> analysis.MeshSizes:
     """Sizes from the run, else from the descriptions of process groups and the dimensions of calls."""
-    if context.mesh != MeshSizes():
+    if context.mesh != analysis.MeshSizes():
         return context.mesh
     sizes: dict[str, int] = {}
     for view in views.values():
         for members, dimension in dimension_of_members(view.header.groups).items():
             sizes[dimension] = max(sizes.get(dimension, 1), len(members))
-    by_traffic = sizes_by_traffic(call for view in views.values() for call in view.calls)
+    by_traffic = mesh_sizes_by_traffic(call for view in views.values() for call in view.calls)
     for dimension in ("tp", "dp", "pp", "ep", "cp"):
         size = by_traffic.get(dimension)
         # experts and sequences are split inside other dimensions; the others multiply to at most the world size
@@ -127,12 +110,12 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
         )
         if size is not None and fits:
             sizes.setdefault(dimension, size)
-    return MeshSizes(**sizes)
+    return analysis.MeshSizes(**sizes)
 
 
 def trace_quality(
-    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: AnalysedJob, context: JobContext
-) -> TraceQuality:
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: analysis.AnalysedJob, context: JobContext
+) -> analysis.TraceQuality:
     """The quality section: sums over all ranks; some shares are those of the worst rank."""
     facts = [view.facts for view in views.values()]
     in_window = {
@@ -150,7 +133,7 @@ def trace_quality(
     unprofiled_ms = comparable_step_ms(views, job.unprofiled_step_ms)
     if unprofiled_ms and job.step_ms:
         distortion = job.step_ms / unprofiled_ms - 1.0
-    return TraceQuality(
+    return analysis.TraceQuality(
         repaired=sum(f.reading.repaired for f in facts),
         dropped=sum(f.reading.dropped for f in facts),
         clipped=sum(f.reading.clipped for f in facts),
@@ -174,21 +157,21 @@ def trace_quality(
     )
 
 
-def job_ledger(views: Mapping[int, RankView]) -> Ledger:
-    """Share of each category in the sum of all windows."""
+def job_ledger(views: Mapping[int, RankView]) -> analysis.Ledger:
+    """Time breakdown of a job: share of each category in the sum of all ranks' windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
     return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
 
 
-def rank_ledger(view: RankView) -> RankLedger:
-    """One rank's shares by category, of its window and of each step."""
+def rank_ledger(view: RankView) -> analysis.RankLedger:
+    """Time breakdown of a rank: shares by category, of its window and of each step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         part = _cut(view.segments, start, end)
-        steps.append(StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
-    return RankLedger(
+        steps.append(analysis.StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
+    return analysis.RankLedger(
         rank=view.rank,
         window_ms=view.window_ns / 1e6,
         step_ms=float(np.mean(view.window.whole_step_ns)) / 1e6,
@@ -209,7 +192,7 @@ def _cut(segments: Segments, start: int, end: int) -> Segments:
     )
 
 
-def job_roofline(views: Mapping[int, RankView]) -> Roofline:
+def job_roofline(views: Mapping[int, RankView]) -> analysis.Roofline:
     """The roofline section: kernels and copies of all ranks, and how the kernels' limits were decided."""
     ranks = [view.kernel_sums for view in views.values()]
     tables = kernel_tables(ranks)
@@ -218,13 +201,14 @@ def job_roofline(views: Mapping[int, RankView]) -> Roofline:
     window_ms = sum(view.window_ns for view in views.values()) / 1e6
     parts = [view.coverage for view in views.values()]
     shares = {
-        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1) for part in fields(RooflineCoverage)
+        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1)
+        for part in fields(analysis.RooflineCoverage)
     }
-    return Roofline(
-        RooflineCoverage(**shares),
+    return analysis.Roofline(
+        analysis.RooflineCoverage(**shares),
         **tables,
         copies=copies,
-        tiny_kernels=tiny_share(total),
+        tiny_kernels=tiny_kernel_share(total),
         findings=kernel_findings(total, tables["kernels"], copies, window_ms),
     )
 
@@ -236,8 +220,8 @@ def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> boo
     return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
 
 
-def timeline(view: RankView) -> RankTimeline:
-    """A rank's timeline document."""
+def timeline_document(view: RankView) -> RankTimeline:
+    """Timeline document of a rank, from its view."""
     return RankTimeline(
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),
@@ -274,10 +258,15 @@ NOTABLE_LOSS = 0.02
 """Least share of lost launches, and of activities before their launch, for a notice."""
 
 
-def notices_of(
-    views: Mapping[int, RankView], job: AnalysedJob, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+def analysis_notices(
+    views: Mapping[int, RankView],
+    job: analysis.AnalysedJob,
+    quality: analysis.TraceQuality,
+    context: JobContext,
+    *,
+    oversubscribed: bool,
 ) -> list[Notice]:
-    """All notices, those about the input first."""
+    """All notices of an analysis, those about the traces first."""
     notices = [*context.notices]
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]
@@ -296,7 +285,7 @@ def notices_of(
             "and what capturing adds to them is not known"
         )
         notices.append(Notice("unlike_steps", differ))
-    hfu = hfu_of(views, job.step_ms)
+    hfu = _utilization(views, lambda view: view.executed_flops, job.step_ms)
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
@@ -315,7 +304,7 @@ def notices_of(
     return notices
 
 
-def _doubts(views: Mapping[int, RankView], job: AnalysedJob, quality: TraceQuality) -> list[Notice]:
+def _doubts(views: Mapping[int, RankView], job: analysis.AnalysedJob, quality: analysis.TraceQuality) -> list[Notice]:
     """Notices on doubtful traces."""
     found: list[tuple[str, str]] = []
     if quality.early > NOTABLE_LOSS:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.summaries import JobContext, timeline
+from stepscope.analyzer.summaries import JobContext, timeline_document
 from stepscope.core.documents.analysis import Analysis, MeshSizes
 from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankTimeline, RunManifest
 from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
@@ -69,7 +69,7 @@ def analyze(
     context = replace(job.context, network_bytes_per_second=network_bytes_per_second)
     analysis, final_views = analyse_job(job.views, context)
     is_kept = keep and job.run_directory is not None and not whole_file
-    timelines = [timeline(view) for view in final_views] if is_kept or with_timelines else []
+    timelines = [timeline_document(view) for view in final_views] if is_kept or with_timelines else []
     if not is_kept or job.run_directory is None:
         return AnalysisResult(analysis, None, timelines)
     try:

@@ -6,9 +6,8 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.analyzer.compare.comparison import RUN_SPREAD
-from stepscope.analyzer.compare.comparison import compare as compare_records
-from stepscope.analyzer.compare.gates import parse_conditions
+from stepscope.analyzer.compare.comparison import RUN_SPREAD, compare_runs
+from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
@@ -56,7 +55,7 @@ def compare(
         DataError: no run of a side can be used.
         UnreachableError: a URL's store does not answer.
     """
-    conditions = [condition for text in fail_on for condition in parse_conditions(text)]
+    conditions = [condition for text in fail_on for condition in parse_gate_conditions(text)]
     paths = [find_runs(side) for side in (a, b)]
     total = sum(map(len, paths))
     notices: list[Notice] = []
@@ -76,7 +75,7 @@ def compare(
             raise none_usable(errors, "runs", where=side, what_next="check the path")
         notices += [Notice("unusable_run", str(error)) for error in errors]
         sides.append(records)
-    return compare_records(
+    return compare_runs(
         sides[0], sides[1], names=(a, b), conditions=conditions, assumed_spread=assumed_spread, notices=notices
     )
 

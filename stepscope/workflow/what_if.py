@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.what_if.fixes import FIXES
-from stepscope.analyzer.what_if.operation_slowdown import Removal, Replay, Slowdown, find_slowdown
-from stepscope.analyzer.what_if.operations import Grid, arrange, find_dependencies
+from stepscope.analyzer.what_if.operation_slowdown import OperationReplay, RemovalGain, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operations import OperationGrid, arrange_operations, find_dependencies
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR, PIPELINE_CAUSES
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError, from_os_error
@@ -91,9 +91,9 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
     table = read_operations(path)
     if not table.duration_seconds.any():
         raise _no_time(path)
-    grid = arrange(table)
+    grid = arrange_operations(table)
     dependencies = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
-    found = find_slowdown(grid, Replay(grid, dependencies))
+    found = find_slowdown(grid, OperationReplay(grid, dependencies))
     if not found.measured_seconds > 0.0:
         raise _no_time(path)
     replay_error = found.replayed_seconds / found.measured_seconds - 1.0
@@ -121,10 +121,10 @@ def _no_time(path: Path) -> DataError:
     return DataError("its operations take no time", where=str(path), what_next="give a table of a run that took some")
 
 
-def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
+def _fixes(grid: OperationGrid, found: Slowdown) -> list[Fix]:
     last = grid.num_stages - 1
 
-    def fix(cause: Cause, change: str, removal: Removal, ranks: list[int]) -> Fix:
+    def fix(cause: Cause, change: str, removal: RemovalGain, ranks: list[int]) -> Fix:
         step_ms = removal.step_seconds * 1e3
         return Fix(cause, step_ms, found.replayed_seconds / removal.step_seconds, change, ranks=ranks)
 
@@ -139,7 +139,7 @@ def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
 
 
 def _warnings(
-    path: Path, grid: Grid, replay_error: float, predicted: Collection[Cause], requested: Collection[Cause]
+    path: Path, grid: OperationGrid, replay_error: float, predicted: Collection[Cause], requested: Collection[Cause]
 ) -> list[Notice]:
     notices = []
     if not meta_path(path).is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyzer.compare.comparison import compare
+from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.comparison import Change, Comparison
 from stepscope.core.vocabulary import Cause
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.shared
 
 
 def between(folder: Path, a: str, b: str) -> Comparison:
-    return compare([_run(folder / a)], [_run(folder / b)], names=(a, b))
+    return compare_runs([_run(folder / a)], [_run(folder / b)], names=(a, b))
 
 
 @cache

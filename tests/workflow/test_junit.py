@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree import ElementTree as Xml
 
-from stepscope.analyzer.compare.comparison import compare
-from stepscope.analyzer.compare.gates import parse_conditions
+from stepscope.analyzer.compare.comparison import compare_runs
+from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.workflow.junit import gates_as_junit
 from tests.analyzer.compare.runs import make_run
 
 
 def test_failed_passed_and_undecided_gates() -> None:
-    conditions = parse_conditions('step_time:+3%,data_loading:+5%,mfu:-5%,kernel:a<b&"c:+5%')
-    found = compare([make_run(100.0, 100.1)], [make_run(120.0, 120.1)], names=("a", "b"), conditions=conditions)
+    conditions = parse_gate_conditions('step_time:+3%,data_loading:+5%,mfu:-5%,kernel:a<b&"c:+5%')
+    found = compare_runs([make_run(100.0, 100.1)], [make_run(120.0, 120.1)], names=("a", "b"), conditions=conditions)
     (suite,) = Xml.fromstring(gates_as_junit(found))
     assert suite.attrib == {
         "name": "stepscope compare", "tests": "4", "failures": "1", "errors": "0", "skipped": "2"
@@ -28,7 +28,9 @@ def test_failed_passed_and_undecided_gates() -> None:
 
 
 def test_characters_that_xml_does_not_know_are_replaced() -> None:
-    found = compare([make_run(100.0)], [make_run(100.0)], names=("a", "b"), conditions=parse_conditions("mfu:+1%"))
+    found = compare_runs(
+        [make_run(100.0)], [make_run(100.0)], names=("a", "b"), conditions=parse_gate_conditions("mfu:+1%")
+    )
     hostile = replace(found.gates[0], text="x\x00\x1b\ud800]]>", summary="\x07")
     document = Xml.fromstring(gates_as_junit(replace(found, gates=[hostile])))
     case = document.find(".//testcase")

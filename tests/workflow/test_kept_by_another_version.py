@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.compare.comparison import compare
+from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.core.documents.analysis import Analysis
@@ -50,7 +50,7 @@ def test_without_a_heading_it_is_shown_everywhere(
     assert ledger_panel(analysis) is not None
     assert timeline_panel("run", analysis) is not None
     for sides in ((whole, analysis), (analysis, whole)):
-        found = compare(*([RunRecord("run", side)] for side in sides), names=("a", "b"), conditions=())
+        found = compare_runs(*([RunRecord("run", side)] for side in sides), names=("a", "b"), conditions=())
         assert encode_document(found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stepscope.agent.fleet.history import GpuHistory, HostHistory, gpu_values_by_device
 from stepscope.agent.polling import SourceState
-from stepscope.analyzer.fleet import class_of_job, classify
+from stepscope.analyzer.fleet import classify_gpu, classify_job
 from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, FleetClass, FleetReport, Job, JobClass, job_labels
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.agent import JOB
@@ -103,9 +103,9 @@ class FleetSource:
             detail = f"its newest sample is {silent:.0f} s old"
             return Missing(GPU + "class", device.labels(), MissingReason.TIMED_OUT, detail)
         host = self._host.use_of(device.uuid, _WINDOW_SECONDS)
-        found = classify(samples, history.facts, host)
+        found = classify_gpu(samples, history.facts, host)
         if found.cause is Cause.HANG:  # the longer it hangs, the surer it is
-            longer = (classify(history.last(seconds), history.facts, host) for seconds in _LONGER_SECONDS)
+            longer = (classify_gpu(history.last(seconds), history.facts, host) for seconds in _LONGER_SECONDS)
             return next((one for one in longer if one.cause is Cause.HANG), found)
         return found
 
@@ -129,7 +129,7 @@ def _job_classes(assignments: Sequence[Assignment], classes: Mapping[Device, Fle
         if device is not None:
             _, devices = jobs.setdefault(one.job.key, (one.job, {}))
             devices[device] = classes[device]
-    return tuple(JobClass(job, tuple(devices), class_of_job(list(devices.values()))) for job, devices in jobs.values())
+    return tuple(JobClass(job, tuple(devices), classify_job(list(devices.values()))) for job, devices in jobs.values())
 
 
 def _readings(device: Device, found: FleetClass, now_ns: int) -> Iterator[Reading]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
@@ -84,13 +84,13 @@ class GpuValues:
             links,
         )
 
-    def sample(self, rates: Mapping[str, float]) -> Sample:
+    def sample(self, rates: Mapping[str, float]) -> GpuSample:
         """The newest sample; `rates` of counters (bytes/s by name) are for what no source reports as a rate."""
         fields = {name: self.values.get(metric) for metric, name in _SAMPLE_FIELDS.items() if name}
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:
                 fields[f"pcie_{direction}"] = rates.get(f"pcie_{direction}_bytes_total")
-        return Sample(
+        return GpuSample(
             self.newest_ns,
             throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
             vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
@@ -189,7 +189,7 @@ class GpuHistory:
 
     def __init__(self) -> None:
         self.facts = GpuFacts()
-        self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
+        self._samples: deque[GpuSample] = deque(maxlen=_MAX_SAMPLES)
         self._counted: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
         self._num_idle = 0
@@ -211,7 +211,7 @@ class GpuHistory:
         while sample.time_ns - self._samples[0].time_ns > KEPT_SECONDS * 1e9:
             self._samples.popleft()
 
-    def last(self, seconds: float) -> Sequence[Sample]:
+    def last(self, seconds: float) -> Sequence[GpuSample]:
         since = self.newest_ns - seconds * 1e9
         return [sample for sample in self._samples if sample.time_ns > since]
 
@@ -225,7 +225,7 @@ class GpuHistory:
         for name in self._rates.keys() - values.counters.keys():
             del self._rates[name], self._counted[name]
 
-    def _learn_idle_power(self, sample: Sample) -> None:
+    def _learn_idle_power(self, sample: GpuSample) -> None:
         """Learn the power of an idle GPU with high clocks, from settled samples: power lags a second behind."""
         busy = max((share for share in (sample.engine, sample.utilization) if share is not None), default=None)
         highest = self.facts.clock_max_hertz

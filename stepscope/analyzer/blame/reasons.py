@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
-from stepscope.analyzer.communication import TransferFault
+from stepscope.analyzer.collectives.costs import TransferFault
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import AnalysedJob, Pipeline, RootCause, TraceQuality
 from stepscope.core.vocabulary import Cause, Evidence, Reason

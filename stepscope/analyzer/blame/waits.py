@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import Arrival, WaitPieces
-from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.collectives.arrivals import Arrival, WaitPieces
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, CallId, Matches
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank_view import COMPUTE_CODE, NUM_COMPARED_CODES, RankView, comparison_table
-from stepscope.analyzer.rows import distinct
 from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES, Cause
+from stepscope.trace.rows import distinct
 
 SHORTEST_HOLD_NS = 5_000
 """An operation that ends in a gap of 1-2 us between two queued kernels did not delay its device."""

@@ -7,42 +7,9 @@ from statistics import fmean
 
 import numpy as np
 
-from stepscope.analyzer.compare.gates import Condition, judge_gate
-from stepscope.analyzer.compare.parts import (
-    COLLECTIVE_SPREAD,
-    ComparisonBasis,
-    Sides,
-    compare_calls,
-    compare_categories,
-    compare_causes,
-    compare_collectives,
-    compare_kernels,
-    compare_rates,
-)
-from stepscope.analyzer.compare.run_record import (
-    RunRecord,
-    bandwidth_figure,
-    captured_steps,
-    comparability_notices,
-    mfu_figure,
-)
-from stepscope.analyzer.compare.statistics import (
-    MIN_EFFECT,
-    MIN_RUNS_TO_MEASURE,
-    Average,
-    Estimate,
-    estimate,
-    judge,
-    summarise_steps,
-)
-from stepscope.core.documents.comparison import (
-    CauseDifference,
-    Change,
-    ComparedSide,
-    Comparison,
-    Difference,
-    MemoryDifference,
-)
+from stepscope.analyzer.compare import parts, run_record, statistics
+from stepscope.analyzer.compare.gates import GateCondition, judge_gate
+from stepscope.core.documents import comparison
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -61,39 +28,47 @@ MAX_CAUSES_SHOWN = 3
 LIKELY_SHARE = 1 / 3
 """Share of a significant step change from which a cause is named although its own change is not significant."""
 
-_CHANGED = (Change.SLOWER, Change.FASTER)
+_CHANGED = (comparison.Change.SLOWER, comparison.Change.FASTER)
 
 
-def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
+def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDifference]) -> str:
     """One line: how much slower or faster the step is, and which causes changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95 % interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        parts = f"; but {_list_causes(moved)}" if moved else ""
-        if abs(step.relative or 0.0) >= MIN_EFFECT:
-            return f"not certain: {figures} ({size}): this may be noise{parts}"
-        return f"no change seen: {figures}{parts}"
+        others = f"; but {_list_causes(moved)}" if moved else ""
+        if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
+            return f"not certain: {figures} ({size}): this may be noise{others}"
+        return f"no change seen: {figures}{others}"
     same_way = [row for row in moved if row.ms.state is step.state]
     return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
 
 
-def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference], step: Difference) -> str:
+def _because(
+    sure: Sequence[comparison.CauseDifference],
+    causes: Sequence[comparison.CauseDifference],
+    step: comparison.Difference,
+) -> str:
     """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest."""
     if sure:
         named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
         rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
-        others = f", other causes together {rest:+,.1f} ms" if abs(rest) >= MIN_EFFECT * (step.a or 0.0) else ""
+        others = (
+            f", other causes together {rest:+,.1f} ms" if abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0) else ""
+        )
         return f": {_list_causes(sure)}{others}"
-    way = 1.0 if step.state is Change.SLOWER else -1.0
+    way = 1.0 if step.state is comparison.Change.SLOWER else -1.0
     likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
     if not likely:
         return "; no single cause accounts for it"
     return f"; likely {_list_causes(likely)}, but no single cause is certain"
 
 
-def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]) -> Notice:
+def _evidence_notice(
+    sides: parts.Sides, step: comparison.Difference, *, spread: float, source: str, num_steps: Sequence[int]
+) -> Notice:
     """How much was measured, and what would make the verdict more certain."""
     few = min(num_steps) < FEW_STEPS
     steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
@@ -101,7 +76,7 @@ def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: st
     steps += f" {form(max(num_steps), f'{source} step')}"
     basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} each"
     visible = f"changes under {(step.smallest_visible or 0.0) / (step.a or 1.0):.1%} cannot be seen"
-    if len(sides[0]) + len(sides[1]) >= MIN_RUNS_TO_MEASURE:
+    if len(sides[0]) + len(sides[1]) >= statistics.MIN_RUNS_TO_MEASURE:
         return Notice("evidence", f"stands on {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
     advice = "give 3 or more runs a side to measure it"
     if few and source == "captured":
@@ -112,7 +87,7 @@ def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: st
     return Notice("evidence", f"stands on {basis}; {assumed}")
 
 
-def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
+def _stall_notice(step: comparison.Difference, mean: comparison.Difference) -> list[Notice]:
     """Notice of rare slow steps, which change the mean but not the median."""
     if mean.state not in _CHANGED or step.state in _CHANGED:
         return []
@@ -123,7 +98,7 @@ def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
     return [Notice("rare_stalls", text)]
 
 
-def micro_batch_notice(sides: Sides, step: Difference) -> list[Notice]:
+def _micro_batch_notice(sides: parts.Sides, step: comparison.Difference) -> list[Notice]:
     """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
@@ -150,12 +125,12 @@ def _busy_share(stages: int, micro_batches: float) -> float:
     return micro_batches / (micro_batches + stages - 1)
 
 
-def _micro_batches(side: Sequence[RunRecord]) -> float | None:
+def _micro_batches(side: Sequence[run_record.RunRecord]) -> float | None:
     known = {run.analysis.pipeline.micro_batches for run in side if run.analysis.pipeline}
     return float(known.pop()) if len(known) == 1 else None
 
 
-def _throughput_gain(sides: Sides, step: Difference) -> float | None:
+def _throughput_gain(sides: parts.Sides, step: comparison.Difference) -> float | None:
     """Throughput of b over a: from tokens, else from MFU, else from step times of equal work."""
     tokens = [_mean([run.tokens for run in side]) for side in sides]
     if step.a and step.b and tokens[0] and tokens[1]:
@@ -171,19 +146,18 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _list_causes(rows: Sequence[CauseDifference]) -> str:
-    return ", ".join(_describe_cause(row) for row in _losses_first(rows)[:MAX_CAUSES_SHOWN])
+def _list_causes(rows: Sequence[comparison.CauseDifference]) -> str:
+    texts = []
+    for row in _losses_first(rows)[:MAX_CAUSES_SHOWN]:
+        ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
+        where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
+        texts.append(f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}")
+    return ", ".join(texts)
 
 
-def _losses_first(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
+def _losses_first(rows: Sequence[comparison.CauseDifference]) -> list[comparison.CauseDifference]:
     """Losses first, because a straggler or a slower clock mostly shows as more compute time too."""
     return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
-
-
-def _describe_cause(row: CauseDifference) -> str:
-    ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
-    where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
-    return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"
 
 
 RUN_SPREAD = 0.015
@@ -195,16 +169,16 @@ Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond th
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 
 
-def compare(
-    a: Sequence[RunRecord],
-    b: Sequence[RunRecord],
+def compare_runs(
+    a: Sequence[run_record.RunRecord],
+    b: Sequence[run_record.RunRecord],
     *,
     names: tuple[str, str],
-    conditions: Sequence[Condition] = (),
+    conditions: Sequence[GateCondition] = (),
     assumed_spread: float = RUN_SPREAD,
     notices: Sequence[Notice] = (),
-) -> Comparison:
-    """Compare two sides of runs.
+) -> comparison.Comparison:
+    """Compare two sides of runs: step time, its parts, and gates.
 
     Args:
         a, b: at least one run each.
@@ -212,51 +186,64 @@ def compare(
         assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs.
         notices: warnings from reading the runs.
     """
-    sides: Sides = (a, b)
+    sides: parts.Sides = (a, b)
     source = UNPROFILED if all(run.unprofiled_ms for run in (*a, *b)) else CAPTURED
-    steps = [[_steps(run, source) for run in side] for side in sides]
+    steps = [
+        [run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis) for run in side]
+        for side in sides
+    ]
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
-    step_time, step_time_mean = (judge(found, smallest=MIN_EFFECT * found.a) for found in (median, mean))
-    changed = step_time.state is not Change.NOT_SEEN or step_time_mean.state is not Change.NOT_SEEN
-    basis = ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
-    causes = compare_causes(sides, basis)
+    step_time, step_time_mean = (
+        statistics.judge_difference(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
+    )
+    changed = (
+        step_time.state is not comparison.Change.NOT_SEEN or step_time_mean.state is not comparison.Change.NOT_SEEN
+    )
+    basis = parts.ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
+    causes = parts.compare_causes(sides, basis)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
-    known = evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
-    return Comparison(
+    largest_a, largest_b = (_largest_memory(side) for side in sides)
+    known = _evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
+    return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=summarise(step_time, causes),
+        summary=_summarise(step_time, causes),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
         run_spread_source="measured" if median.is_measured else "assumed",
-        mfu=compare_rates(sides, mfu_figure, assumed_spread),
-        busbw_gbs=compare_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD),
-        headings=compare_categories(sides, basis),
+        mfu=parts.compare_rates(sides, run_record.mfu_figure, assumed_spread),
+        busbw_gbs=parts.compare_rates(sides, run_record.bandwidth_figure, parts.COLLECTIVE_SPREAD),
+        headings=parts.compare_categories(sides, basis),
         causes=causes,
-        kernels=compare_kernels(sides, basis),
-        calls=compare_calls(sides, basis),
-        collectives=compare_collectives(sides, basis),
-        memory=_memory(sides),
+        kernels=parts.compare_kernels(sides, basis),
+        calls=parts.compare_calls(sides, basis),
+        collectives=parts.compare_collectives(sides, basis),
+        memory=[
+            comparison.MemoryDifference(name, largest_a[name], largest_b[name])
+            for name in sorted({*largest_a} & {*largest_b})
+        ],
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
-        findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_notice(sides, step_time)],
-        warnings=[*notices, *comparability_notices(a, b)],
+        findings=[known, *_stall_notice(step_time, step_time_mean), *_micro_batch_notice(sides, step_time)],
+        warnings=[*notices, *run_record.comparability_notices(a, b)],
     )
 
 
-def _steps(run: RunRecord, source: str) -> Sequence[float]:
-    return run.unprofiled_ms if source == UNPROFILED else captured_steps(run.analysis)
+def _estimate(
+    steps: list[list[Sequence[float]]], average: statistics.Average, assumed_spread: float
+) -> statistics.Effect:
+    a, b = ([statistics.summarise_steps(run, average) for run in side] for side in steps)
+    return statistics.estimate_difference(
+        a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a]))
+    )
 
 
-def _estimate(steps: list[list[Sequence[float]]], average: Average, assumed_spread: float) -> Estimate:
-    a, b = ([summarise_steps(run, average) for run in side] for side in steps)
-    return estimate(a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a])))
-
-
-def _side(name: str, runs: Sequence[RunRecord], source: str, steps: Sequence[Sequence[float]]) -> ComparedSide:
+def _side(
+    name: str, runs: Sequence[run_record.RunRecord], source: str, steps: Sequence[Sequence[float]]
+) -> comparison.ComparedSide:
     every = np.concatenate([np.asarray(run, dtype=float) for run in steps])
-    return ComparedSide(
+    return comparison.ComparedSide(
         name=name,
         runs=[run.name for run in runs],
         step_source=source,
@@ -267,12 +254,7 @@ def _side(name: str, runs: Sequence[RunRecord], source: str, steps: Sequence[Seq
     )
 
 
-def _memory(sides: Sides) -> list[MemoryDifference]:
-    a, b = (_largest_memory(side) for side in sides)
-    return [MemoryDifference(name, a[name], b[name]) for name in sorted(a.keys() & b.keys())]
-
-
-def _largest_memory(side: Sequence[RunRecord]) -> dict[str, float]:
+def _largest_memory(side: Sequence[run_record.RunRecord]) -> dict[str, float]:
     """Bytes by name of the figure: the maximum over all runs of a side."""
     names = {name for run in side for name in run.memory_bytes}
     return {name: max(run.memory_bytes.get(name, 0.0) for run in side) for name in names}

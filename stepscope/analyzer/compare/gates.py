@@ -11,22 +11,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from stepscope.analyzer.compare.parts import (
-    COLLECTIVE_SPREAD,
-    KERNEL_SPREAD,
-    ComparisonBasis,
-    Sides,
-    category_figures,
-    cause_figures,
-    estimate_rates,
-    have_steps,
-    kernel_figures,
-)
+from stepscope.analyzer.compare import parts, statistics
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
-from stepscope.analyzer.compare.statistics import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
-from stepscope.core.documents.comparison import Change, Gate, GateOutcome
+from stepscope.core.documents.comparison import Change, Difference, Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted, nearest, significant
 from stepscope.core.vocabulary import Cause, TimeCategory
@@ -60,7 +48,7 @@ _NAMES: dict[str | None, tuple[Sequence[str], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class GateCondition:
     """One parsed gate; a positive limit limits a rise, a negative one a fall; `unit` is "%" or "ms"."""
 
     text: str
@@ -69,8 +57,8 @@ class Condition:
     unit: str
 
 
-def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]:
-    """Parse the comma-separated conditions of one option; a regular expression may contain commas.
+def parse_gate_conditions(text: str, *, option: str = "--fail-on") -> list[GateCondition]:
+    """Parse the comma-separated gates of one option; a regular expression may contain commas.
 
     Raises:
         UsageError: a condition is malformed or names an unknown metric.
@@ -84,21 +72,27 @@ def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]
         metric, unit = match["metric"], match["unit"]
         _check_metric(metric, unit, option)
         limit = float(match["sign"] + match["number"])  # "-0" stays negative: the sign is the direction
-        conditions.append(Condition(match[0].strip().rstrip(","), metric, limit, unit))
+        conditions.append(GateCondition(match[0].strip().rstrip(","), metric, limit, unit))
         place = match.end()
     if not conditions:
         raise _usage_error(text, "names no condition", _SEE_METRICS, option=option)
     return conditions
 
 
-def judge_gate(condition: Condition, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate) -> Gate:
-    """Compare the confidence interval of a metric's difference with the limit."""
+def judge_gate(
+    condition: GateCondition,
+    sides: parts.Sides,
+    basis: parts.ComparisonBasis,
+    step: statistics.Effect,
+    mean: statistics.Effect,
+) -> Gate:
+    """Judge a gate: the confidence interval of a metric's difference between two runs against the limit."""
     found, unit = _measure(condition.metric, sides, basis, step, mean)
     if found is None:
         return Gate(
             text=condition.text,
             metric=condition.metric,
-            difference=unknown(None, None),
+            difference=Difference(None, None),
             threshold=None,
             unit=unit,
             outcome=GateOutcome.NOT_MEASURED,
@@ -107,7 +101,9 @@ def judge_gate(condition: Condition, sides: Sides, basis: ComparisonBasis, step:
         )
     limit = condition.limit
     if condition.unit == "%":
-        limit *= _base(condition.metric, found, basis) / 100
+        # of the metric in a, or of the step for a part that a hardly has
+        is_small = condition.metric not in _RATES and abs(found.a) < statistics.MIN_EFFECT * basis.step_ms
+        limit *= (basis.step_ms if is_small else abs(found.a)) / 100
     change, half = found.b - found.a, found.half_width()
     toward_limit = math.copysign(1.0, condition.limit) * change
     outcome = GateOutcome.INCONCLUSIVE
@@ -115,14 +111,14 @@ def judge_gate(condition: Condition, sides: Sides, basis: ComparisonBasis, step:
         outcome = GateOutcome.FAILED
     elif toward_limit + half <= abs(limit):
         outcome = GateOutcome.PASSED
-    needed = needed_runs(found, change - limit) if outcome is GateOutcome.INCONCLUSIVE else None
+    needed = statistics.needed_runs(found, change - limit) if outcome is GateOutcome.INCONCLUSIVE else None
     is_rate = unit != "ms"
     rose, fell = (Change.HIGHER, Change.LOWER) if is_rate else (Change.SLOWER, Change.FASTER)
-    smallest = MIN_EFFECT * (found.a if is_rate else basis.step_ms)
+    smallest = statistics.MIN_EFFECT * (found.a if is_rate else basis.step_ms)
     return Gate(
         text=condition.text,
         metric=condition.metric,
-        difference=judge(found, smallest=smallest, rose=rose, fell=fell),
+        difference=statistics.judge_difference(found, smallest=smallest, rose=rose, fell=fell),
         threshold=limit,
         unit=unit,
         outcome=outcome,
@@ -160,55 +156,53 @@ def _usage_error(text: str, why: str, what_next: str, *, option: str) -> UsageEr
 
 
 def _measure(
-    metric: str, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate
-) -> tuple[Estimate | None, str]:
+    metric: str, sides: parts.Sides, basis: parts.ComparisonBasis, step: statistics.Effect, mean: statistics.Effect
+) -> tuple[statistics.Effect | None, str]:
     """The metric's estimate (None if a side does not have it) and its unit."""
     if metric in ("step_time", "step_time_mean"):
         return step if metric == "step_time" else mean, "ms"
     if metric == "mfu":
-        return estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
+        return parts.estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
     if metric == "busbw":
-        return estimate_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD), "GB/s"
+        return parts.estimate_rates(sides, bandwidth_figure, parts.COLLECTIVE_SPREAD), "GB/s"
     prefix, _, name = metric.rpartition(":") if not metric.startswith("kernel:") else ("kernel", ":", metric[7:])
     if prefix == "kernel":
         return _estimate_kernels(sides, re.compile(name)), "ms"
     if prefix == "collective":
         return _estimate_transfers(sides, name), "ms"
     is_cause = prefix != "heading" and name in set(Cause)
-    figures = cause_figures(sides, Cause(name)) if is_cause else category_figures(sides, TimeCategory(name))
-    return estimate(*figures, assumed_spread=basis.assumed_spread * basis.step_ms), "ms"
+    figures = parts.cause_figures(sides, Cause(name)) if is_cause else parts.category_figures(sides, TimeCategory(name))
+    return statistics.estimate_difference(*figures, assumed_spread=basis.assumed_spread * basis.step_ms), "ms"
 
 
-def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None:
+def _estimate_kernels(sides: parts.Sides, pattern: re.Pattern[str]) -> statistics.Effect | None:
     chosen = [[[k for k in run.analysis.roofline.kernels if pattern.search(k.name)] for run in side] for side in sides]
     if not any(kernels for side in chosen for kernels in side):
         return None
-    by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
-    a, b = (kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
-    scale = max(fmean(run.value for run in side) for side in (a, b))
-    return estimate(a, b, assumed_spread=KERNEL_SPREAD * scale)
+    figures = parts.kernel_figures(sides, chosen)
+    return statistics.estimate_difference(*figures, assumed_spread=parts.KERNEL_SPREAD * parts.larger_mean(figures))
 
 
-def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:
+def _estimate_transfers(sides: parts.Sides, kind: str) -> statistics.Effect | None:
     totals = [
         [sum(c.transfer_ms or 0.0 for c in run.analysis.collectives if c.kind == kind) / run.num_steps for run in side]
         for side in sides
     ]
     if not any(total for side in totals for total in side):
         return None
-    a, b = ([RunFigure(total) for total in side] for side in totals)
-    return estimate(a, b, assumed_spread=COLLECTIVE_SPREAD * max(total for side in totals for total in side))
-
-
-def _base(metric: str, found: Estimate, basis: ComparisonBasis) -> float:
-    """Value that a percentage refers to: the metric in a, or the step for a part that a hardly has."""
-    if metric in _RATES or abs(found.a) >= MIN_EFFECT * basis.step_ms:
-        return abs(found.a)
-    return basis.step_ms
+    a, b = ([statistics.RunFigure(total) for total in side] for side in totals)
+    return statistics.estimate_difference(
+        a, b, assumed_spread=parts.COLLECTIVE_SPREAD * max(total for side in totals for total in side)
+    )
 
 
 def _summary(
-    condition: Condition, found: Estimate, unit: str, limit: float, outcome: GateOutcome, needed: int | None
+    condition: GateCondition,
+    found: statistics.Effect,
+    unit: str,
+    limit: float,
+    outcome: GateOutcome,
+    needed: int | None,
 ) -> str:
     change, half = found.b - found.a, found.half_width()
     scale, shown = (100.0, "%") if unit == "fraction" else (1.0, unit)

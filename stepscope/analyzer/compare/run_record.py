@@ -23,7 +23,7 @@ which are two standard deviations of their mean apart."""
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run.
+    """One run of a comparison: its analysis, and what else is compared.
 
     Attributes:
         name: display name.
@@ -57,39 +57,35 @@ class RunRecord:
         return sum(len(rank.steps) for rank in self.analysis.ranks)
 
 
-def whole_steps(steps: Sequence[StepLedger]) -> Sequence[StepLedger]:
-    """Steps without the last one, which ends with the trace and not with the next step; a single step is kept."""
-    return steps[:-1] if len(steps) > 1 else steps
+def _whole_steps(analysis: Analysis) -> list[list[StepLedger]]:
+    """Each step of all ranks, without a rank's last one, which ends with the trace; a single step is kept."""
+    by_index: dict[int, list[StepLedger]] = defaultdict(list)
+    for rank in analysis.ranks:
+        for step in rank.steps[: max(len(rank.steps) - 1, 1)]:
+            by_index[step.index].append(step)
+    return [by_index[index] for index in sorted(by_index)]
 
 
 def captured_steps(analysis: Analysis) -> list[float]:
-    """Duration of each whole profiled step, ms: the median over ranks, which wait for each other in every step."""
-    by_index: dict[int, list[float]] = defaultdict(list)
-    for rank in analysis.ranks:
-        for step in whole_steps(rank.steps):
-            by_index[step.index].append(step.ms)
-    return [float(np.median(by_index[index])) for index in sorted(by_index)]
+    """Duration of each whole profiled step of a run, ms: the median over ranks, which wait for each other."""
+    return [float(np.median([step.ms for step in steps])) for steps in _whole_steps(analysis)]
 
 
 def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
-    """Milliseconds per step in a time category: its share of all ranks' time in each whole step.
+    """Milliseconds per step of a run in a time category: its share of all ranks' time in each whole step.
 
     The categories add up to the mean step.
     """
-    by_index: dict[int, list[StepLedger]] = defaultdict(list)
-    for rank in analysis.ranks:
-        for step in whole_steps(rank.steps):
-            by_index[step.index].append(step)
     parts = []
-    for index in sorted(by_index):
-        length = [step.ms for step in by_index[index]]
-        in_category = sum(step.ledger.get(category, 0.0) * step.ms for step in by_index[index])
+    for steps in _whole_steps(analysis):
+        length = [step.ms for step in steps]
+        in_category = sum(step.ledger.get(category, 0.0) * step.ms for step in steps)
         parts.append(in_category / sum(length) * float(np.median(length)) if any(length) else 0.0)
     return summarise_steps(parts, np.mean)
 
 
 def cause_figure(analysis: Analysis, cause: str) -> RunFigure:
-    """Milliseconds per step attributed to a cause; its noise is that of the bootstrap over steps.
+    """Milliseconds per step of a run attributed to a cause; its noise is that of the bootstrap over steps.
 
     The causes add up to the mean whole step, as the time categories do.
     """
@@ -122,7 +118,7 @@ def _variance_of(width: float, num_steps: int) -> float:
 
 
 def mfu_figure(run: RunRecord) -> RunFigure | None:
-    """MFU; it varies as the captured step does, whose time it is divided by."""
+    """MFU of a compared run; it varies as the captured step does, whose time it is divided by."""
     mfu = run.analysis.job.mfu
     if mfu is None:
         return None
@@ -131,7 +127,7 @@ def mfu_figure(run: RunRecord) -> RunFigure | None:
 
 
 def bandwidth_figure(run: RunRecord) -> RunFigure | None:
-    """Mean bus bandwidth of all collectives, GB/s, weighted by transfer time."""
+    """Mean bus bandwidth of a compared run's collectives, GB/s, weighted by transfer time."""
     rows = [(c.busbw_gbs, c.transfer_ms) for c in run.analysis.collectives if c.busbw_gbs and c.transfer_ms]
     time = sum(transfer for _, transfer in rows)
     return RunFigure(sum(bandwidth * transfer for bandwidth, transfer in rows) / time) if time else None
@@ -144,7 +140,7 @@ MAX_DISTORTION_DIFFERENCE = 0.05
 
 
 def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
-    """One notice for each difference between the sides that the change under test did not cause."""
+    """One notice for each difference between the compared sides that the change under test did not cause."""
     notices = [
         _differs("gpu_differs", "GPU", a, b, lambda run: run.analysis.job.gpu),
         _differs("device_differs", "kind of device", a, b, lambda run: run.analysis.job.device_kind),
@@ -157,7 +153,11 @@ def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> lis
         _differs("tokens_differ", "tokens a step", a, b, lambda run: run.tokens),
         *(_differs("version_differs", f"{name} version", a, b, _version(name)) for name in _VERSIONS_OF_INTEREST),
     ]
-    notices += [_environment(a, b), _without_manifest(a, b), *_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
+    notices.append(_environment(a, b))
+    if without := [run.name for run in (*a, *b) if run.manifest is None]:
+        text = f"no run.json beside {_list(without)}: versions and environment cannot be compared"
+        notices.append(Notice("no_manifest", text))
+    notices += [*_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
     return [notice for notice in notices if notice is not None]
 
 
@@ -195,13 +195,6 @@ def _environment(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | Non
 
 def _values(side: Iterable[dict[str, str]], name: str) -> str:
     return "/".join(sorted({run.get(name, "unset") for run in side}))
-
-
-def _without_manifest(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | None:
-    without = [run.name for run in (*a, *b) if run.manifest is None]
-    if not without:
-        return None
-    return Notice("no_manifest", f"no run.json beside {_list(without)}: versions and environment cannot be compared")
 
 
 def _quality(side: Sequence[RunRecord], name: str) -> list[Notice]:

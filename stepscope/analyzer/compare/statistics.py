@@ -109,7 +109,7 @@ Average = Callable[[npt.NDArray[np.float64]], Any]
 
 @dataclass(frozen=True, slots=True)
 class RunFigure:
-    """A figure of one run, the variance of its noise within the run, and the variance's freedom (0 if unknown)."""
+    """Figure of one compared run, the variance of its noise within the run, and its freedom (0 if unknown)."""
 
     value: float
     variance: float = 0.0
@@ -117,8 +117,8 @@ class RunFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimated difference b - a.
+class Effect:
+    """Estimated difference b - a between two sides of runs.
 
     Attributes:
         a, b: mean figure of each side.
@@ -154,7 +154,7 @@ def correlation_of_blocks(num_steps: int) -> float:
     return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
 
 
-def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Estimate:
+def estimate_difference(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Effect:
     """Estimate the difference between two sides, one figure per run.
 
     `assumed_spread` is the standard deviation between runs, in the figure's unit, for when it cannot be measured.
@@ -166,18 +166,18 @@ def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: 
     weights = sum(part * part / freedom for part, freedom in parts if part > 0 and freedom > 0)
     freedom = variance * variance / weights if weights > 0 else math.inf
     per_run = variance * len(a) * len(b) / (len(a) + len(b))
-    return Estimate(means[0], means[1], math.sqrt(variance), max(freedom, 1.0), math.sqrt(per_run), is_measured)
+    return Effect(means[0], means[1], math.sqrt(variance), max(freedom, 1.0), math.sqrt(per_run), is_measured)
 
 
-def judge(
-    estimated: Estimate,
+def judge_difference(
+    estimated: Effect,
     *,
     smallest: float,
     rose: Change = Change.SLOWER,
     fell: Change = Change.FASTER,
     level: float = LEVEL,
 ) -> Difference:
-    """Classify a difference: a change only if it is significant and at least `smallest`."""
+    """Classify a difference between runs: a change only if it is significant and at least `smallest`."""
     change, half = estimated.b - estimated.a, estimated.half_width(level)
     is_change = abs(change) > half and abs(change) >= smallest
     return Difference(
@@ -191,18 +191,13 @@ def judge(
     )
 
 
-def needed_runs(estimated: Estimate, margin: float, *, level: float = LEVEL) -> int | None:
-    """Runs per side with which the interval would be narrower than `margin` at the present spread; None above 100."""
+def needed_runs(estimated: Effect, margin: float, *, level: float = LEVEL) -> int | None:
+    """Runs per side for an interval narrower than `margin` at the present spread; None above 100."""
     for runs in range(2, MAX_RUNS_ADVISED + 1):
         half = two_sided_t(level, 2 * runs - 2) * estimated.run_spread * math.sqrt(2 / runs)
         if half < abs(margin):
             return runs
     return None
-
-
-def unknown(a: float | None, b: float | None) -> Difference:
-    """Difference of a figure that at least one side does not have."""
-    return Difference(a, b)
 
 
 def _measured(sides: Figures) -> list[tuple[float, float]]:

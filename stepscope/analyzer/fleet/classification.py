@@ -6,8 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.analyzer.fleet.evidence import communicates, hang_evidence, judge_host, throttle_of, time_shares
-from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, SampleWindow, window_of
-from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
+from stepscope.analyzer.fleet.samples import (
+    LIMITS,
+    FleetThresholds,
+    GpuFacts,
+    GpuSample,
+    HostUse,
+    SampleWindow,
+    sample_window,
+)
 from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase, reason_words
@@ -28,23 +35,31 @@ Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 """Cause, reasons, confidence, evidence."""
 
 
-def classify(
-    samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
+def classify_gpu(
+    samples: Sequence[GpuSample],
+    facts: GpuFacts | None = None,
+    host: HostUse | None = None,
+    limits: FleetThresholds = LIMITS,
 ) -> FleetClass:
-    """Class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
+    """Fleet class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
 
     Raises:
         ValueError: there is no sample.
     """
-    window = window_of(samples, facts or GpuFacts(), host or HostUse(), limits)
-    shares, counters = time_shares(window, limits)
-    cause, reasons, confidence, evidence = _classified(window, shares, counters, limits)
+    window = sample_window(samples, facts or GpuFacts(), host or HostUse(), limits)
+    shares, counters = time_shares(window)
+    cause, reasons, confidence, evidence = _classified(window, shares, counters)
+    doubts = {
+        "profiling_silent": window.is_silent,
+        "utilization_stuck": window.is_stuck,
+        "profiling_or_utilization_wrong": window.is_contradictory,
+    }
     return FleetClass(
         cause,
         reasons,
         round(confidence, 2),
         _summary(cause, reasons, shares, evidence),
-        (*evidence, *_doubts(window)),
+        (*evidence, *(Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful)),
         shares,
         counters,
         window.samples[0].time_ns,
@@ -52,36 +67,39 @@ def classify(
     )
 
 
-def _classified(window: SampleWindow, shares: TimeShares | None, counters: Counters, limits: Limits) -> Classified:
+def _classified(window: SampleWindow, shares: TimeShares | None, counters: Counters) -> Classified:
     if window.is_contradictory:
         return _unknown(window)
-    hanging = hang_evidence(window, limits)
+    hanging = hang_evidence(window)
     if hanging is not None:
         return Cause.HANG, (), hanging[0], hanging[1]
-    idle = _idle(window, shares, limits)
+    idle = _idle(window, shares)
     if idle is not None:
         return idle
-    throttled = throttle_of(window, limits)
+    throttled = throttle_of(window)
     if throttled is not None:
         return Cause.THROTTLED, (throttled[0],), _TRUST[Counters.SM], throttled[1]
     if shares is None:
         return _unknown(window)
-    loss = _loss(window, shares, counters, limits)
+    loss = _loss(window, shares, counters)
     if loss is not None:
         return loss
     if shares.computing is None:
         return _unknown(window)
-    return _healthy(window, shares.computing, counters, limits)
+    return _healthy(window, shares.computing, counters)
 
 
-def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Classified | None:
+def _idle(window: SampleWindow, shares: TimeShares | None) -> Classified | None:
     """Idle class: no kernels, no copies, and power does not contradict."""
+    limits = window.limits
     draws = window.power is not None and window.power >= limits.high_power
     held = (Reason.HELD,) if window.is_held else ()
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or _never_rests(window, limits):
+    # a GPU held by a process that runs something all the time, however small; an idle one reports exactly 0
+    never_rests = window.is_held and all((one.engine or 0.0) >= limits.tiny_busy for one in window.samples)
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.min_loss or never_rests:
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -91,48 +109,40 @@ def _idle(window: SampleWindow, shares: TimeShares | None, limits: Limits) -> Cl
     return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
 
 
-def _never_rests(window: SampleWindow, limits: Limits) -> bool:
-    """Whether a GPU held by a process runs something all the time, however small; an idle one reports exactly 0."""
-    activity = [sample.engine for sample in window.samples]
-    return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
-
-
-def _loss(window: SampleWindow, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
+def _loss(window: SampleWindow, shares: TimeShares, counters: Counters) -> Classified | None:
     """Class of the largest loss, if it is above the threshold."""
+    limits = window.limits
     host_side = shares.empty + shares.copying
     # unknown waiting may be all of the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
-        if counters is Counters.POWER and _launches_little(shares):
+        # nvidia-smi reports tiny kernels as longer than they are: a GPU that waits for peers computes in between
+        computes_little = (shares.computing or 0.0) < _HARDLY * shares.busy
+        if counters is Counters.POWER and computes_little and shares.busy < 1 - _HARDLY / 2:
             small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.min_loss)
             return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
-        return _communication(window, shares.waiting, counters, limits)
+        return _communication(window, shares.waiting, counters)
     if host_side < max(limits.min_loss, largest_wait):
         return None
     # that nothing runs is known without power, from utilisation
-    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
+    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, window)
     empty = Evidence("empty_ratio", host_side, "ratio", limits.min_loss)
-    copied = _copied(window, shares, limits)
+    copied = _copied(window, shares)
     if copied is not None:
         cause, evidence = copied
         return cause, (), 0.8 * trust, [empty, evidence]
-    cause, reasons, clues, agreement = judge_host(window, shares.busy, limits)
+    cause, reasons, clues, agreement = judge_host(window, shares.busy)
     if cause is Cause.INSUFFICIENT_EVIDENCE:
         return cause, (), _NO_CONFIDENCE, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
 
 
-def _launches_little(shares: TimeShares) -> bool:
-    """Whether apparent waiting is tiny kernels, which nvidia-smi reports as longer than they are: a GPU that waits for
-    peers computes in between and hardly pauses."""
-    return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
-
-
-def _communication(window: SampleWindow, waited: float, counters: Counters, limits: Limits) -> Classified | None:
+def _communication(window: SampleWindow, waited: float, counters: Counters) -> Classified | None:
+    limits = window.limits
     if waited < limits.min_loss:
         return None
     waiting = Evidence("waiting_ratio", waited, "ratio", limits.min_loss)
-    if communicates(window, limits) is None:
+    if communicates(window) is None:
         # small kernels look the same, and no link counter can tell
         return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, [waiting]
     evidence = [waiting]
@@ -142,11 +152,12 @@ def _communication(window: SampleWindow, waited: float, counters: Counters, limi
     ):
         if value is not None and value >= limits.link_traffic:
             evidence.append(Evidence(name, value, "bytes_per_second", limits.link_traffic))
-    return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, limits), evidence
+    return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, window), evidence
 
 
-def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
+def _copied(window: SampleWindow, shares: TimeShares) -> tuple[Cause, Evidence] | None:
     """Whether the time without kernels went into copies; one-way copies to the host are a checkpoint."""
+    limits = window.limits
     sent, received = window.mean.pcie_transmit, window.mean.pcie_receive
     if sent is None or received is None:
         return None
@@ -158,10 +169,11 @@ def _copied(window: SampleWindow, shares: TimeShares, limits: Limits) -> tuple[C
     return None
 
 
-def _healthy(window: SampleWindow, share: float, counters: Counters, limits: Limits) -> Classified:
+def _healthy(window: SampleWindow, share: float, counters: Counters) -> Classified:
     """Class without a large loss: what bounds the kernels, which computed for this share of the time."""
+    limits = window.limits
     mean, computing = window.mean, max(share, limits.idle_busy)
-    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), limits)
+    trust = _trusted(_TRUST[counters], 2 * limits.min_loss - (1 - share), window)
     if mean.dram is not None:
         dram = mean.dram / computing
         tensor = (mean.tensor or 0.0) / computing
@@ -192,19 +204,9 @@ def _unknown(window: SampleWindow) -> Classified:
     return Cause.INSUFFICIENT_EVIDENCE, (), _NO_CONFIDENCE, known
 
 
-def _doubts(window: SampleWindow) -> list[Evidence]:
-    """Counters that were ignored."""
-    doubts = {
-        "profiling_silent": window.is_silent,
-        "utilization_stuck": window.is_stuck,
-        "profiling_or_utilization_wrong": window.is_contradictory,
-    }
-    return [Evidence(name, 1.0, "") for name, is_doubtful in doubts.items() if is_doubtful]
-
-
-def _trusted(best: float, share: float, limits: Limits) -> float:
+def _trusted(best: float, share: float, window: SampleWindow) -> float:
     """Confidence, lower near the threshold."""
-    clear = min(1.0, max(0.0, (share - limits.min_loss) / _CLEAR))
+    clear = min(1.0, max(0.0, (share - window.limits.min_loss) / _CLEAR))
     return best * (0.5 + 0.5 * clear)
 
 
@@ -231,8 +233,8 @@ _STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
 
 
-def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
-    """Class of a job from those of its GPUs; evidence refers to GPUs by their position.
+def classify_job(classes: Sequence[FleetClass]) -> FleetClass:
+    """Fleet class of a job from those of its GPUs; evidence refers to GPUs by their position.
 
     GPUs in a collective wait for the last one. So if some wait and others hardly do, the job's cause is that of the
     others, and `straggler` if they compute. If all wait, it is the communication itself, or a GPU of another node. The

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.analyzer.fleet.samples import Sample, SampleWindow, share_of
-from stepscope.analyzer.fleet.thresholds import Limits
+from stepscope.analyzer.fleet.samples import FleetThresholds, GpuSample, SampleWindow, share_of_samples
 from stepscope.core.documents.jobs import Counters, TimeShares
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
@@ -23,28 +22,29 @@ _BOTH_WAYS = 4.0
 """Largest ratio of the two PCIe directions for traffic between peers."""
 
 
-def time_shares(window: SampleWindow, limits: Limits) -> tuple[TimeShares | None, Counters]:
-    """Shares of time, and the counters that separate computing from waiting; None without kernel activity."""
+def time_shares(window: SampleWindow) -> tuple[TimeShares | None, Counters]:
+    """Shares of a GPU's time by its counters, and which counters separate computing from waiting; None if unknown."""
     busy = window.busy
     if busy is None or window.is_contradictory:
         return None, Counters.NONE
     busy = min(1.0, busy)
-    copying = min(1.0 - busy, _copying(window, limits))
+    copying = min(1.0 - busy, sum(_copies(sample, window.limits) for sample in window.samples) / len(window.samples))
     empty = max(0.0, 1.0 - busy - copying)
-    filled, counters = _filled(window, busy, limits)
+    filled, counters = _filled(window, busy)
     if filled is None:
         return TimeShares(None, None, copying, empty), counters
-    computing = busy if communicates(window, limits) is False else min(busy, filled)
+    computing = busy if communicates(window) is False else min(busy, filled)
     return TimeShares(computing, busy - computing, copying, empty), counters
 
 
-def _filled(window: SampleWindow, busy: float, limits: Limits) -> tuple[float | None, Counters]:
+def _filled(window: SampleWindow, busy: float) -> tuple[float | None, Counters]:
     """Share of time in which kernels filled the GPU."""
+    limits = window.limits
     mean = window.mean
     if mean.sm is not None and mean.engine is not None:
         spread = limits.compute_density - limits.waiting_density
         return max(0.0, (mean.sm - limits.waiting_density * busy) / spread), Counters.SM
-    by_power = filled_by_power(window, busy, limits)
+    by_power = _filled_by_power(window, busy)
     if mean.tensor is not None and mean.dram is not None:
         by_pipes = max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram)
         return max(by_pipes, by_power or 0.0, mean.sm or 0.0), Counters.PIPES
@@ -53,29 +53,30 @@ def _filled(window: SampleWindow, busy: float, limits: Limits) -> tuple[float | 
     return None, Counters.NONE
 
 
-def filled_by_power(window: SampleWindow, busy: float, limits: Limits) -> float | None:
-    """The same from power; None if that is unknown, or averaged over more than the window."""
+def _filled_by_power(window: SampleWindow, busy: float) -> float | None:
+    """`_filled` from power alone; None if that is unknown, or averaged over more than the window."""
+    limits = window.limits
     if window.dynamic_power is None or window.seconds < limits.power_seconds:
         return None
     return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
 
 
-def is_polling(sample: Sample, limits: Limits) -> bool:
-    """Whether a sample contains only polling kernels; unknown counters are no sign of it."""
+def is_polling(sample: GpuSample, limits: FleetThresholds) -> bool:
+    """Whether a GPU sample contains only polling kernels; unknown counters are no sign of it."""
     if sample.engine is None or sample.tensor is None or sample.dram is None:
         return False
     return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
 
 
-def has_profiling_counters(sample: Sample) -> bool:
-    """Whether a sample has profiling counters."""
+def _has_profiling_counters(sample: GpuSample) -> bool:
     return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
-def communicates(window: SampleWindow, limits: Limits) -> bool | None:
-    """Whether the GPU communicates with others; None without link counters."""
+def communicates(window: SampleWindow) -> bool | None:
+    """Whether a GPU communicates with others, by its counters; None without link counters."""
+    limits = window.limits
     mean, network = window.mean, window.host.network_bytes
-    if share_of(window.samples, lambda sample: is_polling(sample, limits)) >= _SPINS:
+    if share_of_samples(window.samples, lambda sample: is_polling(sample, limits)) >= _SPINS:
         return True
     rates = [rate for rate in (mean.link_bytes, network) if rate is not None]
     if any(rate >= limits.link_traffic for rate in rates):
@@ -88,12 +89,8 @@ def communicates(window: SampleWindow, limits: Limits) -> bool | None:
     return False if mean.link_bytes is not None or window.facts.has_links is False else None
 
 
-def _copying(window: SampleWindow, limits: Limits) -> float:
+def _copies(sample: GpuSample, limits: FleetThresholds) -> float:
     """Share of time in which the host link was active without a kernel."""
-    return sum(_copies(sample, limits) for sample in window.samples) / len(window.samples)
-
-
-def _copies(sample: Sample, limits: Limits) -> float:
     busy = sample.busy
     rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
     if busy is None or busy >= _MOSTLY_EMPTY:  # otherwise the copies may overlap kernels
@@ -113,12 +110,13 @@ _KINDS = (
 _FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
 
 
-def throttle_of(window: SampleWindow, limits: Limits) -> tuple[Reason, list[Evidence]] | None:
-    """Reason why the GPU is throttled, with evidence; None if it is not, or that is unknown.
+def throttle_of(window: SampleWindow) -> tuple[Reason, list[Evidence]] | None:
+    """Reason why a GPU is throttled by its samples, with evidence; None if it is not, or that is unknown.
 
     Hardware and thermal reasons count with any loss of clock. A power cap is normal under load (recorded: clocks down
     to 0.87 of their maximum), and a configured clock is a setting: both count only at low clocks.
     """
+    limits = window.limits
     busy, clock, highest = window.busy, window.mean.clock_hertz, window.facts.clock_max_hertz
     known = [sample.throttle_reasons for sample in window.samples if sample.throttle_reasons is not None]
     if busy is None or busy < _BUSY or not known:
@@ -144,23 +142,24 @@ _LONG = 5
 """Multiple of the minimum duration from which confidence is full."""
 
 
-def hang_evidence(window: SampleWindow, limits: Limits) -> tuple[float, list[Evidence]] | None:
-    """Confidence and evidence of a hang; None if the GPU does not hang or that is unknown.
+def hang_evidence(window: SampleWindow) -> tuple[float, list[Evidence]] | None:
+    """Confidence and evidence of a hang by a GPU's counters alone; None if it does not hang or that is unknown.
 
     A collective whose peers never arrive keeps its kernel on the GPU. All known counters must agree: kernels all the
     time, low and constant power, no traffic over links, network or both PCIe directions, no tensor or memory activity.
     """
+    limits = window.limits
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
     if not all(
-        is_polling(one, limits) if has_profiling_counters(one) else _may_be_polling(one, limits)
+        is_polling(one, limits) if _has_profiling_counters(one) else _may_be_polling(one, limits)
         for one in window.samples
     ):
         return None
-    moved = _moved(window, limits)
+    moved = _moved(window)
     if any(rate is not None and rate >= limit for _, rate, limit in moved):  # all-reduces on slow networks take minutes
         return None
-    counted = share_of(window.samples, has_profiling_counters) >= _MOSTLY_COUNTED
+    counted = share_of_samples(window.samples, _has_profiling_counters) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
     if not limit or not powers or window.power is None or window.power >= limits.high_power:
@@ -181,8 +180,9 @@ def hang_evidence(window: SampleWindow, limits: Limits) -> tuple[float, list[Evi
     return (0.9 if counted else 0.6) * (0.4 + 0.6 * lasting), evidence
 
 
-def _moved(window: SampleWindow, limits: Limits) -> list[tuple[str, float | None, float]]:
+def _moved(window: SampleWindow) -> list[tuple[str, float | None, float]]:
     """Name, bytes/s and upper limit for a hang, of each path to peers."""
+    limits = window.limits
     mean = window.mean
     both_ways = None
     if mean.pcie_transmit is not None and mean.pcie_receive is not None:
@@ -194,7 +194,7 @@ def _moved(window: SampleWindow, limits: Limits) -> list[tuple[str, float | None
     ]
 
 
-def _may_be_polling(sample: Sample, limits: Limits) -> bool:
+def _may_be_polling(sample: GpuSample, limits: FleetThresholds) -> bool:
     """Whether kernels ran all the time, and no counter shows that they did work."""
     busy = sample.busy
     if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
@@ -222,14 +222,12 @@ class _Clue:
     reason: Reason | None = None
 
 
-def judge_host(
-    window: SampleWindow, busy: float, limits: Limits
-) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
-    """Cause of a slow host, its reasons, the evidence, and how certain it is (0.25..1).
+def judge_host(window: SampleWindow, busy: float) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
+    """Cause of a host too slow for its GPU, by counters: reasons, evidence, and how certain it is (0.25..1).
 
     Without clues, or with equally strong ones for both causes, the evidence is insufficient.
     """
-    clues = _clues(window, busy, limits)
+    clues = _clues(window, busy)
     weights = {cause: sum(clue.weight for clue in clues if clue.cause is cause) for cause in _EITHER}
     total = sum(weights.values())
     cause = max(weights, key=lambda either: weights[either])
@@ -244,14 +242,14 @@ def judge_host(
 _EITHER = (Cause.DATA_LOADING, Cause.HOST_BOUND)
 
 
-def _clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
+def _clues(window: SampleWindow, busy: float) -> list[_Clue]:
     host = window.host
     clues = []
     if host.stopped_cpus is not None and host.stopped_cpus >= _STOPPED:
         evidence = Evidence("stopped_cpus", host.stopped_cpus, "", _STOPPED)
         clues.append(_Clue(Cause.HOST_BOUND, 3.0, evidence, Reason.CPU_LIMITED))
-    if host.data_wait is not None and host.data_wait >= limits.min_loss:
-        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.min_loss)
+    if host.data_wait is not None and host.data_wait >= window.limits.min_loss:
+        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", window.limits.min_loss)
         clues.append(_Clue(Cause.DATA_LOADING, 6.0, evidence, Reason.STARVED))
     if host.io_wait is not None and host.io_wait >= _DISK_WAIT:
         evidence = Evidence("io_wait_ratio", host.io_wait, "ratio", _DISK_WAIT)
@@ -263,7 +261,7 @@ def _clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
             clues.append(_Clue(Cause.DATA_LOADING, 2.0, Evidence("process_cpus_while_empty", own, "", _ASLEEP)))
         elif own >= _AWAKE:
             clues.append(_Clue(Cause.HOST_BOUND, 2.0, Evidence("process_cpus_while_empty", own, "", _AWAKE)))
-    clues += _kernel_clues(window, busy, limits)
+    clues += _kernel_clues(window, busy)
     if window.bursts is not None and window.mean.pcie_transmit is not None:
         # pauses of whole samples are not slow launches; without PCIe counters they may be checkpoints
         evidence = Evidence("empty_samples_ratio", window.bursts.empty, "ratio")
@@ -271,15 +269,16 @@ def _clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
     return clues
 
 
-def _kernel_clues(window: SampleWindow, busy: float, limits: Limits) -> list[_Clue]:
+def _kernel_clues(window: SampleWindow, busy: float) -> list[_Clue]:
     """Clues from the size of kernels: large ones keep the queue full with a slow host, small ones do not."""
+    limits = window.limits
     mean = window.mean
     if mean.sm is not None and mean.engine:
         name, density = "sm_per_engine_ratio", mean.sm / mean.engine
     elif mean.tensor is not None and mean.dram is not None and busy > 0:
         name = "pipes_per_engine_ratio"
         density = min(1.0, max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram) / busy)
-    elif busy >= _MIN_BUSY_FOR_POWER and (filled := filled_by_power(window, busy, limits)) is not None:
+    elif busy >= _MIN_BUSY_FOR_POWER and (filled := _filled_by_power(window, busy)) is not None:
         name, density = "filled_by_power_ratio", filled / busy
     else:
         return []

@@ -1,4 +1,4 @@
-"""Samples of a GPU and windows of them: means, bursts, and counters that contradict others."""
+"""Samples of a GPU and windows of them: thresholds, means, bursts, and counters that contradict others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,79 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from stepscope.analyzer.fleet.thresholds import Limits
+
+@dataclass(frozen=True, slots=True)
+class FleetThresholds:
+    """Thresholds of the fleet classes; ratios are of time or of a peak, 0..1.
+
+    "Recorded" means 2 H100s (SXM, 700 W) in real training at 5 samples a second; the figures are in
+    docs/explanation/fleet-class.md.
+    """
+
+    min_loss: float = 0.25
+    """Threshold of a loss. Traces use 0.1; the estimates here are off by up to 0.1."""
+    compute_density: float = 0.85
+    """SM over engine activity of large kernels; recorded: 0.82 to 0.94."""
+    waiting_density: float = 0.12
+    """The same for a waiting communication kernel; recorded: 1, 16 and 24 of 132 SMs."""
+    compute_tensor: float = 0.45
+    """Tensor activity while bfloat16 training computes; recorded: 0.46 to 0.50, large products alone 0.67."""
+    compute_dram: float = 0.72
+    """Memory activity while memory-bound kernels run; recorded: 0.72 to 0.74. Some 0.8 is the practical peak."""
+    compute_power: float = 0.95
+    """Share of the range from idle power to the limit while computing; recorded, without the driver's averaging: 0.78
+    (large products alone, memory-bound) to 1.1 (clocks not capped yet)."""
+    waiting_power: float = 0.05
+    """The same while communication kernels poll; recorded: 0 to 0.09, depending on their SMs."""
+    power_seconds: float = 5.0
+    """Shortest window with power of its own: the driver reports the mean of the last second."""
+    idle_power: float = 0.175
+    """Share of the limit with clocks up and nothing to do; recorded: 121 to 124 of 700 W."""
+    high_power: float = 0.3
+    """Share of the limit that neither an idle GPU nor polling kernels draw; recorded: at most 0.25."""
+    idle_busy: float = 0.03
+    """Share of time with kernels below which a GPU is idle; a job that launches tiny kernels one by one has 0.04 on an
+    H100, 0.02 to 0.035 on an H200."""
+    tiny_busy: float = 0.01
+    """Share of time with kernels in every sample from which a GPU that a process holds is not idle."""
+    memory_dram: float = 0.5
+    """Memory activity while computing from which memory may be the limit; recorded: 0.42 (not), 0.77 (is)."""
+    tensor_roof: float = 0.75
+    """Tensor activity of training that large products bound; recorded 0.67 on H100s, 0.76 on H200s (alone: 0.94)."""
+    dram_roof: float = 0.85
+    """Memory activity of a copy; data sheets promise 1, measured peaks are 0.8 to 0.9."""
+    memory_busy: float = 0.65
+    """nvidia-smi's memory figure over its utilisation; recorded: 0.34 to 0.54 (computing), 0.95 and, on an H200, 0.73
+    (memory-bound)."""
+    small_kernels: float = 0.4
+    """SM over engine activity below which kernels do not fill the GPU; recorded: 0.04 to 0.15 (launch-bound)."""
+    copy_bytes: float = 200e6
+    """Bytes/s over PCIe from which the host link works: pageable copies make 1 GB/s, a batch of tokens some kB."""
+    peer_bytes: float = 30e6
+    """Bytes/s over PCIe in each direction of a GPU whose peers lie beyond it: launches alone make 60 to 80 MB/s to the
+    GPU, and under 15 MB/s back."""
+    link_traffic: float = 1e6
+    """Bytes/s over NVLink or network of a GPU that communicates at all; recorded between stages: 340 MB/s."""
+    clock_low: float = 0.7
+    """SM clock of its highest below which a busy GPU is slowed; recorded under a power cap: 0.87 to 1."""
+    throttle_share: float = 0.2
+    """Of samples with a hardware or thermal reason."""
+    hang_seconds: float = 50.0
+    """Polling this long without traffic is rarely a wait for a slow peer; NCCL's own watchdog waits 600 s."""
+    hang_spread: float = 0.05
+    """Range of power, as a share of the limit, below which it is constant."""
+    hang_bytes: float = 60e6
+    """Bytes/s over PCIe in each direction, or over the network's ports, of a GPU that does not hang: NCCL's proxy of a
+    hung all-reduce polls at 27 MB/s (recorded, H200, TCP), a slow network of 1 Gbit/s moves 100."""
+    spin_activity: float = 0.005
+    """Tensor and memory activity of a kernel that only polls: recorded 0.000 to 0.001."""
+
+
+LIMITS = FleetThresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class GpuSample:
     """One sample of a GPU or MIG instance; ratios are 0..1, rates are means since the previous sample.
 
     Attributes:
@@ -51,7 +119,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """Constants of a GPU.
+    """Constants of a GPU that classification by counters needs.
 
     Attributes:
         name: from the driver.
@@ -99,7 +167,7 @@ _REPEATS = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Work with pauses of whole samples.
+    """Bursts of GPU work with pauses of whole samples.
 
     Attributes:
         duty: share of samples with work.
@@ -113,7 +181,7 @@ class Bursts:
 
 
 def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | None:
-    """Bursts of an equally spaced series of activity (0..1); None if there are none, or too few samples."""
+    """Bursts of an equally spaced series of GPU activity (0..1); None if there are none, or too few samples."""
     if len(activity) < _MIN_SAMPLES or max(activity) < _FULL:
         return None
     empty = sum(value < _EMPTY for value in activity) / len(activity)
@@ -148,7 +216,7 @@ def _period(activity: Sequence[float]) -> int | None:
 
 _PROFILING = ("engine", "sm", "tensor", "dram")
 _MEANS = tuple(
-    field.name for field in fields(Sample) if field.name not in ("time_ns", "throttle_reasons", "num_processes")
+    field.name for field in fields(GpuSample) if field.name not in ("time_ns", "throttle_reasons", "num_processes")
 )
 _STUCK = 0.95
 _BUSY = 0.5
@@ -157,11 +225,12 @@ _EMPTY_MEMORY = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SampleWindow:
-    """Means of a window of samples; a figure that some samples lack is the mean of the others.
+    """Means of a window of a GPU's samples; a figure that some samples lack is the mean of the others.
 
     Attributes:
         samples: without figures that others contradict.
         facts, host: of the GPU and its processes.
+        limits: the thresholds that apply.
         mean: of each figure, None if no sample has it.
         power: share of the limit; None if either is unknown.
         dynamic_power: share of the range from idle power to the limit, 0..1.
@@ -171,10 +240,11 @@ class SampleWindow:
         is_contradictory: counters or utilization are wrong, and power does not show which.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[GpuSample, ...]
     facts: GpuFacts
     host: HostUse
-    mean: Sample
+    limits: FleetThresholds
+    mean: GpuSample
     power: float | None
     dynamic_power: float | None
     bursts: Bursts | None
@@ -207,8 +277,10 @@ class SampleWindow:
         return self.mean.memory_used >= _EMPTY_MEMORY * self.facts.memory_total
 
 
-def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
-    """Window of samples in order of time, without contradictory counters.
+def sample_window(
+    samples: Sequence[GpuSample], facts: GpuFacts, host: HostUse, limits: FleetThresholds
+) -> SampleWindow:
+    """Window of a GPU's samples in order of time, without contradictory counters.
 
     Raises:
         ValueError: there is no sample.
@@ -230,37 +302,30 @@ def window_of(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits:
     return whole
 
 
-def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: Limits) -> SampleWindow:
+def _window(samples: Sequence[GpuSample], facts: GpuFacts, host: HostUse, limits: FleetThresholds) -> SampleWindow:
     last = samples[-1]
-    means: dict[str, Any] = {name: _mean(samples, name) for name in _MEANS}
-    mean = Sample(last.time_ns, num_processes=last.num_processes, **means)
+    means: dict[str, Any] = {}
+    for name in _MEANS:
+        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+        means[name] = sum(values) / len(values) if values else None
+    mean = GpuSample(last.time_ns, num_processes=last.num_processes, **means)
+    activity = [sample.busy for sample in samples if sample.busy is not None]
+    distance = (last.time_ns - samples[0].time_ns) / 1e9 / max(len(samples) - 1, 1)
+    bursts = bursts_of(activity, distance)
     limit = facts.power_limit_watts
     power = dynamic = None
     if mean.power_watts is not None and limit:
         power = mean.power_watts / limit
         idle = facts.idle_watts / limit if facts.idle_watts is not None else limits.idle_power
         dynamic = min(1.0, max(0.0, (power - idle) / (1 - idle))) if idle < 1 else None
-    return SampleWindow(tuple(samples), facts, host, mean, power, dynamic, _bursts(samples))
+    return SampleWindow(tuple(samples), facts, host, limits, mean, power, dynamic, bursts)
 
 
-def _bursts(samples: Sequence[Sample]) -> Bursts | None:
-    activity = [sample.busy for sample in samples if sample.busy is not None]
-    if len(activity) < 2:
-        return None
-    distance = (samples[-1].time_ns - samples[0].time_ns) / 1e9 / (len(samples) - 1)
-    return bursts_of(activity, distance)
-
-
-def _mean(samples: Sequence[Sample], name: str) -> float | None:
-    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
-    return sum(values) / len(values) if values else None
-
-
-def share_of(samples: Sequence[Sample], is_so: Callable[[Sample], bool]) -> float:
-    """Share of samples for which a condition holds, 0..1."""
+def share_of_samples(samples: Sequence[GpuSample], is_so: Callable[[GpuSample], bool]) -> float:
+    """Share of a GPU's samples for which a condition holds, 0..1."""
     return sum(map(is_so, samples)) / len(samples)
 
 
-def _without(samples: Sequence[Sample], *names: str) -> tuple[Sample, ...]:
+def _without(samples: Sequence[GpuSample], *names: str) -> tuple[GpuSample, ...]:
     nothing: dict[str, Any] = dict.fromkeys(names)
     return tuple(replace(sample, **nothing) for sample in samples)

@@ -29,7 +29,7 @@ from enum import StrEnum
 from itertools import pairwise
 from math import prod
 
-from stepscope.analyzer.hang.progress import Group, JobProgress, RankProgress
+from stepscope.analyzer.hang.progress import JobProgress, RankProgress, RecordedGroup
 from stepscope.core.documents.hang import FlightDump, HangKind, Operation, WaitingGroup, stack_lines
 
 _SAME_SIZE = frozenset(
@@ -45,14 +45,14 @@ _Call = tuple[str, int | None, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A sequence number of a group under which ranks called different collectives.
+    """Desync of a process group: a sequence number under which ranks called different collectives.
 
     Attributes:
         calls: ranks by description of their call: "all_reduce of 4,194,304 Float".
         others: ranks that differ from the majority; all of them without a majority.
     """
 
-    group: Group
+    group: RecordedGroup
     sequence: int
     calls: Mapping[str, tuple[int, ...]]
     others: tuple[int, ...]
@@ -64,17 +64,20 @@ class Mismatch:
 
 
 def first_mismatches(progress: JobProgress) -> list[Mismatch]:
-    """First mismatch of each group that has one."""
+    """First desync of each process group that has one."""
     return [found for group in progress if (found := _first_mismatch(group, progress)) is not None]
 
 
-def _first_mismatch(group: Group, progress: JobProgress) -> Mismatch | None:
+def _first_mismatch(group: RecordedGroup, progress: JobProgress) -> Mismatch | None:
     for sequence in sorted({number for member in progress[group].values() for number in member.calls}):
         callers = _callers(progress[group], sequence)
         if len(callers) > 1:
             usual = _majority(callers) or _majority(_callers_of_similar(group, progress, sequence))
             others = sorted(rank for call, ranks in callers.items() if call != usual for rank in ranks)
-            calls = {_describe(call): tuple(ranks) for call, ranks in callers.items()}
+            calls = {}
+            for (name, size, dtypes), ranks in callers.items():
+                of_what = "" if size is None else f" of {size:,} {', '.join(dict.fromkeys(dtypes))}".rstrip()
+                calls[name + of_what] = tuple(ranks)
             return Mismatch(group, sequence, calls, tuple(others))
     return None
 
@@ -88,7 +91,7 @@ def _callers(ranks: Mapping[int, RankProgress], sequence: int) -> dict[_Call, li
     return callers
 
 
-def _callers_of_similar(group: Group, progress: JobProgress, sequence: int) -> dict[_Call, list[int]]:
+def _callers_of_similar(group: RecordedGroup, progress: JobProgress, sequence: int) -> dict[_Call, list[int]]:
     """Callers in all groups of the same description and size; tensor-parallel groups do the same at the same time."""
     callers: dict[_Call, list[int]] = defaultdict(list)
     for other, ranks in progress.items():
@@ -110,16 +113,11 @@ def _key(call: Operation) -> _Call:
     return call.name, sum(prod(shape) for shape in call.input_sizes), call.dtypes
 
 
-def _describe(call: _Call) -> str:
-    name, size, dtypes = call
-    return name if size is None else f"{name} of {size:,} {', '.join(dict.fromkeys(dtypes))}".rstrip()
-
-
 _Transition = tuple[object, ...]
 
 
 def diverged_ranks(dumps: Sequence[FlightDump], calls: Mapping[int, Operation], ranks: Iterable[int]) -> list[int]:
-    """Those of the ranks whose call made a transition that no rank had made before."""
+    """Ranks of a desync whose call made a transition that no rank had made before."""
     seen: Counter[_Transition] = Counter()
     last: dict[int, _Transition] = {}
     for dump in dumps:
@@ -144,7 +142,7 @@ _OTHER_END = {"send": "recv", "recv": "send"}
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """Oldest collective of a rank that has not ended.
+    """Oldest collective of a hanging rank that has not ended.
 
     Attributes:
         waits_for: ranks that have not called it yet, including those without a dump.
@@ -152,22 +150,25 @@ class OpenCall:
     """
 
     call: Operation
-    group: Group
+    group: RecordedGroup
     waits_for: tuple[int, ...]
     runs: bool = True
 
 
 def open_calls(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, OpenCall]:
-    """Oldest open collective of each rank that has one."""
+    """Oldest open collective of each rank that has one, by the flight recorders."""
     groups = _groups_of(progress)
-    missing: dict[tuple[Group, int], tuple[int, ...]] = {}
+    missing: dict[tuple[RecordedGroup, int], tuple[int, ...]] = {}
     found = {}
     for dump in dumps:
         call = next((one for one in dump.operations if not one.is_done and not one.is_p2p), None)
         if call is not None:
             group = groups[dump.rank, call.group]
             if (group, call.sequence) not in missing:
-                missing[group, call.sequence] = _members_missing(group, progress[group], call.sequence)
+                own = progress[group]
+                missing[group, call.sequence] = tuple(
+                    rank for rank in group.members if rank not in own or own[rank].enqueued < call.sequence
+                )
             found[dump.rank] = OpenCall(call, group, missing[group, call.sequence], bool(_running(dump)))
     return found
 
@@ -181,7 +182,7 @@ def _running(dump: FlightDump) -> list[Operation]:
 
 
 def message_waits(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, int]:
-    """Peer of each rank whose oldest open call is a running message, if no matching message runs at the peer."""
+    """Peer of each hanging rank whose oldest open call is a message that does not run at the peer."""
     groups = _groups_of(progress)
     running = {dump.rank: [call for call in _running(dump) if call.is_p2p] for dump in dumps}
     open_messages = {
@@ -202,7 +203,7 @@ def message_waits(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[in
     return found
 
 
-def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
+def _ends(call: Operation, group: RecordedGroup | None) -> tuple[str, int, int] | None:
     """Kind of a message (send or recv), the rank that recorded it, and its peer; both as ranks of the job."""
     match = _MESSAGE.match(call.name)
     if match is None or group is None:
@@ -213,17 +214,12 @@ def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
     return match[1], group.members[here], group.members[there]
 
 
-def _members_missing(group: Group, ranks: Mapping[int, RankProgress], sequence: int) -> tuple[int, ...]:
-    """Members that have not called it, as far as their dumps show."""
-    return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
-
-
-def _groups_of(progress: JobProgress) -> Mapping[tuple[int, str], Group]:
+def _groups_of(progress: JobProgress) -> Mapping[tuple[int, str], RecordedGroup]:
     return {(rank, group.name): group for group, ranks in progress.items() for rank in ranks}
 
 
 class Lag(StrEnum):
-    """What a culprit has done less of."""
+    """What a culprit of a hang has done less of."""
 
     CALLED = "called"
     STARTED = "started"
@@ -232,11 +228,11 @@ class Lag(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingRank:
-    """A rank that is behind in a group: in what, by how many calls, and behind which ranks."""
+    """Rank that is behind in a hanging group: in what, by how many calls, and behind which ranks."""
 
     rank: int
     lag: Lag
-    group: Group
+    group: RecordedGroup
     behind: int
     ahead: tuple[int, ...]
 
@@ -254,7 +250,7 @@ class LaggingRank:
 def lagging_ranks(
     progress: JobProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
 ) -> list[LaggingRank]:
-    """Ranks that are behind and wait for nobody, by rank."""
+    """Ranks of a hang that are behind and wait for nobody, by rank."""
     behind: dict[int, LaggingRank] = {}
     for group, ranks in progress.items():
         if not any(member.is_open for member in ranks.values()):
@@ -269,7 +265,7 @@ def lagging_ranks(
 
 
 def _behind(
-    group: Group, ranks: Mapping[int, RankProgress], open_calls: Mapping[int, OpenCall]
+    group: RecordedGroup, ranks: Mapping[int, RankProgress], open_calls: Mapping[int, OpenCall]
 ) -> Iterator[LaggingRank]:
     most_called = max(member.enqueued for member in ranks.values())
     most_done = max(member.completed for member in ranks.values())
@@ -293,7 +289,7 @@ _TORCH_FRAMES = "torch/distributed/"
 
 
 def waiting_groups(dumps: Sequence[FlightDump], open_calls: Mapping[int, OpenCall]) -> list[WaitingGroup]:
-    """Ranks grouped by their oldest open call and its stack (without one, their last call's), largest group first."""
+    """Ranks of a hang by their oldest open call and its stack (without one, their last call's), largest first."""
     made: dict[tuple[object, ...], WaitingGroup] = {}
     for dump in dumps:
         group = _group_of(dump, open_calls.get(dump.rank))

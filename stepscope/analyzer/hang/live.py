@@ -10,16 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from stepscope.analyzer.hang.verdict import NONE
-from stepscope.core.documents.hang import (
-    STALE_SECONDS,
-    HangEvidence,
-    HangKind,
-    HangReport,
-    HangVerdict,
-    LiveHang,
-    LiveHangState,
-    RankState,
-)
+from stepscope.core.documents import hang
 from stepscope.core.text.numbers import counted, form, ranks_words
 from stepscope.core.vocabulary import Cause, Reason
 
@@ -32,17 +23,21 @@ _LIMIT_FACTOR_WITHOUT_CULPRIT = 2.0
 _LIKELY, _PERHAPS, _UNKNOWN = 0.8, 0.6, 0.3
 _MAX_EVIDENCE = 8
 
-_NOBODY = HangVerdict(NONE, None, [], [], 0.0, "")
+_NOBODY = hang.HangVerdict(NONE, None, [], [], 0.0, "")
 
 
-def fresh_states(states: Sequence[RankState]) -> list[RankState]:
-    """States of the ranks that still report, by rank."""
+def fresh_states(states: Sequence[hang.RankState]) -> list[hang.RankState]:
+    """States of the ranks of a possibly hanging job that still report, by rank."""
     newest = max((state.seen_ns for state in states), default=0)
-    return sorted((state for state in states if newest - state.seen_ns < STALE_SECONDS * 1e9), key=lambda one: one.rank)
+    return sorted(
+        (state for state in states if newest - state.seen_ns < hang.STALE_SECONDS * 1e9), key=lambda one: one.rank
+    )
 
 
-def live_hang(states: Sequence[RankState], report: HangReport | None, *, expected: Collection[int]) -> LiveHang:
-    """Judge a running job.
+def live_hang(
+    states: Sequence[hang.RankState], report: hang.HangReport | None, *, expected: Collection[int]
+) -> hang.LiveHang:
+    """Judge whether a running job hangs.
 
     Args:
         states: from `fresh_states`.
@@ -52,17 +47,19 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     """
     stalled = [state for state in states if state.age_seconds >= state.limit_seconds]
     if not stalled:
-        return LiveHang(LiveHangState.NONE, None, [], [], 0.0, "no step lasts longer than it may")
+        return hang.LiveHang(hang.LiveHangState.NONE, None, [], [], 0.0, "no step lasts longer than it may")
     oldest = max(stalled, key=lambda state: state.age_seconds)
     here = {*expected, *(state.rank for state in states)}
     silent = sorted(here - {state.rank for state in states})
     busy = {state.rank: state.doing or state.where for state in states if state.doing or not state.is_still}
     suspicion = _find_suspicion(states, report, silent)
 
-    def answer(state: LiveHangState, ranks: Sequence[int], summary: str, by: HangVerdict = _NOBODY) -> LiveHang:
+    def answer(
+        state: hang.LiveHangState, ranks: Sequence[int], summary: str, by: hang.HangVerdict = _NOBODY
+    ) -> hang.LiveHang:
         age_seconds = round(oldest.age_seconds, 3)
         evidence = by.evidence[:_MAX_EVIDENCE]
-        return LiveHang(
+        return hang.LiveHang(
             state, by.kind, by.reasons, list(ranks), by.confidence, summary, evidence, oldest.step, age_seconds, silent
         )
 
@@ -70,41 +67,41 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     if len(busy) == len(states):
         working = working or list(busy)
     if working:
-        return answer(LiveHangState.BUSY, working, f"{ranks_words(working)} at work: {busy[working[0]]}")
+        return answer(hang.LiveHangState.BUSY, working, f"{ranks_words(working)} at work: {busy[working[0]]}")
     reported_seconds = (max(state.seen_ns for state in states) - min(state.since_ns for state in states)) / 1e9
     has_waited = oldest.age_seconds >= _LIMIT_FACTOR_WITHOUT_CULPRIT * oldest.limit_seconds
     if suspicion is None:
         summary = "all ranks stand still, and nobody is behind: the network, or all alike"
-        state = LiveHangState.HANG if has_waited else LiveHangState.UNDECIDED
+        state = hang.LiveHangState.HANG if has_waited else hang.LiveHangState.UNDECIDED
         return answer(state, [], summary, _no_culprit(_where(states)))
     is_silence = bool(set(suspicion.ranks) & set(silent))
     is_uncertain = (is_silence and bool(busy)) or set(suspicion.ranks) == {state.rank for state in states}
     if reported_seconds < GRACE_SECONDS or (is_uncertain and not has_waited):
-        return answer(LiveHangState.UNDECIDED, [], "ranks are still being heard")
+        return answer(hang.LiveHangState.UNDECIDED, [], "ranks are still being heard")
     if is_silence and not _any_rank_waits(states, report):
         left = f"{ranks_words(suspicion.ranks)} {form(len(suspicion.ranks), 'has', 'have')} left"
-        return answer(LiveHangState.UNDECIDED, [], f"{left}, and nobody waits for them")
+        return answer(hang.LiveHangState.UNDECIDED, [], f"{left}, and nobody waits for them")
     elsewhere = [rank for rank in suspicion.ranks if rank not in here]
     if elsewhere:
         do = form(len(elsewhere), "leaves nothing here: look at its node", "leave nothing here: look at their nodes")
         summary = f"the ranks here wait for {ranks_words(elsewhere)}, which {do}"
-        return answer(LiveHangState.HANG, [], summary, _no_culprit(suspicion.evidence))
-    return answer(LiveHangState.HANG, suspicion.ranks, suspicion.summary, suspicion)
+        return answer(hang.LiveHangState.HANG, [], summary, _no_culprit(suspicion.evidence))
+    return answer(hang.LiveHangState.HANG, suspicion.ranks, suspicion.summary, suspicion)
 
 
-def _no_culprit(evidence: list[HangEvidence]) -> HangVerdict:
-    return HangVerdict(Cause.HANG, HangKind.UNKNOWN, [], [], _UNKNOWN, "", evidence)
+def _no_culprit(evidence: list[hang.HangEvidence]) -> hang.HangVerdict:
+    return hang.HangVerdict(Cause.HANG, hang.HangKind.UNKNOWN, [], [], _UNKNOWN, "", evidence)
 
 
-def _any_rank_waits(states: Sequence[RankState], report: HangReport | None) -> bool:
+def _any_rank_waits(states: Sequence[hang.RankState], report: hang.HangReport | None) -> bool:
     """Whether a rank is in a collective; at the end of training the last rank goes on without one."""
     is_open = report is not None and any(group.operation is not None for group in report.groups)
     return is_open or any(state.is_in_collective and state.is_still for state in states)
 
 
 def _find_suspicion(
-    states: Sequence[RankState], report: HangReport | None, silent: Sequence[int]
-) -> HangVerdict | None:
+    states: Sequence[hang.RankState], report: hang.HangReport | None, silent: Sequence[int]
+) -> hang.HangVerdict | None:
     verdict = report.verdict if report else None
     if verdict is not None and verdict.cause == Cause.HANG and verdict.ranks and verdict.kind is not None:
         return verdict
@@ -112,10 +109,12 @@ def _find_suspicion(
         ranks = list(silent)
         summary = f"{ranks_words(ranks)} fell silent while the others wait: dead, stopped, or holding Python's lock"
         evidence = [
-            HangEvidence(ranks, form(len(ranks), "says nothing any more", "say nothing any more")),
+            hang.HangEvidence(ranks, form(len(ranks), "says nothing any more", "say nothing any more")),
             *_where(states),
         ]
-        return HangVerdict(Cause.HANG, HangKind.UNKNOWN, [Reason.MISSING_RANK], ranks, _LIKELY, summary, evidence)
+        return hang.HangVerdict(
+            Cause.HANG, hang.HangKind.UNKNOWN, [Reason.MISSING_RANK], ranks, _LIKELY, summary, evidence
+        )
     waiting = [state.rank for state in states if state.is_in_collective]
     apart = [state for state in states if not state.is_in_collective]
     if waiting and apart:
@@ -133,14 +132,16 @@ def _find_suspicion(
     return None
 
 
-def _suspect_host(ranks: list[int], summary: str, states: Sequence[RankState]) -> HangVerdict:
-    reasons = [Reason(HangKind.HOST.value)]
-    return HangVerdict(Cause.HANG, HangKind.HOST, reasons, ranks, _PERHAPS, summary, _where(states))
+def _suspect_host(ranks: list[int], summary: str, states: Sequence[hang.RankState]) -> hang.HangVerdict:
+    reasons = [Reason(hang.HangKind.HOST.value)]
+    return hang.HangVerdict(Cause.HANG, hang.HangKind.HOST, reasons, ranks, _PERHAPS, summary, _where(states))
 
 
-def _where(states: Sequence[RankState]) -> list[HangEvidence]:
+def _where(states: Sequence[hang.RankState]) -> list[hang.HangEvidence]:
     """Where the ranks are, smallest group first, as it is the odd one."""
     places: dict[str, list[int]] = {}
     for state in states:
         places.setdefault(state.where, []).append(state.rank)
-    return [HangEvidence(ranks, f"in {where}") for where, ranks in sorted(places.items(), key=lambda one: len(one[1]))]
+    return [
+        hang.HangEvidence(ranks, f"in {where}") for where, ranks in sorted(places.items(), key=lambda one: len(one[1]))
+    ]

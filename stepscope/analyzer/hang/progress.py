@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from stepscope.core.documents.hang import MAX_RANKS, OF_ALL, FlightDump, Operation
+from stepscope.core.documents.hang import MAX_RANKS, OF_ALL, FlightDump, Operation, group_words
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Process group; its members are ranks of the whole job, in the group's own order.
+class RecordedGroup:
+    """Process group of a flight recorder; its members are ranks of the whole job, in the group's own order.
 
     Attributes:
         is_listed: whether a recorder lists the members; else they are the ranks whose dumps have calls of it.
@@ -38,6 +38,10 @@ class Group:
     description: str
     is_listed: bool
 
+    @property
+    def words(self) -> str:
+        return group_words(self.name, self.description)
+
     def __hash__(self) -> int:
         # not of all members, which may be thousands
         return hash((self.name, len(self.members), self.members[:1]))
@@ -45,7 +49,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Progress of one rank in one group.
+    """Progress of one rank in one process group, by its flight recorder.
 
     Attributes:
         enqueued, completed: sequence numbers of the newest collective that was called and that ended; 0 if none was.
@@ -72,12 +76,12 @@ class RankProgress:
         return min((number for number, call in self.calls.items() if not call.is_done), default=self.enqueued + 1)
 
 
-JobProgress = dict[Group, dict[int, RankProgress]]
+JobProgress = dict[RecordedGroup, dict[int, RankProgress]]
 """Progress of the members with dumps, by group."""
 
 
 def job_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> JobProgress:
-    """Progress of each rank in each group that a recorder or its list of groups names.
+    """Progress of each rank in each process group that a flight recorder or its list of groups names.
 
     `dumps` has at most one dump per rank; `world_size` (0 if unknown) gives the members of groups that are not listed.
     """
@@ -85,29 +89,23 @@ def job_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> JobProgres
     ids = _ids(dumps, groups)
     found: JobProgress = defaultdict(dict)
     for dump in dumps:
-        calls = _newest_calls(dump)
+        newest = _newest_ids(dump)
+        calls: dict[str, list[Operation]] = defaultdict(list)  # of several groups with one name, those of the newest
+        for operation in dump.operations:
+            if operation.group_id == newest[operation.group]:
+                calls[operation.group].append(operation)
         for name, group in groups[dump.rank].items():
             calls_of_group = calls.get(name, [])
             found[group][dump.rank] = _rank_progress(dump, ids[dump.rank].get(name), calls_of_group)
     return dict(found)
 
 
-def newest_ids(dump: FlightDump) -> dict[str, int]:
+def _newest_ids(dump: FlightDump) -> dict[str, int]:
     """By name of a group, the rank's own number of the newest group with that name."""
     newest: dict[str, int] = {}
     for operation in dump.operations:
         newest[operation.group] = max(newest.get(operation.group, operation.group_id), operation.group_id)
     return newest
-
-
-def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
-    """Calls by name of the group; of several groups with one name, those of the newest."""
-    newest = newest_ids(dump)
-    calls: dict[str, list[Operation]] = defaultdict(list)
-    for operation in dump.operations:
-        if operation.group_id == newest[operation.group]:
-            calls[operation.group].append(operation)
-    return calls
 
 
 def _rank_progress(dump: FlightDump, group_id: int | None, calls_of_group: Sequence[Operation]) -> RankProgress:
@@ -122,7 +120,7 @@ def _rank_progress(dump: FlightDump, group_id: int | None, calls_of_group: Seque
     return replace(progress, completed=progress.first_open - 1)  # open calls are always recorded
 
 
-def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, Group]]:
+def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, RecordedGroup]]:
     """Groups of each rank by name."""
     callers: dict[str, set[int]] = defaultdict(set)
     descriptions: dict[str, str] = {}
@@ -131,13 +129,13 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
         for operation in dump.operations:
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
-    made: dict[Group, Group] = {}
+    made: dict[RecordedGroup, RecordedGroup] = {}
     everybody = tuple(range(min(max(_min_world_size(descriptions, callers), world_size), MAX_RANKS)))
 
-    def group(name: str, listed: tuple[int, ...] | None) -> Group:
+    def group(name: str, listed: tuple[int, ...] | None) -> RecordedGroup:
         description = descriptions.get(name, "")
         unlisted = everybody if description == OF_ALL else tuple(sorted(callers[name]))
-        new = Group(name, listed or unlisted, description, is_listed=listed is not None)
+        new = RecordedGroup(name, listed or unlisted, description, is_listed=listed is not None)
         return made.setdefault(new, new)  # one object for all ranks: identity is compared first
 
     of_rank = {}
@@ -157,10 +155,10 @@ def _min_world_size(descriptions: Mapping[str, str], callers: Mapping[str, set[i
     return max([highest, *(len(own) * max(own) for own in sizes.values())])
 
 
-def _ids(dumps: Sequence[FlightDump], groups: Mapping[int, Mapping[str, Group]]) -> dict[int, dict[str, int]]:
+def _ids(dumps: Sequence[FlightDump], groups: Mapping[int, Mapping[str, RecordedGroup]]) -> dict[int, dict[str, int]]:
     """The rank's own numbers of its groups, by rank and name."""
     own = {dump.rank: _by_order(dump, {call.group: call.group_id for call in dump.operations}) for dump in dumps}
-    used: dict[Group, Counter[int]] = defaultdict(Counter)
+    used: dict[RecordedGroup, Counter[int]] = defaultdict(Counter)
     for rank, ids in own.items():
         for name, number in ids.items():
             if name in groups[rank]:
@@ -189,7 +187,7 @@ _MAY_END_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
 
 
 def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[FlightDump]:
-    """The dumps, with calls open again that timed out and cannot have completed."""
+    """Flight recorder dumps with calls open again that timed out and cannot have completed."""
     if not any(call.is_given_up for dump in dumps for call in dump.operations):
         return list(dumps)
     first_open: dict[tuple[int, str], int] = {}
@@ -200,7 +198,7 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
             first_open[rank, group.name] = min(called_by_all + 1, still_open)
 
     def reopened(dump: FlightDump) -> FlightDump:
-        newest = newest_ids(dump)  # an older group of the same name has its own sequence numbers
+        newest = _newest_ids(dump)  # an older group of the same name has its own sequence numbers
 
         def is_open(call: Operation) -> bool:
             needs_all = not call.is_p2p and call.name not in _MAY_END_ALONE
@@ -228,16 +226,16 @@ _SYNCHRONIZING = (
 
 @dataclass(frozen=True, slots=True)
 class OlderDump:
-    """A rank whose dump is older than that of rank `than`, which completed a call that the rank had not made."""
+    """Flight recorder dump older than that of rank `than`, which completed a call that this rank had not made."""
 
     rank: int
     than: int
     call: Operation
-    group: Group
+    group: RecordedGroup
 
 
 def older_dumps(progress: JobProgress) -> list[OlderDump]:
-    """Ranks with an older dump, each once."""
+    """Ranks with an older flight recorder dump, each once."""
     found: dict[int, OlderDump] = {}
     for group, ranks in progress.items():
         for than, member in ranks.items():
@@ -252,7 +250,7 @@ def older_dumps(progress: JobProgress) -> list[OlderDump]:
 
 
 def longest_wait_seconds(dumps: Sequence[FlightDump]) -> float | None:
-    """Longest time that a call was open when its dump was written; None if no such time is known."""
+    """Longest time that a call was open when its flight recorder was dumped; None if unknown."""
     waits = (
         (dump.written_ns - call.created_ns) / 1e9
         for dump in dumps

@@ -17,28 +17,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.blame.remedies import REMEDIES
-from stepscope.analyzer.hang.culprits import (
-    Lag,
-    LaggingRank,
-    Mismatch,
-    OpenCall,
-    diverged_ranks,
-    first_mismatches,
-    lagging_ranks,
-    message_waits,
-    open_calls,
-    waiting_groups,
-)
+from stepscope.analyzer.hang import culprits
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
-    Group,
     JobProgress,
     job_progress,
     longest_wait_seconds,
     older_dumps,
     with_timeouts_open,
 )
-from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict, group_words
+from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict
 from stepscope.core.text.numbers import counted, form, ranks_words
 from stepscope.core.vocabulary import Cause, Reason
 
@@ -48,9 +36,9 @@ _MAX_EVIDENCE = 8
 _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 
 _STUCK = {
-    Lag.CALLED: "never called the collective that the others wait in: stuck on the host",
-    Lag.STARTED: "called the collective that the others are in, but did not start it: stuck on the GPU",
-    Lag.FINISHED: "called what the peers have finished, but did not finish it: stuck on the GPU",
+    culprits.Lag.CALLED: "never called the collective that the others wait in: stuck on the host",
+    culprits.Lag.STARTED: "called the collective that the others are in, but did not start it: stuck on the GPU",
+    culprits.Lag.FINISHED: "called what the peers have finished, but did not finish it: stuck on the GPU",
 }
 
 _ACTION_WITHOUT_CULPRIT = (
@@ -62,28 +50,28 @@ def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangRep
     """Explain a hang from flight recorder dumps, at most one per rank; `world_size` is 0 if it is unknown."""
     dumps = with_timeouts_open(dumps, world_size)
     progress = job_progress(dumps, world_size)
-    calls = open_calls(dumps, progress)
+    calls = culprits.open_calls(dumps, progress)
     present = sorted(dump.rank for dump in dumps)
     world = {*present, *range(world_size), *(rank for group in progress for rank in group.members)}
     missing = sorted(world - set(present))
     verdict = _verdict(dumps, progress, calls, missing)
-    return HangReport(verdict, present, missing, waiting_groups(dumps, calls))
+    return HangReport(verdict, present, missing, culprits.waiting_groups(dumps, calls))
 
 
 def _verdict(
-    dumps: Sequence[FlightDump], progress: JobProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
+    dumps: Sequence[FlightDump], progress: JobProgress, calls: Mapping[int, culprits.OpenCall], missing: Sequence[int]
 ) -> HangVerdict:
-    mismatches = first_mismatches(progress)
+    mismatches = culprits.first_mismatches(progress)
     if mismatches:
         return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)), dumps, progress)
     if undecided := _not_comparable(dumps, progress):
         return undecided
     awaited = _awaited(progress, calls, missing)
-    culprits = lagging_ranks(progress, calls, messages := message_waits(dumps, progress))
+    lagging = culprits.lagging_ranks(progress, calls, messages := culprits.message_waits(dumps, progress))
     if awaited and len(missing) <= len(dumps):
-        return _missing(awaited, culprits)
-    if culprits:
-        return _behind(culprits, calls)
+        return _missing(awaited, lagging)
+    if lagging:
+        return _behind(lagging, calls)
     if awaited:
         summary = (
             f"only {len(dumps)} of {counted(len(dumps) + len(missing), 'rank')} left a dump, "
@@ -100,7 +88,7 @@ def _not_comparable(dumps: Sequence[FlightDump], progress: JobProgress) -> HangV
     evidence = [
         HangEvidence(
             [one.rank, one.than],
-            f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {_name(one.group)}, "
+            f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {one.group.words}, "
             f"which rank {one.rank} had not called when its dump was written",
         )
         for one in older[:_MAX_EVIDENCE]
@@ -115,7 +103,7 @@ def _not_comparable(dumps: Sequence[FlightDump], progress: JobProgress) -> HangV
     return _insufficient(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
 
 
-def _awaited(progress: JobProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
+def _awaited(progress: JobProgress, calls: Mapping[int, culprits.OpenCall], missing: Sequence[int]) -> list[int]:
     """Ranks without a dump that open calls wait for; any such rank if recorders do not list the groups."""
     awaited = {rank for call in calls.values() for rank in call.waits_for} & set(missing)
     if calls and not all(group.is_listed for group in progress):
@@ -123,51 +111,51 @@ def _awaited(progress: JobProgress, calls: Mapping[int, OpenCall], missing: Sequ
     return sorted(awaited)
 
 
-def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], progress: JobProgress) -> HangVerdict:
+def _desync(mismatch: culprits.Mismatch, dumps: Sequence[FlightDump], progress: JobProgress) -> HangVerdict:
     """Verdict on a mismatch; without a majority, ranks that made a new transition have left the common sequence."""
     ranks = list(mismatch.others)
     if not mismatch.has_majority:
         calls = {rank: progress[mismatch.group][rank].calls[mismatch.sequence] for rank in ranks}
-        left = diverged_ranks(dumps, calls, ranks)
+        left = culprits.diverged_ranks(dumps, calls, ranks)
         ranks = left if 0 < len(left) < len(ranks) else ranks
     is_known = len(ranks) < sum(map(len, mismatch.calls.values()))
     do = "called something else than the others" if is_known else "do not call the same"
-    summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {_name(mismatch.group)}"
+    summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {mismatch.group.words}"
     evidence = [HangEvidence(list(callers), f"called {call}") for call, callers in mismatch.calls.items()]
     confidence = _CERTAIN if mismatch.has_majority else _LIKELY
     return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
 
 
-def _missing(awaited: list[int], culprits: Sequence[LaggingRank]) -> HangVerdict:
+def _missing(awaited: list[int], lagging: Sequence[culprits.LaggingRank]) -> HangVerdict:
     evidence = [
         HangEvidence(awaited, f"left no dump, and the others wait for {form(len(awaited), 'it', 'them')}"),
-        *map(_lag_evidence, culprits),
+        *map(_lag_evidence, lagging),
     ]
     summary = f"{ranks_words(awaited)} left no dump, and others wait: suspected first"
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 
-def _behind(culprits: Sequence[LaggingRank], calls: Mapping[int, OpenCall]) -> HangVerdict:
-    kinds = {one.kind for one in culprits}
-    lags = {one.lag for one in culprits}
-    kind = culprits[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
-    ranks = [one.rank for one in culprits]
+def _behind(lagging: Sequence[culprits.LaggingRank], calls: Mapping[int, culprits.OpenCall]) -> HangVerdict:
+    kinds = {one.kind for one in lagging}
+    lags = {one.lag for one in lagging}
+    kind = lagging[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
+    ranks = [one.rank for one in lagging]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
     where = "all on the GPU" if kind is HangKind.DEVICE else "some on the host, some on the GPU"
-    stuck = _STUCK[culprits[0].lag] if len(lags) == 1 else f"are behind, {where}"
+    stuck = _STUCK[lagging[0].lag] if len(lags) == 1 else f"are behind, {where}"
     summary = f"{ranks_words(ranks)} {stuck}; {counted(waiting, 'other waits', 'others wait')}"
-    confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run work that no recorder sees
+    confidence = _LIKELY if lags == {culprits.Lag.STARTED} else _CERTAIN  # a GPU may run work that no recorder sees
     if len(ranks) > waiting or kind is HangKind.UNKNOWN:
         confidence = _PERHAPS
-    return _hang(kind, ranks, confidence, summary, list(map(_lag_evidence, culprits)))
+    return _hang(kind, ranks, confidence, summary, list(map(_lag_evidence, lagging)))
 
 
-def _lag_evidence(one: LaggingRank) -> HangEvidence:
+def _lag_evidence(one: culprits.LaggingRank) -> HangEvidence:
     fewer = f"{one.behind} {form(one.behind, 'collective')} fewer"
-    return HangEvidence([one.rank], f"has {one.lag} {fewer} of {_name(one.group)} than {ranks_words(list(one.ahead))}")
+    return HangEvidence([one.rank], f"has {one.lag} {fewer} of {one.group.words} than {ranks_words(list(one.ahead))}")
 
 
-def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
+def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall]) -> HangVerdict | None:
     """Ranks that wait for each other in different groups; those with a new transition left the common sequence."""
     waiting: dict[int, set[int]] = {rank: set() for rank in calls}
     for other, call in calls.items():
@@ -178,21 +166,19 @@ def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVe
     cycle = sorted(rank for rank, others in mutual.items() if others)
     if not cycle:
         return None
-    left = diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, cycle)
+    left = culprits.diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, cycle)
     if len(left) in (0, len(cycle)):  # too little is recorded: take the ranks that most others wait for
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in cycle}
         left = [rank for rank in cycle if awaited[rank] == max(awaited.values())]
-    evidence = [HangEvidence([rank], _describe_wait(calls[rank])) for rank in cycle[:_MAX_EVIDENCE]]
+    evidence = [
+        HangEvidence([rank], f"waits in {one.call.name} of {one.group.words} for {ranks_words(list(one.waits_for))}")
+        for rank, one in ((rank, calls[rank]) for rank in cycle[:_MAX_EVIDENCE])
+    ]
     summary = (
         f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait for "
         f"{form(len(left), 'it', 'them')}"
     )
     return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(cycle) else _PERHAPS, summary, evidence)
-
-
-def _describe_wait(open_call: OpenCall) -> str:
-    whom = ranks_words(list(open_call.waits_for))
-    return f"waits in {open_call.call.name} of {_name(open_call.group)} for {whom}"
 
 
 def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -> HangVerdict | None:
@@ -214,14 +200,14 @@ def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -
     return _hang(HangKind.HOST, ends, _LIKELY, summary, evidence)
 
 
-def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict:
+def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall]) -> HangVerdict:
     num_open = sum(any(not call.is_done for call in dump.operations) for dump in dumps)
     if not num_open and any(_has_unrecorded(dump) for dump in dumps):
         summary = "no recorded call is open, but messages were sent, which gloo's recorder does not have"
         return _insufficient(summary, "look at what the ranks' Python does: py-spy dump --pid")
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
-    evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
+    evidence = [HangEvidence([rank], f"in {call.call.name} of {call.group.words}") for rank, call in calls.items()]
     summary = f"{counted(num_open, 'rank is', 'ranks are')} in calls that all others have called too: nobody is behind"
     return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MAX_EVIDENCE])
 
@@ -254,7 +240,3 @@ def _insufficient(summary: str, what_next: str, evidence: Sequence[HangEvidence]
     """Verdict without a culprit because the dumps are not sufficient."""
     cause = Cause.INSUFFICIENT_EVIDENCE
     return HangVerdict(cause, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, list(evidence), [what_next])
-
-
-def _name(group: Group) -> str:
-    return group_words(group.name, group.description)

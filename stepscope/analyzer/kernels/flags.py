@@ -23,7 +23,7 @@ from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategor
 from stepscope.trace.columns import IntColumn, TraceColumns, TraceDevice
 
 Sums = npt.NDArray[np.float64]
-"""Sums of groups of kernels, shape (groups, SIZE)."""
+"""Sums of groups of kernels, shape (groups, Columns.SIZE)."""
 
 
 class Flag(IntEnum):
@@ -39,8 +39,8 @@ class Flag(IntEnum):
     TINY_KERNELS = 7
 
 
-class Sum(IntEnum):
-    """Scalar columns of Sums."""
+class SumColumn(IntEnum):
+    """Scalar columns of the sums of groups of kernels."""
 
     COUNT = 0
     """kernels that own time in the window"""
@@ -59,20 +59,22 @@ class Sum(IntEnum):
     """FITTED_NS weighted with the occupancy that the grid allows"""
 
 
-FLAGS = slice(len(Sum), len(Sum) + len(Flag))
-"""Owned time by flag; a kernel may have several."""
-CATEGORIES = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
-"""Owned time by category of the limit."""
-DECIDED = slice(CATEGORIES.stop, CATEGORIES.stop + len(DecidedBy))
-"""Owned time by DecidedBy."""
-LIMITERS = slice(DECIDED.stop, DECIDED.stop + len(Limiter))
-"""Owned time by limiter of the occupancy."""
-SIZE = LIMITERS.stop
+class Columns:
+    """Ranges of columns of the sums of kernels, after those of SumColumn: owned time by a property."""
+
+    FLAGS = slice(len(SumColumn), len(SumColumn) + len(Flag))
+    """By flag; a kernel may have several."""
+    CATEGORIES = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
+    """By category of the limit."""
+    DECIDED = slice(CATEGORIES.stop, CATEGORIES.stop + len(DecidedBy))
+    LIMITERS = slice(DECIDED.stop, DECIDED.stop + len(Limiter))
+    """By limiter of the occupancy."""
+    SIZE = LIMITERS.stop
 
 
-def flagged(sums: npt.NDArray[np.float64], flag: Flag) -> float:
+def flagged_ns(sums: npt.NDArray[np.float64], flag: Flag) -> float:
     """Owned nanoseconds of a group's kernels that have a flag."""
-    return float(sums[FLAGS.start + flag])
+    return float(sums[Columns.FLAGS.start + flag])
 
 
 _PLAIN_UNITS = re.compile(
@@ -126,6 +128,31 @@ LOW_OCCUPANCY = 0.25
 MIN_CHAIN = 3
 """Least number of consecutive element-wise kernels that could be fused to one."""
 
+MESSAGES = {
+    Flag.NO_TENSOR_CORES: "matrix kernels that multiply on the plain units of a GPU that has tensor cores",
+    Flag.UNALIGNED: "tensor-core kernels that load one or two elements at a time, as their operands are not aligned",
+    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
+    Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
+    Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
+    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_SHARE:.0%} of what the GPU allows them",
+    Flag.UNFUSED: f"element-wise kernels, {MIN_CHAIN} or more in a row, each reading and writing memory anew",
+    Flag.TINY_KERNELS: f"kernels under {TINY_NS / 1e3:.0f} us, which cost about as much to launch as to run",
+}
+ADVICE = {
+    Flag.NO_TENSOR_CORES: (
+        "float32: torch.set_float32_matmul_precision('high') (TF32, from Ampere on) or autocast to a 16-bit type; "
+        "16-bit: make the dimensions multiples of 8"
+    ),
+    Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
+    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
+    Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
+    Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
+    Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",
+    Flag.UNFUSED: "torch.compile for chains in the model; foreach or fused=True for the optimizer",
+    Flag.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
+}
+"""What is said of each flag, and what to do."""
+
 _MULTIPLIES = (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION)
 _ELEMENT_WISE = (Family.POINTWISE, Family.COPY_LIKE)
 _FUSED_OPTIMIZER = ("fused", "Fused")
@@ -152,7 +179,7 @@ def flag_kernels(
     far = ~(limits.efficiency >= NEAR_ROOF)  # unknown counts as far
     limiter = fit.limiter[launch]
     by_grid = far & (limiter == Limiter.GRID)
-    in_one_wave = fit.num_blocks[launch] < _num_sms(device)
+    in_one_wave = fit.num_blocks[launch] < (device.num_sms or 0 if device is not None else 0)
     starved = (limiter == Limiter.REGISTERS) | (limiter == Limiter.SHARED_MEMORY)
     memory_bound = limits.category == CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
     latency_bound = limits.category == CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
@@ -178,10 +205,6 @@ def _named_where(chosen: Mask, trace: TraceColumns, rows: IntColumn, wanted: Cal
     named = np.zeros(len(rows), np.bool_)
     named[places] = trace.named(rows[places], wanted)
     return named
-
-
-def _num_sms(device: TraceDevice | None) -> int:
-    return device.num_sms or 0 if device is not None else 0
 
 
 def _has_tensor_cores(device: TraceDevice | None) -> bool:

@@ -8,27 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.flags import (
-    CATEGORIES,
-    DECIDED,
-    INEFFICIENT_SHARE,
-    LIMITERS,
-    LOW_OCCUPANCY,
-    MIN_CHAIN,
-    TINY_NS,
-    Flag,
-    Sum,
-    flagged,
-)
-from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
-from stepscope.analyzer.kernels.rank_kernels import (
-    CopySums,
-    Example,
-    KernelGroups,
-    RankKernels,
-    is_pageable,
-    takes_host_link,
-)
+from stepscope.analyzer.kernels import rank_kernels
+from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, SumColumn, flagged_ns
+from stepscope.analyzer.kernels.occupancy import Limiter
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.core.documents.analysis import AnalysedJob, CopyTime, KernelFinding, KernelTime, Roofline, RootCause
 from stepscope.core.text.numbers import counted, short_kernel_name
@@ -42,21 +24,21 @@ FLAGGED_SHARE = 0.5
 """Least share of a group's time that has a flag for the group to have the finding."""
 
 
-def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> list[KernelTime]:
-    """Join one kind of groups over all ranks, largest first."""
+def kernel_table(groups: Iterable[rank_kernels.KernelGroups], *, most: int | None = None) -> list[KernelTime]:
+    """Join one kind of groups of kernels over all ranks, largest first."""
     sums: dict[str, npt.NDArray[np.float64]] = {}
-    examples: dict[str, tuple[float, Example]] = {}
+    examples: dict[str, tuple[float, rank_kernels.KernelExample]] = {}
     for part in groups:
         for key, row, example in zip(part.keys, part.sums, part.examples, strict=True):
             sums[key] = sums[key] + row if key in sums else row
-            if key not in examples or examples[key][0] < row[Sum.OWNED_NS]:
-                examples[key] = float(row[Sum.OWNED_NS]), example
-    kept = sorted(sums, key=lambda key: -sums[key][Sum.OWNED_NS])[:most]
+            if key not in examples or examples[key][0] < row[SumColumn.OWNED_NS]:
+                examples[key] = float(row[SumColumn.OWNED_NS]), example
+    kept = sorted(sums, key=lambda key: -sums[key][SumColumn.OWNED_NS])[:most]
     return [_kernel_time(key, sums[key], examples[key][1]) for key in kept]
 
 
-def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
-    """All tables by field of the Roofline document."""
+def kernel_tables(ranks: Sequence[rank_kernels.RankKernels]) -> dict[str, list[KernelTime]]:
+    """All tables of kernels by field of the Roofline document."""
     return {
         "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
         "by_operator": kernel_table((rank.by_operator for rank in ranks), most=NUM_GROUPS_SHOWN),
@@ -65,7 +47,7 @@ def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
     }
 
 
-def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[KernelTime]:
+def _with_steps(table: list[KernelTime], ranks: Sequence[rank_kernels.RankKernels]) -> list[KernelTime]:
     """The table with milliseconds in each step that is whole on every rank: means over ranks, absent names count 0."""
     common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
     steps = sorted(common)[:MAX_STEPS_KEPT]
@@ -77,29 +59,31 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[K
     return [replace(row, step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
 
 
-def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:
+def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: rank_kernels.KernelExample) -> KernelTime:
     """Row of a group; its limit is that of most of its time."""
-    limiter = Limiter(int(sums[LIMITERS].argmax()))
+    limiter = Limiter(int(sums[Columns.LIMITERS].argmax()))
     launch = example.launch
     return KernelTime(
         name=key,
-        count=int(sums[Sum.COUNT]),
-        ms=float(sums[Sum.OWNED_NS]) / 1e6,
-        limit=CATEGORY_ORDER[int(sums[CATEGORIES].argmax())],
-        decided_by=DecidedBy(int(sums[DECIDED].argmax())).name.lower(),
+        count=int(sums[SumColumn.COUNT]),
+        ms=float(sums[SumColumn.OWNED_NS]) / 1e6,
+        limit=CATEGORY_ORDER[int(sums[Columns.CATEGORIES].argmax())],
+        decided_by=DecidedBy(int(sums[Columns.DECIDED].argmax())).name.lower(),
         operator=example.operator,
         module=example.module,
         shapes=example.shapes,
-        mean_us=_ratio(sums[Sum.DURATION_NS], sums[Sum.COUNT] * 1e3),
-        roof_share=_ratio(sums[Sum.FLOOR_NS], sums[Sum.MODELLED_NS]),
-        occupancy=_ratio(sums[Sum.OCCUPIED_NS], sums[Sum.FITTED_NS]),
-        achieved_occupancy=_ratio(sums[Sum.ACHIEVED_NS], sums[Sum.FITTED_NS]),
+        mean_us=_ratio(sums[SumColumn.DURATION_NS], sums[SumColumn.COUNT] * 1e3),
+        roof_share=_ratio(sums[SumColumn.FLOOR_NS], sums[SumColumn.MODELLED_NS]),
+        occupancy=_ratio(sums[SumColumn.OCCUPIED_NS], sums[SumColumn.FITTED_NS]),
+        achieved_occupancy=_ratio(sums[SumColumn.ACHIEVED_NS], sums[SumColumn.FITTED_NS]),
         limiter=None if limiter is Limiter.UNKNOWN else limiter.name.lower(),
         grid=list(launch.grid),
         block=list(launch.block),
         registers_per_thread=launch.registers_per_thread,
         shared_memory_bytes=launch.shared_memory_bytes,
-        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_SHARE * sums[Sum.OWNED_NS]],
+        findings=[
+            flag.name.lower() for flag in Flag if flagged_ns(sums, flag) >= FLAGGED_SHARE * sums[SumColumn.OWNED_NS]
+        ],
     )
 
 
@@ -107,9 +91,9 @@ def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
-def copy_table(copies: Iterable[CopySums]) -> list[CopyTime]:
-    """Copies of all ranks by kind, those with most time first."""
-    sums: dict[str, CopySums] = {}
+def copy_table(copies: Iterable[rank_kernels.CopySums]) -> list[CopyTime]:
+    """Memory copies of all ranks by kind, those with most time first."""
+    sums: dict[str, rank_kernels.CopySums] = {}
     for copy in copies:
         sums[copy.kind] = sums[copy.kind] + copy if copy.kind in sums else copy
     return [
@@ -131,40 +115,16 @@ MANY_TINY = 0.5
 """Least share of tiny kernels, by number, from which on launching, not work, determines the step."""
 PAGEABLE_COPIES = "pageable_copies"
 
-_MESSAGES = {
-    Flag.NO_TENSOR_CORES: "matrix kernels that multiply on the plain units of a GPU that has tensor cores",
-    Flag.UNALIGNED: "tensor-core kernels that load one or two elements at a time, as their operands are not aligned",
-    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
-    Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
-    Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
-    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_SHARE:.0%} of what the GPU allows them",
-    Flag.UNFUSED: f"element-wise kernels, {MIN_CHAIN} or more in a row, each reading and writing memory anew",
-    Flag.TINY_KERNELS: f"kernels under {TINY_NS / 1e3:.0f} us, which cost about as much to launch as to run",
-}
-_ADVICE = {
-    Flag.NO_TENSOR_CORES: (
-        "float32: torch.set_float32_matmul_precision('high') (TF32, from Ampere on) or autocast to a 16-bit type; "
-        "16-bit: make the dimensions multiples of 8"
-    ),
-    Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
-    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
-    Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
-    Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
-    Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",
-    Flag.UNFUSED: "torch.compile for chains in the model; foreach or fused=True for the optimizer",
-    Flag.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
-}
-
 
 def kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
 ) -> list[KernelFinding]:
-    """Judge a job's kernels (by name) and copies (by kind).
+    """Findings on a job's kernels (by name) and memory copies (by kind).
 
     `total` has the sums over all ranks, shape (flags.SIZE,); `window_ms` is all ranks' windows together.
     """
     found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
-    pageable = [copy for copy in copies if is_pageable(copy.kind)]
+    pageable = [copy for copy in copies if rank_kernels.is_pageable(copy.kind)]
     time = sum(copy.ms for copy in pageable)
     if window_ms and time >= SHOWN_SHARE * window_ms:
         found.append(_of_copies(pageable, time, window_ms))
@@ -172,28 +132,28 @@ def kernel_findings(
 
 
 def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: float) -> bool:
-    if not window_ms or flagged(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
+    if not window_ms or flagged_ns(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
         return False
-    return flag is not Flag.TINY_KERNELS or (tiny_share(total) or 0.0) >= MANY_TINY
+    return flag is not Flag.TINY_KERNELS or (tiny_kernel_share(total) or 0.0) >= MANY_TINY
 
 
-def tiny_share(total: npt.NDArray[np.float64]) -> float | None:
+def tiny_kernel_share(total: npt.NDArray[np.float64]) -> float | None:
     """Share of the kernels that are tiny, by number; None without kernels."""
-    return float(total[Sum.TINY_COUNT] / total[Sum.COUNT]) if total[Sum.COUNT] else None
+    return float(total[SumColumn.TINY_COUNT] / total[SumColumn.COUNT]) if total[SumColumn.COUNT] else None
 
 
 def _of_flag(
     flag: Flag, total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], window_ms: float
 ) -> KernelFinding:
-    time = flagged(total, flag) / 1e6
-    message = f"{time * 1e6 / total[Sum.OWNED_NS]:.0%} of kernel time is in {_MESSAGES[flag]}"
+    time = flagged_ns(total, flag) / 1e6
+    message = f"{time * 1e6 / total[SumColumn.OWNED_NS]:.0%} of kernel time is in {MESSAGES[flag]}"
     if flag is Flag.TINY_KERNELS:
-        message = f"{tiny_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
+        message = f"{tiny_kernel_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
         message += f"; the largest is {short_kernel_name(worst.name)}{where}"
-    return KernelFinding(flag.name.lower(), time / window_ms, time, message, _ADVICE[flag])
+    return KernelFinding(flag.name.lower(), time / window_ms, time, message, ADVICE[flag])
 
 
 def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> KernelFinding:
@@ -207,10 +167,10 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
 
-def pageable_share(copies: Sequence[CopyTime]) -> float:
+def _pageable_share(copies: Sequence[CopyTime]) -> float:
     """Share of copies from or to pageable memory in the time of all copies over the host's link."""
-    over_link = sum(copy.ms for copy in copies if takes_host_link(copy.kind))
-    return sum(copy.ms for copy in copies if is_pageable(copy.kind)) / over_link if over_link else 0.0
+    over_link = sum(copy.ms for copy in copies if rank_kernels.takes_host_link(copy.kind))
+    return sum(copy.ms for copy in copies if rank_kernels.is_pageable(copy.kind)) / over_link if over_link else 0.0
 
 
 REASON_THRESHOLD = 0.05
@@ -228,12 +188,8 @@ _OF_CAUSE = {
 _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
 
 
-def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: AnalysedJob) -> list[RootCause]:
-    """The root-cause table with the reasons that kernels and copies show."""
-    return [_with_reasons(row, roofline, job) for row in rows]
-
-
-def _with_reasons(row: RootCause, roofline: Roofline, job: AnalysedJob) -> RootCause:
+def with_kernel_reasons(row: RootCause, roofline: Roofline, job: AnalysedJob) -> RootCause:
+    """The root cause with the reasons that kernels and copies show."""
     reasons, evidence = [], []
     recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
     if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_THRESHOLD:
@@ -250,7 +206,7 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: AnalysedJob) -> RootC
     if row.cause in _FROM_MANY_LAUNCHES and tiny >= MANY_TINY:
         reasons.append(Reason.TINY_KERNELS)
         evidence.append(Evidence("tiny_share_of_kernels", tiny, "ratio", MANY_TINY))
-    pageable = pageable_share(roofline.copies) if row.cause is Cause.COPY else 0.0
+    pageable = _pageable_share(roofline.copies) if row.cause is Cause.COPY else 0.0
     if pageable >= MOSTLY_PAGEABLE:
         reasons.append(Reason.PAGEABLE_MEMORY)
         evidence.append(Evidence("pageable_share_of_host_copies", pageable, "ratio", MOSTLY_PAGEABLE))

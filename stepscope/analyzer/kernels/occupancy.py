@@ -19,7 +19,7 @@ from stepscope.trace.columns import KernelLaunch, TraceDevice
 
 
 class Limiter(IntEnum):
-    """Resource that limits the resident warps."""
+    """Resource that limits a kernel's resident warps, and so its occupancy."""
 
     UNKNOWN = 0
     THREADS = 1
@@ -43,7 +43,7 @@ _MAX_COUNT = 2**40
 
 
 @dataclass(frozen=True, slots=True)
-class SmLimits:
+class _SmLimits:
     """Limits of one multiprocessor of an NVIDIA GPU."""
 
     num_sms: int
@@ -67,7 +67,7 @@ def is_nvidia(device: TraceDevice) -> bool:
     return device.warp_size in (None, 32) and not any(word in name for word in ("amd", "radeon", "instinct", "intel"))
 
 
-def sm_limits(device: TraceDevice) -> SmLimits | None:
+def _sm_limits(device: TraceDevice) -> _SmLimits | None:
     """A device's limits, or None where the trace lacks them or the device is not NVIDIA's."""
     if not is_nvidia(device) or not (
         device.compute_capability
@@ -80,7 +80,7 @@ def sm_limits(device: TraceDevice) -> SmLimits | None:
         return None
     capability = device.compute_capability
     is_recent = capability >= (8, 0)
-    return SmLimits(
+    return _SmLimits(
         num_sms=device.num_sms,
         max_threads=device.max_threads_per_sm,
         max_blocks=_max_blocks(capability),
@@ -107,7 +107,7 @@ def _max_blocks(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFit:
-    """One entry a launch; nan is unknown.
+    """Occupancy of kernel launches, one entry a launch; nan is unknown.
 
     Attributes:
         occupancy: resident warps / largest number on a multiprocessor, for a large enough grid.
@@ -130,9 +130,9 @@ class LaunchFit:
 
 
 def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -> LaunchFit:
-    """Occupancy of each launch on a device."""
+    """Occupancy of each kernel launch on a device."""
     num_blocks = _counts(launch.num_blocks for launch in launches)
-    limits = sm_limits(device) if device is not None else None
+    limits = _sm_limits(device) if device is not None else None
     if limits is None:
         num_sms = device.num_sms if device is not None and device.num_sms else 0
         unknown = np.full(len(launches), np.nan)
@@ -154,7 +154,7 @@ def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -
     return fit
 
 
-def _resident_blocks(launches: Sequence[KernelLaunch], warps: Floats, limits: SmLimits) -> tuple[Floats, Codes]:
+def _resident_blocks(launches: Sequence[KernelLaunch], warps: Floats, limits: _SmLimits) -> tuple[Floats, Codes]:
     """Blocks that a multiprocessor holds at a time, and the limiter; nan where not recorded."""
     registers = _counts(launch.registers_per_thread for launch in launches)
     registers[registers > _MAX_REGISTERS] = np.nan

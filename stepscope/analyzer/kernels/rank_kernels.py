@@ -14,27 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.flags import (
-    CATEGORIES,
-    DECIDED,
-    FLAGS,
-    LIMITERS,
-    SIZE,
-    Flag,
-    Mask,
-    Sum,
-    Sums,
-    flag_kernels,
-)
+from stepscope.analyzer.kernels.flags import Columns, Flag, Mask, SumColumn, Sums, flag_kernels
 from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, is_nvidia
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
-from stepscope.analyzer.rows import combinations, distinct
 from stepscope.core.hardware.gpu_catalogue import PCIE_BYTES_PER_SECOND
 from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
+from stepscope.trace.rows import combinations, distinct
 
 _MODULE_FRAME = "nn.Module: "
 _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
@@ -42,7 +31,7 @@ _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoad
 _INSTANCE = re.compile(r"_\d+$")
 
 
-def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.intp]:
+def _launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.intp]:
     """For each launch (a row, or NONE), the row of the innermost module or annotation open at it, or NONE.
 
     Frames of modules exist when the profiler recorded stacks or modules; annotations come from users (record_function),
@@ -64,16 +53,16 @@ def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.
     return found
 
 
-def region_name(name: str) -> str:
+def _region_name(name: str) -> str:
     """A module's or annotation's name without the profiler's prefix."""
     return name.removeprefix(_MODULE_FRAME)
 
 
-def region_kind(name: str) -> str:
-    """`region_name` without the instance number of a module, so that layers of one class are summed."""
+def _region_kind(name: str) -> str:
+    """`_region_name` without the instance number of a module, so that layers of one class are summed."""
     if not name.startswith(_MODULE_FRAME):
         return name
-    return _INSTANCE.sub("", region_name(name))
+    return _INSTANCE.sub("", _region_name(name))
 
 
 NUM_NAMES_KEPT = 50
@@ -87,8 +76,8 @@ _NO_LAUNCH = KernelLaunch((), (), None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """Origin of the largest part of a group; None where unknown."""
+class KernelExample:
+    """Origin of the largest part of a group of kernels; None where unknown."""
 
     operator: str | None
     module: str | None
@@ -102,11 +91,11 @@ class KernelGroups:
 
     keys: list[str]
     sums: Sums
-    examples: list[Example]
+    examples: list[KernelExample]
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class KernelStepTimes:
     """Owned time of the kernels of each kept name in each whole step, by their start.
 
     Attributes:
@@ -122,7 +111,7 @@ class StepTimes:
 class RankKernels:
     """One rank's compute kernels, and the copies in its window.
 
-    `total` has shape (SIZE,): of all kernels, also of those whose group is not kept.
+    `total` has shape (Columns.SIZE,): of all kernels, also of those whose group is not kept.
     """
 
     by_name: KernelGroups
@@ -131,7 +120,7 @@ class RankKernels:
     by_call: KernelGroups
     total: Sums
     copies: list[CopySums]
-    steps_by_name: StepTimes
+    steps_by_name: KernelStepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +150,11 @@ class _Combinations:
     def call_at(self, at: int) -> str:
         return f"{self.operator_at(at)} {self.shapes_at(at)}".rstrip()
 
-    def example_at(self, at: int) -> Example:
+    def example_at(self, at: int) -> KernelExample:
         launch = int(self.launch[at])
-        return Example(
+        return KernelExample(
             operator=None if self.operator[at] == NONE else self.operator_at(at),
-            module=None if self.module[at] == NONE else region_name(self.trace.names[self.module[at]]),
+            module=None if self.module[at] == NONE else _region_name(self.trace.names[self.module[at]]),
             shapes=self.shapes_at(at) or None,
             launch=_NO_LAUNCH if launch == NONE else self.trace.launches[launch],
         )
@@ -173,13 +162,13 @@ class _Combinations:
     def grouped(self, keys: list[IntColumn], key_at: Callable[[int], str], most: int = NUM_GROUPS_KEPT) -> KernelGroups:
         """Combinations summed by some of their columns; the largest groups with owned time."""
         which, first = combinations(tuple(keys))
-        sums = np.zeros((len(first), SIZE))
+        sums = np.zeros((len(first), Columns.SIZE))
         np.add.at(sums, which, self.sums)
         largest = np.zeros(len(first), np.intp)
-        by_time = np.argsort(self.sums[:, Sum.OWNED_NS], kind="stable")
+        by_time = np.argsort(self.sums[:, SumColumn.OWNED_NS], kind="stable")
         largest[which[by_time]] = by_time  # the last assignment wins: the one with most time
-        kept = np.argsort(-sums[:, Sum.OWNED_NS], kind="stable")[:most]
-        kept = kept[sums[kept, Sum.OWNED_NS] > 0]
+        kept = np.argsort(-sums[:, SumColumn.OWNED_NS], kind="stable")[:most]
+        kept = kept[sums[kept, SumColumn.OWNED_NS] > 0]
         return KernelGroups(
             keys=[key_at(at) for at in first[kept].tolist()],
             sums=sums[kept],
@@ -191,7 +180,7 @@ class _Combinations:
         kinds: dict[str, int] = {}
         number = {NONE: NONE}
         for module in distinct(self.module[self.module != NONE]).tolist():
-            number[module] = kinds.setdefault(region_kind(self.trace.names[module]), len(kinds))
+            number[module] = kinds.setdefault(_region_kind(self.trace.names[module]), len(kinds))
         kind = np.array([number[module] for module in self.module.tolist()], np.int64)
         names = [*kinds, NOT_KNOWN]  # NONE picks the last
         return self.grouped([kind], lambda at: names[kind[at]])
@@ -225,9 +214,9 @@ def rank_kernels(
 
 
 def no_kernels() -> RankKernels:
-    """The empty result of a rank without a device."""
-    none = KernelGroups([], np.zeros((0, SIZE)), [])
-    return RankKernels(none, none, none, none, np.zeros(SIZE), [], StepTimes([], np.zeros((0, 0))))
+    """Kernels of a rank without a device: none."""
+    none = KernelGroups([], np.zeros((0, Columns.SIZE)), [])
+    return RankKernels(none, none, none, none, np.zeros(Columns.SIZE), [], KernelStepTimes([], np.zeros((0, 0))))
 
 
 def _step_times(
@@ -237,7 +226,7 @@ def _step_times(
     owned_ns: IntColumn,
     window: Window,
     names: list[str],
-) -> StepTimes:
+) -> KernelStepTimes:
     """Owned time by name and whole step; the last step ends with the trace, so it is not whole."""
     num_steps = len(window.boundary_ns) - 1
     place_of_name = {name: place for place, name in enumerate(names)}
@@ -250,7 +239,7 @@ def _step_times(
     flat = np.bincount(
         place[here] * max(num_steps, 1) + step[here], weights=owned_ns[here], minlength=len(names) * num_steps
     )
-    return StepTimes(window.index[:num_steps].tolist(), flat.astype(np.float64).reshape(len(names), num_steps))
+    return KernelStepTimes(window.index[:num_steps].tolist(), flat.astype(np.float64).reshape(len(names), num_steps))
 
 
 def _device(trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp]) -> TraceDevice | None:
@@ -271,7 +260,7 @@ def _combine(
     fit: LaunchFit,
 ) -> _Combinations:
     operator = limits.operator
-    region = launching_regions(trace, limits.launch)
+    region = _launching_regions(trace, limits.launch)
     columns = (
         trace.name[rows],
         np.where(operator != NONE, trace.name[operator], NONE),
@@ -296,32 +285,32 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
         flat = np.bincount(which * size + codes, weights=owned_ns, minlength=count * size)
         return flat.astype(np.float64).reshape(count, size)
 
-    sums = np.zeros((count, SIZE))
+    sums = np.zeros((count, Columns.SIZE))
     owns = owned_ns > 0
     floor = np.fmax(limits.floor_ns_flops, limits.floor_ns_bytes)
     modelled = ~np.isnan(floor)
-    sums[:, Sum.COUNT] = total(owns)
-    sums[:, Sum.TINY_COUNT] = total(owns & flags[Flag.TINY_KERNELS])
-    sums[:, Sum.OWNED_NS] = total(owned_ns)
-    sums[:, Sum.DURATION_NS] = total(limits.duration_ns * owns)
-    sums[:, Sum.MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
-    sums[:, Sum.FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
+    sums[:, SumColumn.COUNT] = total(owns)
+    sums[:, SumColumn.TINY_COUNT] = total(owns & flags[Flag.TINY_KERNELS])
+    sums[:, SumColumn.OWNED_NS] = total(owned_ns)
+    sums[:, SumColumn.DURATION_NS] = total(limits.duration_ns * owns)
+    sums[:, SumColumn.MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
+    sums[:, SumColumn.FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
     for flag, mask in flags.items():
-        sums[:, FLAGS.start + flag] = total(owned_ns * mask)
-    sums[:, CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
-    sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
+        sums[:, Columns.FLAGS.start + flag] = total(owned_ns * mask)
+    sums[:, Columns.CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
+    sums[:, Columns.DECIDED] = spread(limits.decided_by, Columns.DECIDED.stop - Columns.DECIDED.start)
     return sums
 
 
 def _add_fit(sums: Sums, fit: LaunchFit, launch: IntColumn) -> None:
     """Add the occupancy that all kernels of a combination share, weighted with their owned time."""
-    owned = sums[:, Sum.OWNED_NS]
+    owned = sums[:, SumColumn.OWNED_NS]
     occupancy, achieved = fit.occupancy[launch], fit.achieved[launch]
     known = ~np.isnan(occupancy) & ~np.isnan(achieved)
-    sums[:, Sum.FITTED_NS] = np.where(known, owned, 0.0)
-    sums[:, Sum.OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
-    sums[:, Sum.ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
-    sums[np.arange(len(sums)), LIMITERS.start + fit.limiter[launch]] = owned
+    sums[:, SumColumn.FITTED_NS] = np.where(known, owned, 0.0)
+    sums[:, SumColumn.OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
+    sums[:, SumColumn.ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
+    sums[np.arange(len(sums)), Columns.LIMITERS.start + fit.limiter[launch]] = owned
 
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}
@@ -331,7 +320,7 @@ sheets). NVLink-C2C hosts are faster."""
 
 @dataclass(frozen=True, slots=True)
 class CopySums:
-    """All copies of one kind ("HtoD (Pageable -> Device)") in one rank's window.
+    """All memory copies of one kind ("HtoD (Pageable -> Device)") in one rank's window.
 
     `num_bytes` and `sized_ns` cover the copies with a recorded size; `link_bytes_per_second` is the host link's, None
     for copies that do not use it and where it is unknown.
@@ -355,21 +344,25 @@ class CopySums:
 
 
 def takes_host_link(kind: str) -> bool:
-    """Whether copies of this kind go between host and device."""
+    """Whether memory copies of this kind go between host and device."""
     return kind.startswith(("HtoD", "DtoH"))
 
 
 def is_pageable(kind: str) -> bool:
-    """Whether copies of this kind have one end in host memory that is not pinned."""
+    """Whether memory copies of this kind have one end in host memory that is not pinned."""
     return takes_host_link(kind) and "Pageable" in kind
 
 
 def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) -> list[CopySums]:
-    """Sum the copies among some device rows by their kind."""
+    """Sum the memory copies among some device rows by their kind."""
     rows = rows[trace.category[rows] == Category.MEMCPY]
     names, which = np.unique(trace.name[rows], return_inverse=True)
     duration = trace.end_ns[rows] - trace.start_ns[rows]
     size = trace.num_bytes[rows]
+    link = None
+    if device is not None and device.compute_capability is not None and is_nvidia(device):
+        generation = _PCIE_GENERATION.get(device.compute_capability[0], 0)
+        link = PCIE_BYTES_PER_SECOND.get(generation)
     sums = []
     for place, name in enumerate(names.tolist()):
         mine = which == place
@@ -382,14 +375,7 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) 
                 duration_ns=int(duration[mine].sum()),
                 num_bytes=int(size[sized].sum()),
                 sized_ns=int(duration[sized].sum()),
-                link_bytes_per_second=_host_link(device) if takes_host_link(kind) else None,
+                link_bytes_per_second=link if takes_host_link(kind) else None,
             )
         )
     return sums
-
-
-def _host_link(device: TraceDevice | None) -> float | None:
-    if device is None or device.compute_capability is None or not is_nvidia(device):
-        return None
-    generation = _PCIE_GENERATION.get(device.compute_capability[0])
-    return None if generation is None else PCIE_BYTES_PER_SECOND[generation]

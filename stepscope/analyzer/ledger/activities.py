@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.roofline.kernel_family import is_communication
-from stepscope.analyzer.rows import launch_rows, order_of
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import launch_rows, sorted_order
 
 _PEER_COPY = "Memcpy PtoP"
 """Copies of a collective that uses the copy engines (async tensor parallelism, symmetric memory)."""
@@ -62,7 +62,7 @@ def device_activities(trace: TraceColumns) -> Activities:
     """Collect kernels, copies and memsets, and link each to its launch by correlation id."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
-    order = order_of(trace.start_ns[rows], streams)
+    order = sorted_order(trace.start_ns[rows], streams)
     rows, streams = rows[order], streams[order]
     launch = launch_rows(trace, rows)
     linked = launch != NONE

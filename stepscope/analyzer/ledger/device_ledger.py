@@ -3,7 +3,7 @@
 Idea: categories are taken in priority order (a compute kernel runs > communication alone > a copy alone > nothing
 runs), and each gets its spans minus what is already taken. Every instant is thus attributed exactly once, so the
 categories add up to the window by construction, however kernels overlap. All steps are set operations on sorted spans
-(`intervals`), O(n log n). Communication stays `communication_unsplit` here; alignment/arrivals.py splits it once the
+(`intervals`), O(n log n). Communication stays `communication_unsplit` here; collectives/arrivals.py splits it once the
 other ranks are known. Rules and measurements: docs/explanation/how-numbers-are-made.md.
 """
 

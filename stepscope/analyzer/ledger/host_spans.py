@@ -12,9 +12,9 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, join, time_of, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import on_lanes
 from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import on_lanes
 
 AFTER_BLOCKING_CALL_NS = 20_000
 """A gap that opens this soon after a blocking call returned is still caused by it (returning takes time)."""

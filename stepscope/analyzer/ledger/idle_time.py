@@ -29,11 +29,11 @@ from stepscope.analyzer.ledger.host_spans import (
 )
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CategorySpans, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct, on_lanes
 from stepscope.core.documents.run_directory import PHASE_PREFIX
 from stepscope.core.errors import printable
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import distinct, on_lanes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.rows import distinct
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import distinct
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")

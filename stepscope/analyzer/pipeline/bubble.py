@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import WaitPieces
-from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
-from stepscope.analyzer.intervals import (
-    Intervals,
-    Nanoseconds,
-    clip,
-    covered_time,
-    empty,
-    join,
-    pieces,
-    subtract,
-    union,
-)
+from stepscope.analyzer import intervals
+from stepscope.analyzer.collectives.arrivals import WaitPieces
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
+from stepscope.analyzer.intervals import Intervals, Nanoseconds
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
-from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, replay
-from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe
+from stepscope.analyzer.pipeline.schedules import Order, ScheduleReplay, recognise_schedule, replay_schedule
+from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe_passes, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
@@ -32,53 +23,48 @@ from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 
 @dataclass(frozen=True, slots=True)
 class ScheduledIdle:
-    """Idle nanoseconds of a step: in total, and before each pass whose input comes from another device, in order."""
+    """Idle nanoseconds of a pipeline's step: in total, and before each pass with input from another device."""
 
     total_ns: float
     at_receive_ns: tuple[float, ...]
 
 
-def attribute_schedule(
-    segments: Segments,
-    waits: WaitPieces,
-    calls: list[Call],
-    *,
-    step_bounds_ns: Nanoseconds,
-    structural: ScheduledIdle,
-    imbalance: ScheduledIdle,
-) -> Segments:
-    """Turn up to `structural` of cross-stage waiting in each step into bubble, and attribute up to `imbalance` more to
-    uneven stages. Scheduled idle time beyond the waiting is found in idle device time.
+def attribute_bubble(view: RankView, parts: PipelineParts, waits: WaitPieces) -> RankView:
+    """Turn a rank's waiting for other stages into pipeline bubble, as far as the schedule idles in each step.
+
+    As much more as uneven stages add is attributed to these. Scheduled idle time beyond the waiting is found in idle
+    device time.
 
     Waiting at a receive is first explained by the schedule's idle time there; more is some rank's lateness (a slow
     loader in the first stage shows at the first receive of all others). What is left of a step's scheduled idle time
     explains the first waiting of the step.
     """
+    segments, calls, step_bounds_ns = view.segments, view.calls, view.step_bounds_ns
     cross_stage = np.array([call.kind in P2P_KINDS for call in calls] or [False])[waits.call]
     waiting = Intervals(waits.start_ns[cross_stage], waits.end_ns[cross_stage])
-    bubble, missing = _scheduled(waiting, calls, step_bounds_ns, structural)
-    uneven, _ = _scheduled(subtract(waiting, bubble), calls, step_bounds_ns, imbalance)
+    bubble, missing = _scheduled(waiting, calls, step_bounds_ns, parts.structural_ns[view.rank])
+    uneven, _ = _scheduled(intervals.subtract(waiting, bubble), calls, step_bounds_ns, parts.imbalance_ns[view.rank])
     queued = segments.intervals_of(TimeCategory.DEVICE_GAP, TimeCategory.SYNCHRONIZATION)
     caused_idle, _ = _first_of_each_step(queued, step_bounds_ns, missing)
     segments = _relabel(segments, bubble, category=TimeCategory.BUBBLE, cause=Cause.PIPELINE_BUBBLE)
     segments = _relabel(segments, uneven, category=None, cause=Cause.IMBALANCE)
-    return _relabel(segments, caused_idle, category=None, cause=Cause.PIPELINE_BUBBLE)
+    return replace(view, segments=_relabel(segments, caused_idle, category=None, cause=Cause.PIPELINE_BUBBLE))
 
 
 def _scheduled(
     waiting: Intervals, calls: list[Call], bounds: Nanoseconds, idle: ScheduledIdle
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
     """The waiting that scheduled idle time explains (at each receive, then first in the step), and the rest of that."""
-    spans = [empty()]
+    spans = [intervals.empty()]
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         for place, budget in _receives(calls, begin, end, idle.at_receive_ns):
-            during = clip(waiting, calls[place].exposed_from_ns, calls[place].end_ns)
+            during = intervals.clip(waiting, calls[place].exposed_from_ns, calls[place].end_ns)
             spans.append(_first_of(during, budget))
-    at_receives = join(*spans)
-    taken = covered_time(bounds[:-1], bounds[1:], at_receives)
+    at_receives = intervals.join(*spans)
+    taken = intervals.covered_time(bounds[:-1], bounds[1:], at_receives)
     left = np.maximum(idle.total_ns - taken, 0.0)
-    more, missing = _first_of_each_step(subtract(waiting, at_receives), bounds, left)
-    return join(at_receives, more), missing
+    more, missing = _first_of_each_step(intervals.subtract(waiting, at_receives), bounds, left)
+    return intervals.join(at_receives, more), missing
 
 
 def _receives(calls: list[Call], begin: int, end: int, idle_ns: Sequence[float]) -> list[tuple[int, float]]:
@@ -100,7 +86,7 @@ def _first_of(time: Intervals, budget: float) -> Intervals:
     """The first `budget` nanoseconds of the time."""
     length = time.end - time.start
     take = np.clip(round(budget) - (np.cumsum(length) - length), 0, length)
-    return union(time.start, time.start + take)
+    return intervals.union(time.start, time.start + take)
 
 
 def _first_of_each_step(
@@ -108,22 +94,26 @@ def _first_of_each_step(
 ) -> tuple[Intervals, npt.NDArray[np.float64]]:
     """The first `budget_ns` of the time in each step, and the budget left over."""
     taken = [
-        _first_of(clip(time, start, end), budget)
+        _first_of(intervals.clip(time, start, end), budget)
         for start, end, budget in zip(bounds[:-1].tolist(), bounds[1:].tolist(), budget_ns.tolist(), strict=True)
     ]
     left = budget_ns - np.array([part.total for part in taken], np.float64)
-    return join(*taken), np.maximum(left, 0.0)
+    return intervals.join(*taken), np.maximum(left, 0.0)
 
 
 def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | None, cause: Cause) -> Segments:
     """Give a new cause, and perhaps category, to what under `cover` has no cause yet or is idle."""
-    inside, start, end = pieces(segments.start_ns, segments.end_ns, cover)
+    if not len(segments):
+        return segments
+    inside, start, end = intervals.pieces(segments.start_ns, segments.end_ns, cover)
     eligible = np.isin(
         segments.cause[inside], [TO_ATTRIBUTE, CAUSE_CODE[Cause.DEVICE_GAP], CAUSE_CODE[Cause.SYNCHRONIZATION]]
     )
     inside, start, end = inside[eligible], start[eligible], end[eligible]
     changed = Intervals(start, end)
-    kept, kept_start, kept_end = _outside(segments, changed)
+    span = intervals.union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
+    outside = intervals.subtract(span, changed)
+    kept, kept_start, kept_end = intervals.pieces(segments.start_ns, segments.end_ns, outside)
     categories = (
         segments.category[inside] if category is None else np.full(len(inside), CATEGORY_CODE[category], np.int8)
     )
@@ -135,17 +125,9 @@ def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | N
     )
 
 
-def _outside(segments: Segments, cover: Intervals) -> tuple[npt.NDArray[np.intp], Nanoseconds, Nanoseconds]:
-    """The pieces of segments outside `cover`: index of the segment, start, end."""
-    if not len(segments):
-        return np.empty(0, np.intp), segments.start_ns, segments.end_ns
-    whole = union(segments.start_ns[:1], segments.end_ns.max(keepdims=True))
-    return pieces(segments.start_ns, segments.end_ns, subtract(whole, cover))
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """Bubble of one pipeline by cause.
+    """Pipeline bubble by cause.
 
     Attributes:
         figures: fractions of the pipelined span.
@@ -161,22 +143,24 @@ class PipelineParts:
     heavy: dict[int, float]
 
 
-def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
+def explain_bubble(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
     """Measured bubble of a pipeline, split by replaying its schedule; None when the schedule is not recognised.
 
     Idea: the observed order of passes is replayed without host delays, once with every stage at the mean duration (the
     rest of idle time is the schedule's own) and once with the measured durations (what that adds is imbalance). What
     the measurement exceeds both by is variance.
     """
-    ranks = [views[rank] for rank in chain.ranks]
-    observed = observe(chain, views)
+    ranks = [views[rank] for rank in chain]
+    observed = observe_passes(chain, views)
     if observed is None:
         return None
-    period = _step_ns(ranks[0])  # steps of the first stage begin with work, those of others with a wait of any length
+    # steps of the first stage begin with work, those of others with a wait of any length; on the host the last is whole
+    first = ranks[0]
+    period = float(np.mean(first.window.whole_step_ns if first.on_device else np.diff(first.step_bounds_ns)))
     span = period - float(np.mean([np.mean(view.optimizer_ns) for view in ranks]))
     order, times = observed.order, observed.times
     num_stages = 1 + max(task.stage for tasks in order for task in tasks)
-    transfer = _least_transfer(ranks)
+    transfer = shortest_message_ns(ranks)
     if span <= 0:
         return None
     try:
@@ -193,7 +177,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     fitting = min(measured / explained, 1.0) if explained > 0 else 1.0
     p, v, m = len(ranks), num_stages // len(ranks), len({task.micro_batch for tasks in order for task in tasks})
     figures = Pipeline(
-        schedule=recognise(order),
+        schedule=recognise_schedule(order),
         stages=p,
         micro_batches=m,
         chunks=v,
@@ -204,15 +188,18 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
         variance=max(measured - explained, 0.0),
         textbook=(p - 1) / (v * m + p - 1),
     )
-    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), _heavy(chain, uneven))
+    mean = float(np.mean(uneven.busy_ns))
+    excess = {rank: own - mean for rank, own in zip(chain, uneven.busy_ns, strict=True) if own > mean}
+    heavy = {rank: own / sum(excess.values()) for rank, own in excess.items()}
+    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), heavy)
 
 
 def _idle_of_ranks(
-    chain: Chain, even: Replay, uneven: Replay, structural: float
+    chain: Chain, even: ScheduleReplay, uneven: ScheduleReplay, structural: float
 ) -> tuple[dict[int, ScheduledIdle], dict[int, ScheduledIdle]]:
     """By rank, the idle time of a step due to the schedule, and what uneven stages add."""
     scheduled, added = {}, {}
-    for place, rank in enumerate(chain.ranks):
+    for place, rank in enumerate(chain):
         more = [max(long - short, 0.0) for short, long in zip(even.idle_ns[place], uneven.idle_ns[place], strict=True)]
         waiting = max(uneven.period_ns - uneven.busy_ns[place] - structural, 0.0)
         scheduled[rank] = ScheduledIdle(structural, even.idle_ns[place])
@@ -220,24 +207,6 @@ def _idle_of_ranks(
     return scheduled, added
 
 
-def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:
-    mean = float(np.mean(uneven.busy_ns))
-    excess = {rank: own - mean for rank, own in zip(chain.ranks, uneven.busy_ns, strict=True) if own > mean}
-    total = sum(excess.values())
-    return {rank: own / total for rank, own in excess.items()}
-
-
-def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:
+def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> ScheduleReplay:
     durations = {task: times.of(task) for tasks in order for task in tasks}
-    return replay(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)
-
-
-def _step_ns(view: RankView) -> float:
-    """Mean length of the whole steps; on the host the last one is whole too."""
-    return float(np.mean(view.window.whole_step_ns if view.on_device else np.diff(view.step_bounds_ns)))
-
-
-def _least_transfer(ranks: list[RankView]) -> float:
-    """The shortest point-to-point call of the pipeline: nothing in it waited."""
-    lengths = [c.end_ns - c.start_ns for view in ranks for c in view.calls if c.kind in P2P_KINDS]
-    return float(min(lengths, default=0))
+    return replay_schedule(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)

@@ -17,8 +17,8 @@ from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, time_
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Pass, Task
-from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import distinct
 
 _PASS_MARK = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")
 _OVERLAP_MARK = re.compile(r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$")
@@ -29,7 +29,7 @@ FORWARD_SHARE = 1 / 3
 
 
 def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list[MicroBatch]:
-    """The marked passes on the training loop's thread inside the steps, by start.
+    """Passes of micro-batches marked on the training loop's thread inside the steps, by start.
 
     The stage is NONE where the mark has none. Without steps all marks count as one step's.
     """
@@ -47,7 +47,7 @@ def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list
 def device_micro_batches(
     trace: TraceColumns, steps: HostSteps, activities: Activities, kernels: IntColumn, owned_ns: Nanoseconds
 ) -> list[MicroBatch]:
-    """The marked passes with the kernels launched during each mark by any thread (autograd has its own).
+    """Passes of micro-batches with the kernels launched during each mark by any thread (autograd has its own).
 
     Without steps all marks count as one step's.
 
@@ -121,7 +121,7 @@ _BETWEEN_STAGES = re.compile(r"SendRecv")
 
 
 def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
-    """Time under the optimizer's annotations on a thread."""
+    """Time under the annotations of the optimizer, which follows the pipeline's passes, on a thread."""
     rows = trace.rows_named(_OPTIMIZER_MARK.match, Category.USER_ANNOTATION, Category.CPU_OP)
     return time_of(trace, rows[trace.lane[rows] == lane])
 
@@ -129,7 +129,7 @@ def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
 def launched_by_optimizer(
     trace: TraceColumns, activities: Activities, kernels: IntColumn, steps: HostSteps
 ) -> npt.NDArray[np.bool_]:
-    """Whether each compute kernel belongs to the optimizer: by its annotations, else by the end of each step.
+    """Whether each kernel is the optimizer's, which follows the pipeline's passes: by annotations, else by place.
 
     That end begins with the first pass over lists of tensors (fused and foreach optimizers, and gradient clipping
     before them) after autograd's thread launched its last kernel and the stages exchanged their last message.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
+from stepscope.trace.columns import NONE
+
 
 class Pass(StrEnum):
-    """A pass through one stage, with torch's letter."""
+    """Kind of pass of a micro-batch through one pipeline stage, with torch's letter."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -26,7 +28,7 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One pass of one micro-batch; `stage` is the virtual stage (index in the chain of model parts)."""
+    """One pass of one micro-batch in a pipeline; `stage` is the virtual stage (index in the chain of model parts)."""
 
     kind: Pass
     stage: int
@@ -35,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A marked pass of one micro-batch through one stage.
+    """Marked pass of one micro-batch through one pipeline stage.
 
     Attributes:
         task: the pass; its stage is NONE where the mark has none.
@@ -52,12 +54,16 @@ class MicroBatch:
     busy_ns: float | None = None
     launched_ns: tuple[int, int] | None = None
 
+    def task_of(self, place: int) -> Task:
+        """The pass; a mark without a stage is of the only stage of its rank, `place` in the pipeline."""
+        return self.task if self.task.stage != NONE else replace(self.task, stage=place)
+
 
 Order = list[list[Task]]
 """By device, its tasks in the order in which it runs them."""
 
 
-class Schedule(StrEnum):
+class ScheduleKind(StrEnum):
     """Pipeline schedules."""
 
     GPIPE = "gpipe"
@@ -73,8 +79,8 @@ class Schedule(StrEnum):
     UNKNOWN = "unknown"
 
 
-def recognise(order: Order) -> Schedule:
-    """The schedule with this order, or UNKNOWN.
+def recognise_schedule(order: Order) -> ScheduleKind:
+    """Pipeline schedule with this order, or UNKNOWN.
 
     Of schedules that are equal for few micro-batches, 1F1B and interleaved 1F1B win.
     """
@@ -85,22 +91,22 @@ def recognise(order: Order) -> Schedule:
     is_split = any(task.kind is Pass.BACKWARD_WEIGHT for tasks in order for task in tasks)
     if goes_back and not (goes_round and not is_split):
         if is_split:
-            return Schedule.DUAL_PIPE if _crosses(order) else Schedule.ZERO_BUBBLE_V
-        return Schedule.UNKNOWN
+            return ScheduleKind.DUAL_PIPE if _crosses(order) else ScheduleKind.ZERO_BUBBLE_V
+        return ScheduleKind.UNKNOWN
     if not goes_round:
-        return Schedule.UNKNOWN
+        return ScheduleKind.UNKNOWN
     if is_split:
-        return Schedule.ZERO_BUBBLE
+        return ScheduleKind.ZERO_BUBBLE
     num_micro_batches = len({task.micro_batch for tasks in order for task in tasks})
     if order == interleaved_order(num_devices, num_micro_batches, num_chunks):
-        return Schedule.ONE_F_ONE_B if num_chunks == 1 else Schedule.INTERLEAVED
+        return ScheduleKind.ONE_F_ONE_B if num_chunks == 1 else ScheduleKind.INTERLEAVED
     if all(_forwards_first(tasks) for tasks in order):
-        return Schedule.GPIPE if num_chunks == 1 else Schedule.LOOPED_BFS
-    return Schedule.UNKNOWN
+        return ScheduleKind.GPIPE if num_chunks == 1 else ScheduleKind.LOOPED_BFS
+    return ScheduleKind.UNKNOWN
 
 
 def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int = 1) -> Order:
-    """1F1B with `num_chunks` stages per device (one: plain 1F1B), in the order of Megatron and torch.
+    """Order of the 1F1B pipeline schedule with `num_chunks` stages per device (one: plain 1F1B), as Megatron and torch.
 
     Micro-batches go in rounds of about `num_devices`; a round passes one stage of a device, then its next.
     """
@@ -145,8 +151,8 @@ def _crosses(order: Order) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """One replayed period.
+class ScheduleReplay:
+    """One replayed period of a pipeline schedule.
 
     Attributes:
         period_ns: its length.
@@ -160,15 +166,15 @@ class Replay:
     idle_ns: tuple[tuple[float, ...], ...]
 
 
-def replay(
+def replay_schedule(
     order: Sequence[Sequence[Task]],
     duration_ns: Mapping[Task, float],
     *,
     num_stages: int,
     transfer_ns: float = 0.0,
     between_ns: float = 0.0,
-) -> Replay:
-    """Simulate one period: every device runs its tasks in order, each as soon as its inputs are ready.
+) -> ScheduleReplay:
+    """Simulate one period of a pipeline: every device runs its tasks in order, each as soon as its inputs are ready.
 
     A forward needs the previous stage's forward; a backward its own forward and the next stage's backward (if split,
     the half for the input); the half for the weights needs its other half. Inputs from another device take
@@ -193,7 +199,7 @@ def replay(
                     break
                 if next_task[device]:
                     free[device] += between_ns
-                if received(task, device_of_stage, num_stages):
+                if received_inputs(task, device_of_stage, num_stages):
                     idle[device].append(max(ready - free[device], 0.0))
                 free[device] = max(free[device], ready) + duration_ns[task]
                 if task.kind is not Pass.BACKWARD_WEIGHT:
@@ -205,13 +211,13 @@ def replay(
             raise ValueError("the pipeline's order waits for itself")
     busy = tuple(sum(duration_ns[task] for task in tasks) for tasks in order)
     for device, tasks in enumerate(order):
-        if tasks and received(tasks[0], device_of_stage, num_stages):
+        if tasks and received_inputs(tasks[0], device_of_stage, num_stages):
             idle[device][0] += max(free) - free[device]
-    return Replay(max(free), busy, tuple(map(tuple, idle)))
+    return ScheduleReplay(max(free), busy, tuple(map(tuple, idle)))
 
 
-def received(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> list[tuple[bool, int]]:
-    """(is gradient, stage) of the task's inputs from other devices."""
+def received_inputs(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> list[tuple[bool, int]]:
+    """(is gradient, stage) of a pipeline task's inputs from other devices."""
     own = device_of_stage[task.stage]
     return [(is_grad, stage) for is_grad, stage in _needs(task, num_stages) if device_of_stage[stage] != own]
 

@@ -9,23 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
+from stepscope.analyzer.collectives.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
 from stepscope.analyzer.intervals import covered_time
-from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, interleaved_order
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.core.vocabulary import EXPOSED_COMMUNICATION_CATEGORIES
-from stepscope.trace.columns import NONE
 
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The ranks of one pipeline in the order in which activations travel."""
-
-    ranks: tuple[int, ...]
+Chain = tuple[int, ...]
+"""The ranks of one pipeline in the order in which activations travel."""
 
 
 def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
-    """Chains of ranks, found by following the first send of a step, which goes forward through the pipeline.
+    """Pipelines as chains of ranks, found by following the first send of a step, which goes forward.
 
     The first stage is the one whose first point-to-point call of a step sends and does not receive.
     """
@@ -48,16 +43,13 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
             continue
         ranks = [rank]
         while (following := first_sent_to.get(ranks[-1])) is not None and following not in ranks:
-            if following not in calls_of_rank or not _sends(calls_of_rank[following], following, ranks[-1]):
+            sent_back = (peer for call in calls_of_rank.get(following, ()) for peer in call.peers)
+            if not any(peer.source == following and peer.destination == ranks[-1] for peer in sent_back):
                 break  # no gradient comes back, so it is not a pipeline
             ranks.append(following)
         if len(ranks) > 1:
-            chains.append(Chain(tuple(ranks)))
+            chains.append(tuple(ranks))
     return chains
-
-
-def _sends(calls: list[Call], rank: int, destination: int) -> bool:
-    return any(peer.source == rank and peer.destination == destination for call in calls for peer in call.peers)
 
 
 _Way = tuple[bool, bool]
@@ -65,32 +57,38 @@ _Way = tuple[bool, bool]
 
 
 def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], step: int) -> Order | None:
-    """Each stage's passes in one step, in order; None when the traffic is not that of a whole schedule.
+    """Passes of each pipeline stage in one step, in order; None when the traffic is not of a whole schedule.
 
     A stage sends an activation after each forward and a gradient after each backward; the first stage receives a
     gradient before each backward, the last one an activation before each forward. Activations from the last rank to the
     first show several stages per device; between two ranks these look like gradients, so there one stage is assumed.
     """
-    ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain.ranks)]
+    ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain)]
     down = Counter(ways[0])[True, True]
     back = Counter(ways[-1])[True, True]
     if back >= down or down % (down - back):
         return None
     num_micro_batches, num_chunks = down - back, down // (down - back)
-    passes = [_passes(place, len(ways), way) for place, way in enumerate(ways)]
+    passes = []
+    for place, own in enumerate(ways):
+        forward, backward = (place < len(ways) - 1, True), (place > 0, False)
+        pass_of_way = {forward: Pass.FORWARD, backward: Pass.BACKWARD}
+        passes.append([pass_of_way[way] for way in own if way in pass_of_way])
     total = num_micro_batches * num_chunks
     if any(kinds.count(kind) != total for kinds in passes for kind in (Pass.FORWARD, Pass.BACKWARD)):
         return None
     if num_chunks > 1:
         known = interleaved_order(len(ways), num_micro_batches, num_chunks)
         return known if [[task.kind for task in tasks] for tasks in known] == passes else None
-    return [_numbered(place, kinds) for place, kinds in enumerate(passes)]
+    return [
+        [Task(kind, place, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
+        for place, kinds in enumerate(passes)
+    ]
 
 
 def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
     """One rank's traffic in issue order; sends of a call come first, as they complete the passes before."""
-    ranks = chain.ranks
-    rank, following, previous = ranks[place], ranks[(place + 1) % len(ranks)], ranks[place - 1]
+    rank, following, previous = chain[place], chain[(place + 1) % len(chain)], chain[place - 1]
     found = []
     for call in calls:
         if call.step != step:
@@ -98,36 +96,16 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
         for peer in sorted(call.peers, key=lambda peer: peer.source != rank):
             is_send = peer.source == rank
             other = peer.destination if is_send else peer.source
-            if len(ranks) == 2 and other == following:
+            if len(chain) == 2 and other == following:
                 found.append((is_send, is_send == (place == 0)))
             elif other in (following, previous):
                 found.append((is_send, is_send == (other == following)))
     return found
 
 
-def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
-    if place == 0:
-        pass_of_way = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
-    elif place == num_devices - 1:
-        pass_of_way = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    else:
-        pass_of_way = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
-    return [pass_of_way[way] for way in ways if way in pass_of_way]
-
-
-def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:
-    """Tasks of passes whose micro-batches are in order, forwards and backwards each."""
-    count = Counter[Pass]()
-    tasks = []
-    for kind in kinds:
-        tasks.append(Task(kind, stage, count[kind]))
-        count[kind] += 1
-    return tasks
-
-
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Mean busy nanoseconds of a pass by kind and virtual stage."""
+    """Mean busy nanoseconds of a pipeline pass by kind and virtual stage."""
 
     mean_ns: Mapping[tuple[Pass, int], float]
 
@@ -143,7 +121,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedPasses:
     """Passes of a pipeline's devices.
 
     Attributes:
@@ -157,19 +135,23 @@ class Observed:
     busy_ns: list[float]
 
 
-def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
-    """Passes by marks where every rank has some, else by traffic; None where neither gives a whole step."""
-    ranks = [views[rank] for rank in chain.ranks]
+def observe_passes(chain: Chain, views: Mapping[int, RankView]) -> ObservedPasses | None:
+    """Passes of a pipeline by marks where every rank has some, else by traffic; None without a whole step."""
+    ranks = [views[rank] for rank in chain]
     if all(view.micro_batches for view in ranks):
         return _from_marks(ranks)
     return _from_traffic(chain, ranks)
 
 
-def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
-    passes = [[_placed(mark, place) for mark in view.micro_batches] for place, view in enumerate(ranks)]
+def _from_marks(ranks: Sequence[RankView]) -> ObservedPasses | None:
+    passes = [
+        [replace(mark, task=mark.task_of(place)) for mark in view.micro_batches] for place, view in enumerate(ranks)
+    ]
     busy_of = [_busy_of_marks(view) for view in ranks]
     common = set.intersection(*({mark.step for mark in marks} for marks in passes))
-    order = next((found for step in sorted(common) if (found := _order_of(passes, step)) is not None), None)
+    orders = ([[mark.task for mark in marks if mark.step == step] for marks in passes] for step in sorted(common))
+    # a pass that occurs twice is of more than a single step
+    order = next((found for found in orders if all(len(set(tasks)) == len(tasks) for tasks in found)), None)
     if order is None:
         return None
     spent: dict[tuple[Pass, int], list[float]] = defaultdict(list)
@@ -178,19 +160,8 @@ def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
             spent[mark.task.kind, mark.task.stage].append(own)
     times = StageTimes({key: float(np.mean(own)) for key, own in spent.items()})
     if ranks[0].on_device:
-        return Observed(order, times, [_computed(view) for view in ranks])
-    return Observed(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
-
-
-def _placed(mark: MicroBatch, place: int) -> MicroBatch:
-    """The mark with a stage: one without is of the only stage of its rank."""
-    return mark if mark.task.stage != NONE else replace(mark, task=replace(mark.task, stage=place))
-
-
-def _order_of(passes: Sequence[Sequence[MicroBatch]], step: int) -> Order | None:
-    """Each rank's passes in that step; None when one occurs twice, which is not a single step."""
-    order = [[mark.task for mark in marks if mark.step == step] for marks in passes]
-    return order if all(len(set(tasks)) == len(tasks) for tasks in order) else None
+        return ObservedPasses(order, times, [_computed(view) for view in ranks])
+    return ObservedPasses(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
 
 
 def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
@@ -204,7 +175,7 @@ def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
     return (end - start - covered_time(start, end, communicating)).astype(np.float64)
 
 
-def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
+def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> ObservedPasses | None:
     """Passes by traffic; kernels launched by autograd's thread are backward, others before the optimizer forward."""
     calls = {view.rank: view.calls for view in ranks}
     steps = reversed(ranks[0].window.index.tolist())
@@ -220,7 +191,13 @@ def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
         for task in tasks:
             own = max(busy[-1] - backward, 0.0) if task.kind is Pass.FORWARD else backward
             mean[task.kind, task.stage] = own * share
-    return Observed(order, StageTimes(mean), busy)
+    return ObservedPasses(order, StageTimes(mean), busy)
+
+
+def shortest_message_ns(ranks: Sequence[RankView]) -> float:
+    """The shortest point-to-point call of a pipeline's ranks: nothing in it waited."""
+    lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
+    return float(min(lengths, default=0))
 
 
 def _computed(view: RankView) -> float:

@@ -25,8 +25,8 @@ from stepscope.analyzer.roofline.operator_call import (
     distinct_calls,
     parse_call,
 )
-from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
+from stepscope.trace.rows import distinct
 
 _KERNELS = frozenset({Family.CONVOLUTION, Family.MATMUL})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.rows import are_among, distinct, last_row_of_id, order_of
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns, narrow
+from stepscope.trace.rows import are_among, distinct, last_row_of_id, sorted_order
 
 
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
@@ -55,7 +55,7 @@ def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) ->
     if not len(operators):
         return np.full(len(launches), NONE, np.intp)
     start, end = trace.start_ns[operators], trace.end_ns[operators]
-    order = order_of(start, -end)
+    order = sorted_order(start, -end)
     operators, start, end = operators[order], start[order], end[order]
     ends = np.sort(end, kind="stable")  # nearly in order, where a stable sort is many times faster
     ended = np.searchsorted(ends, start, side="right") - _empty_from_here_on(start, end)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.element_types import element_bytes_of
 from stepscope.analyzer.roofline.operator_call import parse_call
-from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import distinct
 
 CHUNK_ELEMENTS = 65536
 """Elements per block: kChunkSize of torch's MultiTensorApply.cuh, and 2048 * 32 of apex' multi_tensor_applier."""

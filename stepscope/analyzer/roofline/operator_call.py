@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.analyzer.rows import combinations
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
+from stepscope.trace.rows import combinations
 
 Dims = tuple[int, ...]
 Floats = npt.NDArray[np.float64]

@@ -20,8 +20,8 @@ from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
 from stepscope.analyzer.roofline.operator_call import CostModel, Floats, OperatorCost, distinct_calls, parse_call
 from stepscope.analyzer.roofline.traffic_cost import LOOKUP_MODELS, TRAFFIC_MODELS, generated_kernel, pointwise_model
-from stepscope.analyzer.rows import distinct, outermost
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
+from stepscope.trace.rows import distinct, outermost
 
 _MODELS: dict[str, CostModel] = {
     **TRAFFIC_MODELS,

@@ -17,51 +17,47 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import calls_in_order
+from stepscope.analyzer.collectives.device_calls import calls_in_order
 from stepscope.analyzer.intervals import Nanoseconds, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.rows import distinct, last_row_of_id, on_lanes, row_mask
-from stepscope.analyzer.what_if.launches import (
-    ObservedCalls,
-    event_latency,
-    followed_calls,
-    launch_latency,
-    observe_calls,
-    own_time,
-    return_latency,
-    stream_gaps,
-    work_between_calls,
-)
+from stepscope.analyzer.what_if import launches
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, Edges, HostCalls, Mask, RankGraph, hash_names
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
+from stepscope.trace.rows import distinct, last_row_of_id, on_lanes, row_mask
 
 MAX_ACTIVITIES = 500_000
 """Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""
 
 
-def build_graph(
+def build_device_graph(
     trace: TraceColumns, activities: Activities, steps: HostSteps, window: Window, spans_of_lane: dict[int, HostSpans]
 ) -> RankGraph | None:
-    """Graph of one rank; None without steps, without launches, or with more than MAX_ACTIVITIES activities."""
+    """Dependency graph of one rank; None without steps or launches, or with more than MAX_ACTIVITIES activities."""
     if not len(steps) or len(activities) > MAX_ACTIVITIES or not np.any(activities.launch_row != NONE):
         return None
     streams = read_streams(activities)
-    calls = observe_calls(trace, activities)
-    in_order = stream_edges(streams)
+    calls = launches.observe_calls(trace, activities)
+    in_order = _stream_edges(streams)
     blocking, blocked = blocking_edges(trace, activities, streams, calls)
-    queue, held_up = queue_edges(activities, calls)
-    follows, follows_own = followed_calls(calls)
+    queue, held_up = _queue_edges(activities, calls)
+    follows, follows_own = launches.followed_calls(calls)
     opens_ns = min(int(steps.start_ns[0]), int(calls.start_ns[0]))
-    work, label = work_between_calls(calls, follows, own_time(calls, held_up, blocked), opens_ns, spans_of_lane)
-    launched_by = _launched_by(activities, calls)
+    work, label = launches.work_between_calls(
+        calls, follows, launches.own_time(calls, held_up, blocked), opens_ns, spans_of_lane
+    )
     events = event_edges(trace, activities, streams)
     key = calls.end_ns.copy()
-    launches = np.flatnonzero(calls.first_activity != NONE)
-    start = activities.start_ns[calls.first_activity[launches]]
-    key[launches] = np.maximum(np.minimum(key[launches], start), calls.start_ns[launches])
+    launching = np.flatnonzero(calls.first_activity != NONE)
+    start = activities.start_ns[calls.first_activity[launching]]
+    key[launching] = np.maximum(np.minimum(key[launching], start), calls.start_ns[launching])
+    order = launching[np.argsort(calls.row[launching], kind="stable")]
+    place = np.minimum(np.searchsorted(calls.row[order], activities.launch_row), len(order) - 1)
+    launched_by = np.where(activities.launch_row != NONE, order[place], NONE)  # the nodes of a CUDA graph share one
+    kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
+    in_window = (members[activities.end_ns[members] <= window.end_ns] for members in streams.members)
     return RankGraph(
         host=HostCalls(
             key_ns=key,
@@ -75,25 +71,17 @@ def build_graph(
         ),
         device=_device_work(trace, activities, steps, streams, launched_by, spans_of_lane),
         streams=in_order,
-        stream_gap_ns=stream_gaps(activities, in_order),
+        stream_gap_ns=launches.stream_gaps(activities, in_order),
         events=events,
-        event_ns=event_latency(activities, events),
+        event_ns=launches.event_latency(activities, events),
         blocking=blocking,
-        blocking_ns=return_latency(activities, calls, blocking),
+        blocking_ns=launches.return_latency(activities, calls, blocking),
         queue=queue,
-        launch_ns=launch_latency(activities, calls, in_order, events),
-        boundaries=_boundaries(activities, window),
-        last=_last_of_window(activities, streams, window),
+        launch_ns=launches.launch_latency(activities, calls, in_order, events),
+        boundaries=kernels[np.searchsorted(activities.start_ns[kernels], window.boundary_ns)],
+        last=np.array([members[-1] for members in in_window if len(members)], np.int64),
         ends_when_asked=np.empty(0, np.int64),
     )
-
-
-def _launched_by(activities: Activities, calls: ObservedCalls) -> IntColumn:
-    """Host call of each activity, or NONE; the nodes of a CUDA graph share one."""
-    launches = np.flatnonzero(calls.first_activity != NONE)
-    order = launches[np.argsort(calls.row[launches], kind="stable")]
-    place = np.searchsorted(calls.row[order], activities.launch_row)
-    return np.where(activities.launch_row != NONE, order[np.minimum(place, len(order) - 1)], NONE)
 
 
 def _device_work(
@@ -137,25 +125,12 @@ def _spans_of(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> In
     return span
 
 
-def _boundaries(activities: Activities, window: Window) -> IntColumn:
-    """Kernel that starts at each boundary of the window."""
-    kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
-    place = np.searchsorted(activities.start_ns[kernels], window.boundary_ns)
-    return kernels[place]
-
-
-def _last_of_window(activities: Activities, streams: Streams, window: Window) -> IntColumn:
-    """Last activity of each stream that ends in the window."""
-    inside = [members[activities.end_ns[members] <= window.end_ns] for members in streams.members]
-    return np.array([members[-1] for members in inside if len(members)], np.int64)
-
-
 _STREAM_WAITS = re.compile(r"^Stream Wait Event$", re.IGNORECASE)
 _STREAM_SYNC = re.compile(r"^Stream Sync", re.IGNORECASE)
 _EVENT_SYNC = re.compile(r"^Event Sync", re.IGNORECASE)
 
 
-def recorded_waits(trace: TraceColumns, activities: Activities) -> tuple[Edges, Rows]:
+def _recorded_waits(trace: TraceColumns, activities: Activities) -> tuple[Edges, Rows]:
     """Recorded waits between streams, without those that the trace refutes (target began before source ended).
 
     Returns:
@@ -177,7 +152,9 @@ def recorded_waits(trace: TraceColumns, activities: Activities) -> tuple[Edges, 
     return Edges(source[holds], target[holds]), calls[known]
 
 
-def recorded_blocking(trace: TraceColumns, activities: Activities, calls: ObservedCalls) -> tuple[Edges, Rows]:
+def _recorded_blocking(
+    trace: TraceColumns, activities: Activities, calls: launches.ObservedCalls
+) -> tuple[Edges, Rows]:
     """Edges from activities to the synchronize calls that wait for them, as recorded; and all calls with a record.
 
     Calls that wait for the whole device need no record: their name says so.
@@ -249,7 +226,7 @@ _ONE_STREAM = re.compile(r"StreamSynchronize")
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Activities by stream.
+    """Device activities by stream, for the dependency graph.
 
     Attributes:
         members: indices of each stream's activities, by start.
@@ -263,7 +240,7 @@ class Streams:
 
 
 def read_streams(activities: Activities) -> Streams:
-    """Group the activities by stream."""
+    """Group a rank's device activities by stream, for the dependency graph."""
     members: list[Rows] = []
     number = np.zeros(len(activities), np.int64)
     for stream in distinct(activities.stream).tolist():
@@ -275,18 +252,18 @@ def read_streams(activities: Activities) -> Streams:
     return Streams(members, number, order)
 
 
-def stream_edges(streams: Streams) -> Edges:
+def _stream_edges(streams: Streams) -> Edges:
     """Edges from each activity to the next one on its stream."""
     return Edges.joined([Edges(selected[:-1], selected[1:]) for selected in streams.members] or [Edges.none()])
 
 
 def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
-    """Waits between streams, recorded where possible and else inferred.
+    """Graph edges of waits between streams, recorded where possible and else inferred.
 
     A communication kernel waits for what its thread launched before it on its current stream. Any other activity
     launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
     """
-    recorded, explained = recorded_waits(trace, activities)
+    recorded, explained = _recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
     launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
     if not len(launched):
@@ -317,19 +294,19 @@ def _called_for(trace: TraceColumns, activities: Activities, launched: Rows, exp
     )
     if not len(np.setdiff1d(waits, explained)):
         return np.zeros(len(launched), np.bool_)
-    launches = activities.launch_row[launched]
-    calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launches))))
+    launching = activities.launch_row[launched]
+    calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launching))))
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     is_wait, is_record = row_mask(trace, waits)[calls], row_mask(trace, records)[calls]
     communicates = activities.work[launched] == Work.COMMUNICATION
-    is_communication = row_mask(trace, launches[communicates])[calls]
+    is_communication = row_mask(trace, launching[communicates])[calls]
     internal = np.zeros(len(calls), np.bool_)
     internal[2:] = is_wait[2:] & is_record[1:-1] & is_communication[:-2]
     is_other_launch = ~(is_wait | is_record | is_communication)
     internal |= row_mask(trace, explained)[calls]
     waits_so_far = np.cumsum(is_wait & ~internal)[is_other_launch]
     first_after = calls[is_other_launch][np.diff(waits_so_far, prepend=0) > 0]
-    return row_mask(trace, first_after)[launches]
+    return row_mask(trace, first_after)[launching]
 
 
 def _last_ended(activities: Activities, streams: Streams, number: int, waiting: Rows) -> Rows:
@@ -365,20 +342,27 @@ def _current_stream(activities: Activities, streams: Streams, launched: Rows) ->
 
 
 def blocking_edges(
-    trace: TraceColumns, activities: Activities, streams: Streams, calls: ObservedCalls
+    trace: TraceColumns, activities: Activities, streams: Streams, calls: launches.ObservedCalls
 ) -> tuple[Edges, Mask]:
-    """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
+    """Graph edges from device work to the calls that return once it has ended; and whether each was blocked so."""
     found = [Edges(calls.waits_for, np.arange(len(calls))).known()]
     synchronize = np.flatnonzero(calls.blocks)
-    whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    of_device = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    whole = synchronize[of_device]
     took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
     ended_last = np.full(len(synchronize), NONE, np.intp)
     for members in streams.members:
-        found.append(Edges(_last_before(activities, members, calls, synchronize[whole]), synchronize[whole]).known())
-        _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
-    recorded, calls_with_record = recorded_blocking(trace, activities, calls)
+        launched_before = (
+            np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[whole]) - 1
+        )
+        source = _if_ended(activities, _take(members, launched_before), calls, whole)
+        found.append(Edges(source, whole).known())
+        other = _ended_during(activities, members, calls, synchronize)
+        best_end = np.where(ended_last == NONE, np.iinfo(np.int64).min, activities.end_ns[ended_last])
+        ended_last = np.where((other != NONE) & (activities.end_ns[other] > best_end), other, ended_last)
+    recorded, calls_with_record = _recorded_blocking(trace, activities, calls)
     is_inferred = ~np.isin(synchronize, calls_with_record)
-    waited = is_inferred & took_long & ~whole
+    waited = is_inferred & took_long & ~of_device
     at_rest = synchronize[is_inferred & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
     # the stream that such a call waits for is unknown: the last activity that its thread launched
     last = _launched(activities, activities.launch_lane, calls.lane[at_rest], calls.start_ns[at_rest])
@@ -393,18 +377,12 @@ def blocking_edges(
     return edges, blocked
 
 
-def _last_before(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
-    """Last activity of a stream launched before each call, if it had ended when the call returned."""
-    place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
-    return _if_ended(activities, _take(members, place), calls, chosen)
-
-
-def _if_ended(activities: Activities, source: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+def _if_ended(activities: Activities, source: Rows, calls: launches.ObservedCalls, chosen: Rows) -> Rows:
     """The activities that had ended when the call returned, else NONE."""
     return np.where((source != NONE) & (activities.end_ns[source] <= calls.end_ns[chosen]), source, NONE)
 
 
-def _ended_during(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+def _ended_during(activities: Activities, members: Rows, calls: launches.ObservedCalls, chosen: Rows) -> Rows:
     """Activity of a stream that ended last before each call returned, if that was during the call."""
     ended = np.maximum.accumulate(activities.end_ns[members])
     place = np.searchsorted(ended, calls.end_ns[chosen], side="right") - 1
@@ -414,25 +392,18 @@ def _ended_during(activities: Activities, members: Rows, calls: ObservedCalls, c
     return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
 
 
-def _keep_later(activities: Activities, best: Rows, other: Rows) -> None:
-    """Replace entries of `best` by those of `other` that ended later."""
-    end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
-    later = (other != NONE) & (activities.end_ns[other] > end)
-    best[later] = other[later]
-
-
-def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, Mask]:
+def _queue_edges(activities: Activities, calls: launches.ObservedCalls) -> tuple[Edges, Mask]:
     """Edges from started activities to launches that return only then (queue full); and which launches were held up."""
     orphans = np.flatnonzero(activities.launch_row == NONE)
-    launches = np.flatnonzero(calls.first_activity != NONE)
-    queued = np.concatenate((orphans, calls.first_activity[launches]))  # both in launch order
+    launching = np.flatnonzero(calls.first_activity != NONE)
+    queued = np.concatenate((orphans, calls.first_activity[launching]))  # both in launch order
     num_orphans = len(orphans)
     blocked = np.zeros(len(calls), np.bool_)
-    if not len(launches):
+    if not len(launching):
         return Edges.none(), blocked
-    number = num_orphans + np.arange(len(launches))
+    number = num_orphans + np.arange(len(launching))
     started = np.sort(activities.start_ns[queued], kind="stable")
-    pending = number + 1 - np.searchsorted(started, calls.end_ns[launches], side="right")
-    blocked[launches] = pending >= MAX_PENDING_LAUNCHES - PENDING_SLACK
+    pending = number + 1 - np.searchsorted(started, calls.end_ns[launching], side="right")
+    blocked[launching] = pending >= MAX_PENDING_LAUNCHES - PENDING_SLACK
     held = number >= MAX_PENDING_LAUNCHES
-    return Edges(queued[number[held] - MAX_PENDING_LAUNCHES], launches[held]), blocked
+    return Edges(queued[number[held] - MAX_PENDING_LAUNCHES], launching[held]), blocked

@@ -18,19 +18,19 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
-from stepscope.analyzer.rows import distinct
-from stepscope.analyzer.what_if.job_graph import JobGraph, Layout, Nodes
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Mask
-from stepscope.analyzer.what_if.replay import Scenario
+from stepscope.analyzer.what_if.job_graph import GraphLayout, JobGraph, Nodes
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.trace.columns import NONE
+from stepscope.trace.rows import distinct
 
 _MAX_COMPARISONS = 1_000 * 1_000
 """Largest product of the lengths of two runs that are compared; the comparison takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatchedStep:
+class _MatchedStep:
     """Kernels of one role in one step: matched (one row per rank, NONE if it has none), or of one rank alone."""
 
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class MatchedStep:
     extra: Nodes
 
 
-def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
+def _kernels_by_step(layout: GraphLayout, rank: int) -> dict[int, Nodes]:
     """Compute kernels of a rank in launch order, by number of the step in which they were launched."""
     part = layout.parts[rank]
     device = part.graph.device
@@ -49,7 +49,7 @@ def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
     return dict(zip(steps.tolist(), parts, strict=True)) if len(kernels) else {}
 
 
-def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[MatchedStep]:
+def _match_kernels(layout: GraphLayout, role: Mapping[int, int]) -> list[_MatchedStep]:
     """Match the kernels of each role, step by step; roles of one rank are left out."""
     ranks_of_role: dict[int, list[int]] = defaultdict(list)
     for rank in layout.parts:
@@ -58,13 +58,13 @@ def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[MatchedStep]:
     for ranks in ranks_of_role.values():
         if len(ranks) < 2:
             continue
-        kernels = {rank: kernels_by_step(layout, rank) for rank in ranks}
+        kernels = {rank: _kernels_by_step(layout, rank) for rank in ranks}
         for step in sorted(set.intersection(*(set(k) for k in kernels.values()))):
             found.append(_match(layout, ranks, [kernels[rank][step] for rank in ranks]))
     return found
 
 
-def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> MatchedStep:
+def _match(layout: GraphLayout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> _MatchedStep:
     hashes = []
     for rank, own in zip(ranks, kernels, strict=True):
         part = layout.parts[rank]
@@ -74,7 +74,7 @@ def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> Ma
     matched, extra = [], []
     for own, own_hashes in zip(kernels, hashes, strict=True):
         row = np.full(len(reference), NONE, np.int64)
-        pairs, left = align(reference, own_hashes)
+        pairs, left = _align(reference, own_hashes)
         row[pairs[0]] = own[pairs[1]]
         matched.append(row)
         extra.append(own[left])
@@ -83,10 +83,10 @@ def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> Ma
         alone = (present == 1) & (row != NONE)
         extra[i] = np.concatenate((extra[i], row[alone]))
         row[alone] = NONE
-    return MatchedStep(tuple(ranks), np.stack(matched), np.concatenate(extra))
+    return _MatchedStep(tuple(ranks), np.stack(matched), np.concatenate(extra))
 
 
-def align(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
+def _align(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
     """Match two sequences.
 
     Returns:
@@ -136,39 +136,15 @@ LOWER_MEDIAN_FROM = 4
 """Number of ranks from which "fastest" is the lower median: one of many ranks is fast by chance."""
 
 
-@dataclass(frozen=True, slots=True)
-class FixedJob:
-    """The job that fixes are applied to.
-
-    Attributes:
-        graph: its dependency graph.
-        role: by rank, its pipeline stage.
-        expected_transfer_ns: by communication, the transfer at its link's expected bandwidth, or NONE if unknown.
-        alike: by communication, a number shared by calls of the same group, kind and size.
-        reduces: by communication, whether it sums gradients over data-parallel ranks.
-        steps: numbers of the steps that count.
-        on_device: whether activities ran on a device, or else are operators of the main thread.
-    """
-
-    graph: JobGraph
-    role: Mapping[int, int]
-    expected_transfer_ns: Nanoseconds
-    alike: Nodes
-    reduces: Mask
-    steps: frozenset[int]
-    on_device: bool
-
-
-Fix = Callable[[FixedJob, Scenario], Scenario | None]
+Fix = Callable[[ReplayModel, Scenario], Scenario | None]
 """Removes a cause from a scenario; None if that changes nothing or is unknown."""
 
 
-def without_spans(cause: Cause, job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
+def without_spans(cause: Cause, model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: spans of data loading or checkpoints take no time: neither host time nor waits and copies within them."""
     column = HOST_COLUMN[cause]
-    parts = job.graph.layout.parts.values()
-    inside = np.concatenate([p.graph.device.span for p in parts]) == column
-    labelled = np.concatenate([p.graph.host.label for p in parts]) == column
+    inside = model.graph.layout.joined(lambda graph: graph.device.span) == column
+    labelled = model.graph.layout.joined(lambda graph: graph.host.label) == column
     if not scenario.host_ns[:, column].any() and not inside.any():
         return None
     return replace(
@@ -179,53 +155,53 @@ def without_spans(cause: Cause, job: FixedJob, scenario: Scenario) -> Scenario |
     )
 
 
-def without_host_delay(_job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Launches take no host time; the host still blocks, loads data and saves checkpoints."""
+def without_host_delay(_model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: launches take no host time; the host still blocks, loads data and saves checkpoints."""
     return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
-def without_blocking(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """No call waits for device work, except where the host itself needs the result."""
-    blocks = _needed(job.graph)
+def without_blocking(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: no call waits for device work, except where the host itself needs the result."""
+    blocks = model.graph.layout.joined(lambda graph: graph.host.is_needed)
     if blocks.all():
         return None
     return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
 
 
-def transfers_as_expected(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Transfers run at the expected bandwidth of their link, where that is known."""
-    known = job.expected_transfer_ns != NONE
+def transfers_as_expected(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: transfers run at the expected bandwidth of their link, where that is known."""
+    known = model.expected_transfer_ns != NONE
     if not known.any():
         return None
-    expected = np.where(known, job.expected_transfer_ns, scenario.transfer_ns)
+    expected = np.where(known, model.expected_transfer_ns, scenario.transfer_ns)
     return replace(scenario, transfer_ns=np.minimum(scenario.transfer_ns, expected))
 
 
-def free_transfers(_job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Transfers take no time; late arrivals are still waited for."""
+def free_transfers(_model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: transfers take no time; late arrivals are still waited for."""
     if not len(scenario.transfer_ns):
         return None
     return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
 
 
-def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Gradient reductions overlap the backward pass; None if most of them do already.
+def overlapped_reductions(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: gradient reductions overlap the backward pass; None if most of them do already.
 
     Of a step's reductions the last stays exposed, because no compute is left when its gradients are ready, as does
     what follows it (a norm, a loss). So does what outlasts half of the step's compute: the backward pass is two
     thirds of it, but has few gradients ready at its beginning.
     """
-    if not job.on_device:
+    if not model.on_device:
         return None
     transfer = scenario.transfer_ns.copy()
-    for rank, part in job.graph.layout.parts.items():
-        mine = part.first_communication + np.flatnonzero(job.reduces[part.communications])
-        activities = job.graph.layout.activity_of_communication[mine] - part.first_activity
+    for rank, part in model.graph.layout.parts.items():
+        mine = part.first_communication + np.flatnonzero(model.reduces[part.communications])
+        activities = model.graph.layout.activity_of_communication[mine] - part.first_activity
         if not len(mine) or _hidden_share(part.graph.device, activities) >= _MOSTLY_HIDDEN:
             continue
         order = np.argsort(part.graph.device.start_ns[activities], kind="stable")
         mine, step_of = mine[order], part.graph.device.step[activities[order]]
-        for step, computing in kernels_by_step(job.graph.layout, rank).items():
+        for step, computing in _kernels_by_step(model.graph.layout, rank).items():
             own = mine[step_of == step]
             took = scenario.transfer_ns[own]
             if not len(own):
@@ -245,37 +221,38 @@ def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
     return float(covered_time(start, end, compute).sum()) / max(int((end - start).sum()), 1)
 
 
-def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Copies and memsets take no time."""
-    copies = np.concatenate([p.graph.device.work for p in job.graph.layout.parts.values()]) == Work.COPY
+def without_copies(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: copies and memsets take no time."""
+    copies = model.graph.layout.joined(lambda graph: graph.device.work) == Work.COPY
     if not copies.any():
         return None
     return replace(scenario, duration_ns=np.where(copies, 0, scenario.duration_ns), is_free=scenario.is_free | copies)
 
 
-def without_straggler(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each matched kernel takes its time on the fastest rank of its role; kernels of one rank alone are removed."""
-    steps = match_kernels(job.graph.layout, job.role)
-    if not steps or not job.on_device:
+def without_straggler(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: each matched kernel takes its time on the fastest rank of its role; others are removed."""
+    steps = _match_kernels(model.graph.layout, model.role)
+    if not steps or not model.on_device:
         return None
     duration = scenario.duration_ns.copy()
     for step in steps:
         times = np.where(step.table == NONE, np.iinfo(np.int64).max, scenario.duration_ns[step.table])
-        fastest = _fastest(times, np.count_nonzero(step.table != NONE, axis=0))
+        place = np.maximum(_place_of_fastest(np.count_nonzero(step.table != NONE, axis=0)), 0)  # absent ranks come last
+        fastest = np.take_along_axis(np.sort(times, axis=0), place[None, :], axis=0)[0]
         for row in step.table:
             own = row != NONE
             duration[row[own]] = fastest[own]
-    return _without_extra(job.graph, replace(scenario, duration_ns=duration), steps)
+    return _without_extra(model.graph, replace(scenario, duration_ns=duration), steps)
 
 
-def without_slow_rank(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each rank's operators take their time on the rank of its role with the least compute over all steps.
+def without_slow_rank(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: each rank's operators take their time on the rank of its role with the least compute.
 
     Operators of one rank alone are removed. Single operators on CPUs vary too much to be compared one by one: the
     fastest of each is chance.
     """
-    steps = match_kernels(job.graph.layout, job.role)
-    if not steps or job.on_device:
+    steps = _match_kernels(model.graph.layout, model.role)
+    if not steps or model.on_device:
         return None
     spent: dict[tuple[int, ...], Nanoseconds] = {}
     for step in steps:
@@ -284,14 +261,14 @@ def without_slow_rank(job: FixedJob, scenario: Scenario) -> Scenario | None:
     duration = scenario.duration_ns.copy()
     for step in steps:
         ranks = np.argsort(spent[step.ranks], kind="stable")
-        model = step.table[ranks[_place_of_fastest(len(ranks))]]
+        fastest = step.table[ranks[_place_of_fastest(len(ranks))]]
         for row in step.table:
-            both = (row != NONE) & (model != NONE)
-            duration[row[both]] = scenario.duration_ns[model[both]]
-    return _without_extra(job.graph, replace(scenario, duration_ns=duration), steps)
+            both = (row != NONE) & (fastest != NONE)
+            duration[row[both]] = scenario.duration_ns[fastest[both]]
+    return _without_extra(model.graph, replace(scenario, duration_ns=duration), steps)
 
 
-def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[MatchedStep]) -> Scenario:
+def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[_MatchedStep]) -> Scenario:
     """Remove kernels that only one rank has, with their launches."""
     parts = graph.layout.parts.values()
     launched_by = np.concatenate(
@@ -305,22 +282,14 @@ def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[MatchedS
     return replace(scenario, duration_ns=duration, is_free=is_free, host_ns=host)
 
 
-def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
-    """Fastest rank by column (the lower median from four ranks); absent ranks are sorted last."""
-    ordered = np.sort(times, axis=0)
-    place = _place_of_fastest(num_present)
-    result: Nanoseconds = np.take_along_axis(ordered, np.maximum(place, 0)[None, :], axis=0)[0]
-    return result
-
-
 def _place_of_fastest(num_ranks: npt.ArrayLike) -> Nodes:
     num_ranks = np.asarray(num_ranks, np.int64)
     return np.where(num_ranks >= LOWER_MEDIAN_FROM, (num_ranks - 1) // 2, 0)
 
 
-def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each step's compute is spread evenly over the ranks."""
-    kernels = {rank: kernels_by_step(job.graph.layout, rank) for rank in job.graph.layout.parts}
+def balanced(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: each step's compute is spread evenly over the ranks."""
+    kernels = {rank: _kernels_by_step(model.graph.layout, rank) for rank in model.graph.layout.parts}
     common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
     if not common:
         return None
@@ -335,31 +304,27 @@ def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
     return replace(scenario, duration_ns=duration)
 
 
-def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
-    """Compute takes the mean of all ranks and steps, transfers the median of their like, the host no time."""
+def ideal_job(model: ReplayModel, scenario: Scenario) -> Scenario:
+    """Ideal scenario of a replay: compute takes the mean of ranks and steps, transfers the median, the host no time."""
     duration = scenario.duration_ns.copy()
-    layout = job.graph.layout
-    kernels = [(step, own) for rank in layout.parts for step, own in kernels_by_step(layout, rank).items()]
+    layout = model.graph.layout
+    kernels = [(step, own) for rank in layout.parts for step, own in _kernels_by_step(layout, rank).items()]
     totals = [duration[own].sum() for _, own in kernels]
-    counted = [total for (step, _), total in zip(kernels, totals, strict=True) if step in job.steps]
+    kept = {model.step_numbers[place] for place in model.kept}
+    counted = [total for (step, _), total in zip(kernels, totals, strict=True) if step in kept]
     for (_, own), total in zip(kernels, totals, strict=True):
         if total > 0:
             duration[own] = (duration[own] * (float(np.mean(counted or totals)) / total)).astype(np.int64)
     transfer = scenario.transfer_ns.copy()
-    for number in distinct(job.alike).tolist():
-        same = job.alike == number
+    for number in distinct(model.alike).tolist():
+        same = model.alike == number
         transfer[same] = int(np.median(transfer[same]))
     return replace(
         scenario.scaled_host(list(range(len(HOST_WORK))), 0.0),
         duration_ns=duration,
         transfer_ns=transfer,
-        blocks=_needed(job.graph),
+        blocks=layout.joined(lambda graph: graph.host.is_needed),
     )
-
-
-def _needed(graph: JobGraph) -> Mask:
-    """Whether each call waits for something that the host itself uses."""
-    return np.concatenate([p.graph.host.is_needed for p in graph.layout.parts.values()])
 
 
 _OVERLAPPED = (Cause.COMMUNICATION, "gradients reduced beside the backward pass")

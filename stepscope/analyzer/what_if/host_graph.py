@@ -15,26 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
+from stepscope.analyzer.collectives.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.rows import order_of, outermost
-from stepscope.analyzer.what_if.rank_graph import (
-    HOST_COLUMN,
-    HOST_WORK,
-    Counts,
-    DeviceWork,
-    Edges,
-    HostCalls,
-    Mask,
-    RankGraph,
-    hash_names,
-)
+from stepscope.analyzer.what_if import rank_graph
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, Rows, TraceColumns
+from stepscope.trace.rows import outermost, sorted_order
 
 MAX_PIECES = 500_000
 """Largest number of pieces of a rank, as of a device's activities; nothing is kept above it."""
@@ -44,7 +34,7 @@ COMPUTES = CATEGORY_CODE[TimeCategory.COMPUTE_OTHER]
 
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """Window of one rank's main thread, without holes, on the rank's own clock, by piece.
+    """Window of one rank's main thread by piece, without holes, on its own clock: input of a replay.
 
     Attributes:
         category: code of its time category.
@@ -66,7 +56,7 @@ class HostTimeline:
 
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
-    """Timeline of the main thread's window from its time categories; None if it has more than MAX_PIECES pieces."""
+    """Timeline of the main thread for a replay, from its time categories; None if it has over MAX_PIECES pieces."""
     rows = outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
@@ -79,7 +69,7 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     order = np.argsort(start, kind="stable")
     start, category = start[order], category[order]
     under = np.searchsorted(opens, start, side="right") - 1
-    hashes = hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
+    hashes = rank_graph.hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
     name_hash = np.where((category == COMPUTES) & (under >= 0), hashes, 0)
     return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), category, name_hash)
 
@@ -115,8 +105,8 @@ class _Points:
         return np.flatnonzero(self.kind == kind)
 
 
-def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> RankGraph:
-    """Graph of one rank from its timeline, steps and communication calls (in issue order), all on one clock."""
+def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> rank_graph.RankGraph:
+    """Dependency graph of a rank without a device, from its timeline, steps and calls (in issue order) on one clock."""
     activities = _activities(timeline, window, calls)
     points = _points(timeline, activities, _needed_ns(activities, calls))
     key = np.maximum.accumulate(points.time_ns + (points.kind == _WAIT))
@@ -129,8 +119,8 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
     label = _labels(timeline, points.time_ns)
     waits = _waits(points, activities)
     marks = points.item[points.of(_MARK)]
-    return RankGraph(
-        host=HostCalls(
+    return rank_graph.RankGraph(
+        host=rank_graph.HostCalls(
             key_ns=key,
             work_ns=_work(timeline, points),
             label=label,
@@ -141,13 +131,13 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
             is_needed=np.ones(len(points), np.bool_),
         ),
         device=device,
-        streams=Edges.none(),
+        streams=rank_graph.Edges.none(),
         stream_gap_ns=np.empty(0, np.int64),
-        events=Edges.none(),
+        events=rank_graph.Edges.none(),
         event_ns=0,
         blocking=waits,
         blocking_ns=np.zeros(len(waits), np.int64),
-        queue=Edges.none(),
+        queue=rank_graph.Edges.none(),
         launch_ns=0,
         boundaries=marks[:-1],
         last=marks[-1:],
@@ -155,7 +145,7 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
     )
 
 
-def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> DeviceWork:
+def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> rank_graph.DeviceWork:
     """Pieces of compute, marks without duration where steps begin and the window ends, and communications; by start."""
     computes = np.flatnonzero(timeline.category == COMPUTES)
     marks = window.step_bounds_ns
@@ -169,8 +159,8 @@ def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -
     call = np.concatenate((np.full(len(computes) + len(marks), NONE), np.arange(len(calls))))
     place = np.searchsorted(window.boundary_ns, start, side="right") - 1
     step = np.where((place >= 0) & (start < window.end_ns) & ~is_mark, window.index[place], NONE)
-    order = order_of(start, work)
-    return DeviceWork(
+    order = sorted_order(start, work)
+    return rank_graph.DeviceWork(
         start_ns=start[order],
         end_ns=end[order],
         work=work[order].astype(np.int8),
@@ -183,7 +173,7 @@ def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -
     )
 
 
-def _needed_ns(activities: DeviceWork, calls: Sequence[Call]) -> Nanoseconds:
+def _needed_ns(activities: rank_graph.DeviceWork, calls: Sequence[Call]) -> Nanoseconds:
     """When the thread needed each activity: at its end, or when it asked for one that had ended."""
     needed = activities.end_ns.copy()
     communicates = np.flatnonzero(activities.call != NONE)
@@ -193,7 +183,7 @@ def _needed_ns(activities: DeviceWork, calls: Sequence[Call]) -> Nanoseconds:
     return needed
 
 
-def _points(timeline: HostTimeline, activities: DeviceWork, needed_ns: Nanoseconds) -> _Points:
+def _points(timeline: HostTimeline, activities: rank_graph.DeviceWork, needed_ns: Nanoseconds) -> _Points:
     known = np.flatnonzero(~activities.is_history)
     communicates = activities.work == Work.COMMUNICATION
     computes = known[~communicates[known] & (activities.step[known] != NONE)]
@@ -211,21 +201,21 @@ def _points(timeline: HostTimeline, activities: DeviceWork, needed_ns: Nanosecon
     time = np.concatenate([when[items] for _, items, when in parts])
     kind = np.repeat([kind for kind, _, _ in parts], [len(items) for _, items, _ in parts])
     item = np.concatenate([items for _, items, _ in parts])
-    order = order_of(time, kind)
+    order = sorted_order(time, kind)
     return _Points(time[order], kind[order], item[order])
 
 
-def _is_idle_at_end(timeline: HostTimeline, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Mask:
+def _is_idle_at_end(timeline: HostTimeline, start_ns: Nanoseconds, end_ns: Nanoseconds) -> rank_graph.Mask:
     """Whether the thread waited when each communication ended: idle, or in a span (a checkpoint) that had issued it."""
     last = np.searchsorted(timeline.start_ns, end_ns, side="left") - 1
     inside = (last >= 0) & (end_ns <= timeline.end_ns[-1])
     category = timeline.category[last]
     asked_here = np.isin(category, _IN_SPAN) & (start_ns >= timeline.start_ns[last])
-    waited: Mask = inside & (np.isin(category, _IDLE) | asked_here)
+    waited: rank_graph.Mask = inside & (np.isin(category, _IDLE) | asked_here)
     return waited
 
 
-def _waits(points: _Points, activities: DeviceWork) -> Edges:
+def _waits(points: _Points, activities: rank_graph.DeviceWork) -> rank_graph.Edges:
     """Edges from the end of an activity to the point of the thread that waits for it."""
     returns, waits, marks = points.of(_RETURN), points.of(_WAIT), points.of(_MARK)
     seen = points.item[waits]
@@ -234,13 +224,13 @@ def _waits(points: _Points, activities: DeviceWork) -> Edges:
     needs = np.sort(np.concatenate((waits, marks)))
     place = np.searchsorted(points.time_ns[needs], activities.end_ns[behind], side="left")
     found = place < len(needs)
-    return Edges(
+    return rank_graph.Edges(
         np.concatenate((points.item[returns], seen, behind[found])),
         np.concatenate((returns, waits, needs[place[found]])),
     )
 
 
-def _end_when_asked(points: _Points, activities: DeviceWork, calls: Sequence[Call]) -> IntColumn:
+def _end_when_asked(points: _Points, activities: rank_graph.DeviceWork, calls: Sequence[Call]) -> IntColumn:
     """Sends and receives that were done when the thread asked for them, so that their duration is unknown."""
     waits = points.of(_WAIT)
     waited = points.time_ns[waits] - points.time_ns[np.maximum(waits - 1, 0)]
@@ -250,17 +240,17 @@ def _end_when_asked(points: _Points, activities: DeviceWork, calls: Sequence[Cal
     return result
 
 
-def _work(timeline: HostTimeline, points: _Points) -> Counts:
+def _work(timeline: HostTimeline, points: _Points) -> rank_graph.Counts:
     """Host time since the previous point by kind; none while the thread computed or waited."""
-    work = np.zeros((len(points), len(HOST_WORK)), np.int64)
+    work = np.zeros((len(points), len(rank_graph.HOST_WORK)), np.int64)
     after = np.concatenate((points.time_ns[:1], points.time_ns[:-1]))
     until = points.time_ns.copy()
     waits, returns = points.of(_WAIT), points.of(_RETURN)
     until[waits] = np.maximum(after[waits], _waiting_since(timeline, points.time_ns[waits]))
     until[returns] = after[returns]
     for cause, category in _SPANS:
-        work[:, HOST_COLUMN[cause]] = covered_time(after, until, timeline.intervals_of(category))
-    work[:, HOST_COLUMN[Cause.HOST_BOUND]] = until - after - work.sum(axis=1)
+        work[:, rank_graph.HOST_COLUMN[cause]] = covered_time(after, until, timeline.intervals_of(category))
+    work[:, rank_graph.HOST_COLUMN[Cause.HOST_BOUND]] = until - after - work.sum(axis=1)
     return work
 
 
@@ -274,8 +264,8 @@ def _waiting_since(timeline: HostTimeline, time_ns: Nanoseconds) -> Nanoseconds:
 
 def _labels(timeline: HostTimeline, time_ns: Nanoseconds) -> IntColumn:
     """Span of each point; a wait at the end of a span belongs to it."""
-    label = np.full(len(time_ns), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
+    label = np.full(len(time_ns), rank_graph.HOST_COLUMN[Cause.HOST_BOUND], np.int8)
     category = timeline.category[np.maximum(np.searchsorted(timeline.start_ns, time_ns, side="left") - 1, 0)]
     for cause, code in _SPANS:
-        label[category == CATEGORY_CODE[code]] = HOST_COLUMN[cause]
+        label[category == CATEGORY_CODE[code]] = rank_graph.HOST_COLUMN[cause]
     return label

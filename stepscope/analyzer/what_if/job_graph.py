@@ -7,28 +7,36 @@ predecessors is preceded by slots that each take the later of two, so that a rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import (
+    FROM_ROOT_KINDS,
+    SYNCHRONIZING_KINDS,
+    TO_ROOT_KINDS,
+    Call,
+    CallId,
+    Matches,
+)
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.rows import order_of
 from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
 from stepscope.trace.columns import NONE
+from stepscope.trace.rows import sorted_order
 
 Nodes = npt.NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound="np.generic[Any]")
 
 ORIGIN = 0
 """Node at the beginning of time."""
 
 
 class EdgeKind(IntEnum):
-    """Kind of an edge, which decides how a scenario changes its weight."""
+    """Kind of a dependency edge, which decides how a scenario changes its weight."""
 
     FIXED = 0
     """from the origin: history, at its measured time"""
@@ -46,7 +54,7 @@ class EdgeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EdgeBlock:
-    """Edges of one kind, parallel arrays.
+    """Dependency edges of one kind, parallel arrays.
 
     Attributes:
         source, target: nodes.
@@ -73,8 +81,8 @@ class EdgeBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One rank in the job's arrays: where its items begin, and its clock minus the job's."""
+class RankPart:
+    """One rank in the job graph's arrays: where its items begin, and its clock minus the job's."""
 
     rank: int
     graph: RankGraph
@@ -99,13 +107,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Numbering of the items of all ranks, one rank after another.
+class GraphLayout:
+    """Numbering of the items of all ranks in a job graph, one rank after another.
 
     Nodes are the origin, then calls, then starts of activities, then ends of communications.
     """
 
-    parts: dict[int, Part]
+    parts: dict[int, RankPart]
     num_calls: int
     num_activities: int
     activity_of_communication: Nodes
@@ -114,6 +122,10 @@ class Layout:
     @property
     def num_nodes(self) -> int:
         return 1 + self.num_calls + self.num_activities + len(self.activity_of_communication)
+
+    def joined(self, column: Callable[[RankGraph], npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
+        """A column of all ranks' graphs, in the numbering of the items."""
+        return np.concatenate([column(part.graph) for part in self.parts.values()])
 
     def call_nodes(self, calls: npt.ArrayLike) -> Nodes:
         return np.asarray(calls, np.int64) + 1
@@ -125,13 +137,13 @@ class Layout:
         return np.asarray(communications, np.int64) + 1 + self.num_calls + self.num_activities
 
 
-def lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> Layout:
+def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> GraphLayout:
     """Number the items of all ranks."""
-    parts: dict[int, Part] = {}
+    parts: dict[int, RankPart] = {}
     calls = activities = communications = 0
     of_communication, of_activity = [], []
     for rank, graph in graphs.items():
-        parts[rank] = Part(rank, graph, calls, activities, communications, offsets_ns.get(rank, 0))
+        parts[rank] = RankPart(rank, graph, calls, activities, communications, offsets_ns.get(rank, 0))
         place = np.flatnonzero(graph.device.call != NONE)
         place = place[np.argsort(graph.device.call[place])]
         numbers = np.full(len(graph.device), NONE, np.int64)
@@ -141,10 +153,10 @@ def lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> L
         calls += len(graph.host)
         activities += len(graph.device)
         communications += len(place)
-    return Layout(parts, calls, activities, np.concatenate(of_communication), np.concatenate(of_activity))
+    return GraphLayout(parts, calls, activities, np.concatenate(of_communication), np.concatenate(of_activity))
 
 
-def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
+def _rank_blocks(layout: GraphLayout, part: RankPart, origin_ns: int) -> list[EdgeBlock]:
     """Edges within one rank; times count from the origin."""
     graph, host, device = part.graph, part.graph.host, part.graph.device
     shift = origin_ns + part.offset_ns
@@ -173,7 +185,7 @@ def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
 
 
 def _after(
-    layout: Layout, part: Part, kind: EdgeKind, edges: Edges, targets: Nodes, base_ns: Nanoseconds | int
+    layout: GraphLayout, part: RankPart, kind: EdgeKind, edges: Edges, targets: Nodes, base_ns: Nanoseconds | int
 ) -> EdgeBlock:
     """Edges from the end of an activity: the end node of a communication, else the start node plus the duration.
 
@@ -192,8 +204,8 @@ def _after(
     return _block(kind, nodes, targets[edges.target], base, carries=carries, item=item)
 
 
-def transfer_block(
-    layout: Layout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
+def _transfer_block(
+    layout: GraphLayout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
 ) -> tuple[EdgeBlock, Nanoseconds, int]:
     """Edges that let each communication end one transfer after the last arrival that it needs.
 
@@ -202,7 +214,7 @@ def transfer_block(
         measured duration counts as transfer.
     """
     needed = _needed(calls_of_rank, matches)
-    history = np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
+    history = layout.joined(lambda graph: graph.device.is_history)
     source: list[int] = []
     target: list[int] = []
     transfer: list[int] = []
@@ -273,7 +285,7 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """Graph of a job, ready to be replayed.
+    """Dependency graph of a job, ready to be replayed.
 
     Attributes:
         layout: numbering of the items.
@@ -286,7 +298,7 @@ class JobGraph:
         num_unmatched: communications without a partner.
     """
 
-    layout: Layout
+    layout: GraphLayout
     edges: tuple[EdgeBlock, ...]
     weight_place: Nodes
     first_source: Nodes
@@ -309,18 +321,24 @@ def join_ranks(
     matches: Matches,
     offsets_ns: Mapping[int, int],
 ) -> JobGraph:
-    """Join the graphs of all ranks.
+    """Join the dependency graphs of all ranks.
 
     Graphs are on each rank's own clock, which is `offsets_ns` ahead of the job's; calls are on the job's clock.
     """
-    layout = lay_out(graphs, offsets_ns)
+    layout = _lay_out(graphs, offsets_ns)
     parts = layout.parts.values()
     origin = min(min(p.graph.host.opens_ns, int(p.graph.device.start_ns.min())) - p.offset_ns for p in parts)
-    transfers, transfer_ns, unmatched = transfer_block(layout, calls_of_rank, matches)
-    blocks = [block for part in parts for block in rank_blocks(layout, part, origin)] + [transfers]
-    key = _keys(layout, origin)
+    transfers, transfer_ns, unmatched = _transfer_block(layout, calls_of_rank, matches)
+    blocks = [block for part in parts for block in _rank_blocks(layout, part, origin)] + [transfers]
+    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
+    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts])
+    communication = layout.activity_of_communication
+    last = np.maximum(ends[communication], starts[communication] + 1)  # ends no earlier than just after its start
+    measured = [*(p.graph.host.key_ns - p.offset_ns for p in parts), starts, last]
+    key = np.concatenate(([NEVER], np.concatenate(measured) - origin))
     place = np.empty(layout.num_nodes, np.int64)
-    order = order_of(key, _phase(layout))
+    phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(layout.activity_of_communication)])
+    order = sorted_order(key, phase)  # at the same instant calls return, then communications end, then activities start
     place[order] = np.arange(layout.num_nodes)
     cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
     edges = [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
@@ -333,34 +351,15 @@ def join_ranks(
         second_source=second,
         slot_of_node=slot_of_node,
         origin_ns=origin,
-        host_ns=np.concatenate([p.graph.host.work_ns for p in parts]),
-        duration_ns=np.concatenate([p.graph.device.duration_ns for p in parts]),
+        host_ns=layout.joined(lambda graph: graph.host.work_ns),
+        duration_ns=layout.joined(lambda graph: graph.device.duration_ns),
         transfer_ns=transfer_ns,
         num_unmatched=unmatched,
     )
 
 
-def _keys(layout: Layout, origin_ns: int) -> Nanoseconds:
-    """Measured time of each node, the origin first. A communication ends no earlier than just after its start."""
-    parts = layout.parts.values()
-    calls = np.concatenate([p.graph.host.key_ns - p.offset_ns for p in parts])
-    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
-    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts])
-    communication = layout.activity_of_communication
-    last = np.maximum(ends[communication], starts[communication] + 1)
-    return np.concatenate(([NEVER], np.concatenate((calls, starts, last)) - origin_ns))
-
-
-def _phase(layout: Layout) -> npt.NDArray[np.int8]:
-    """Order of nodes at the same instant: calls return, then communications end, then activities start."""
-    phase = np.zeros(layout.num_nodes, np.int8)
-    phase[layout.end_nodes(np.arange(len(layout.activity_of_communication)))] = 1
-    phase[layout.start_nodes(np.arange(layout.num_activities))] = 2
-    return phase
-
-
-def end_of_steps(layout: Layout, rank: int) -> Nodes:
-    """Boundary nodes of a rank; with one boundary also the ends (or starts) of its last activities."""
+def end_of_steps(layout: GraphLayout, rank: int) -> Nodes:
+    """Boundary nodes of a rank in the job graph; with one boundary also the ends (or starts) of its last activities."""
     part = layout.parts[rank]
     boundaries = layout.start_nodes(part.first_activity + part.graph.boundaries)
     if len(boundaries) > 1:

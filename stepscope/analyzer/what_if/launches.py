@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
+from stepscope.analyzer.intervals import Nanoseconds, contains, covered_time, empty, join, subtract
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
-from stepscope.analyzer.rows import are_among, distinct, on_lanes, order_of
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Counts, Edges, Mask
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.rows import are_among, distinct, on_lanes, sorted_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ObservedCalls:
 
 
 def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
-    """Collect the calls of every thread that launches something."""
+    """Launching and blocking calls of every thread that launches something, for the dependency graph."""
     linked = np.flatnonzero(activities.launch_row != NONE)
     first_of = np.full(len(trace), NONE, np.intp)
     first_of[activities.launch_row[linked[::-1]]] = linked[::-1]  # the last assignment wins: the first to start
@@ -71,7 +71,7 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
     end = np.concatenate((end, trace.end_ns[blocking], activities.launch_end_ns[copies]))
     blocks = np.zeros(len(row), np.bool_)
     blocks[len(launches) : len(launches) + len(blocking)] = True
-    order = order_of(start, waits_for != NONE)
+    order = sorted_order(start, waits_for != NONE)
     return ObservedCalls(
         row=row[order],
         start_ns=start[order],
@@ -84,7 +84,7 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
 
 
 def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
-    """By call, the one that returned last before it began; and its thread's previous call if that is another."""
+    """Graph: by call, the one that returned last before it began; and its thread's previous call if another."""
     by_end = np.argsort(calls.end_ns, kind="stable")
     before = np.searchsorted(calls.end_ns[by_end], calls.start_ns, side="right") - 1
     follows = np.where(before >= 0, by_end[np.maximum(before, 0)], NONE)
@@ -104,7 +104,7 @@ def work_between_calls(
     opens_ns: int,
     spans_of_lane: dict[int, HostSpans],
 ) -> tuple[Counts, IntColumn]:
-    """Host time before and in each call by kind, shape (calls, HOST_WORK), and the kind of each call.
+    """Graph weights: host time before and in each call by kind, shape (calls, HOST_WORK), and its kind.
 
     A call that follows none (`follows` is NONE) follows `opens_ns`; `own_ns` is the host time of each call itself.
     """
@@ -115,7 +115,11 @@ def work_between_calls(
     rest = calls.start_ns - opens
     for lane in distinct(calls.lane).tolist():
         here = np.flatnonzero(calls.lane == lane)
-        for cause, cover in _covers(spans_of_lane[lane]):
+        # disjoint spans: the profiler first, then checkpoints, then data loading
+        taken = empty()
+        for cause in (Cause.PROFILER, Cause.CHECKPOINT, Cause.DATA_LOADING):
+            cover = subtract(spans_of_lane[lane].annotated[TimeCategory(cause)], taken)
+            taken = join(taken, cover)
             column = HOST_COLUMN[cause]
             work[here, column] = covered_time(opens[here], calls.start_ns[here], cover)
             label[here[contains(cover, calls.start_ns[here])]] = column
@@ -123,14 +127,6 @@ def work_between_calls(
     label[calls.blocks & (label == HOST_COLUMN[Cause.HOST_BOUND])] = HOST_COLUMN[Cause.SYNCHRONIZATION]
     work[np.arange(len(calls)), label] += own_ns
     return work, label
-
-
-def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
-    """Spans of each kind, disjoint: the profiler first, then checkpoints, then data loading."""
-    profiler = spans.annotated[TimeCategory.PROFILER]
-    checkpoint = subtract(spans.annotated[TimeCategory.CHECKPOINT], profiler)
-    loader = subtract(subtract(spans.annotated[TimeCategory.DATA_LOADING], profiler), checkpoint)
-    return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]
 
 
 QUEUED_FOR_NS = 20_000
@@ -149,7 +145,7 @@ USUAL_SYNC_NS = 5_000
 
 
 def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
-    """Mean gap, by edge, of such a succession (kernel after copy, ...) among activities that were queued early."""
+    """Graph weights: mean gap, by edge, of such a succession (kernel after copy, ...) among early queued activities."""
     before, after = edges.source, edges.target
     gap = activities.start_ns[after] - activities.end_ns[before]
     free = activities.end_ns[before] - QUEUED_FOR_NS
@@ -165,7 +161,7 @@ def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
 
 
 def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges, events: Edges) -> int:
-    """Median time from a call's return to the start of what it launched on an idle stream, waiting for no other."""
+    """Graph weight: median time from a call's return to the start of what it launched on an idle stream."""
     free = np.zeros(len(activities), np.int64)
     free[edges.target] = activities.end_ns[edges.source]
     launches = np.flatnonzero(
@@ -189,14 +185,14 @@ def _followed_by_return(calls: ObservedCalls) -> Nanoseconds:
 
 
 def event_latency(activities: Activities, edges: Edges) -> int:
-    """Median time from an activity's end to the start of one on another stream that waited for it; short ones only."""
+    """Graph weight: median short time from an activity's end to the start of one on another stream that waited."""
     gap = activities.start_ns[edges.target] - activities.end_ns[edges.source]
     gap = gap[gap < LONGEST_OWN_GAP_NS]
     return int(np.median(gap)) if len(gap) else USUAL_EVENT_NS
 
 
 def return_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -> Nanoseconds:
-    """Time from the end of the work to the return, by edge; for a blocking copy it includes the host's own copying."""
+    """Graph weights: time from the end of the work to the return, by edge; blocking copies with the host's copying."""
     late = calls.end_ns[edges.target] - activities.end_ns[edges.source]
     is_copy = calls.waits_for[edges.target] == edges.source
     waited = ~is_copy & (activities.end_ns[edges.source] > calls.start_ns[edges.target])
@@ -208,7 +204,7 @@ def return_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -
 
 
 def own_time(calls: ObservedCalls, held_up: Mask, blocked: Mask) -> Nanoseconds:
-    """Host time of each call itself.
+    """Graph weights: host time of each call itself.
 
     A launch held up by a full queue takes the usual time of a launch, a call that waited for device work a short
     constant, a synchronize call that no device work explains all of its time.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.rows import distinct
-from stepscope.analyzer.what_if.operations import COMMUNICATION, OPTIMIZER, Dependencies, Grid
+from stepscope.analyzer.what_if.operations import COMMUNICATION, OPTIMIZER, Dependencies, OperationGrid
 from stepscope.core.errors import DataError
+from stepscope.trace.rows import distinct
 
 CLOCK_ERROR_SECONDS = 1e-2
 """Negative transfer time from which the transfer counts as zero, because one of the clocks is off."""
@@ -37,14 +37,14 @@ class _JointStart:
     across_replicas: bool
 
 
-class Replay:
-    """Order of a job's step, to be replayed with any durations.
+class OperationReplay:
+    """Order of a job's step by its operation table, to be replayed with any durations.
 
     Raises:
         DataError: operations wait for each other in a cycle.
     """
 
-    def __init__(self, grid: Grid, dependencies: Dependencies) -> None:
+    def __init__(self, grid: OperationGrid, dependencies: Dependencies) -> None:
         place = {operation: at for at, operation in enumerate(grid.operations)}
         joint = [[place[o] for o in group] for group in dependencies.together]
         self.communicates = np.zeros(len(place), bool)
@@ -75,7 +75,7 @@ class Replay:
         longest: npt.NDArray[np.float64] = end[self._last].max(axis=(0, 1))
         return longest
 
-    def costs(self, grid: Grid) -> Seconds:
+    def costs(self, grid: OperationGrid) -> Seconds:
         """Cost of each operation: its duration, or for communication the part after its last member had begun."""
         cost = grid.duration_seconds.copy()
         for group in self._groups:
@@ -116,8 +116,8 @@ WORST_SHARE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
-    """Gain from evening out some operations alone: the mean step then, and the share of the ideal's gain.
+class RemovalGain:
+    """Gain of a replay from evening out some operations alone: the mean step, and the share of the ideal's gain.
 
     The share is below 0 if the step gets longer, above 1 if others gain as well.
     """
@@ -128,7 +128,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Mean step times in seconds, and slowdowns against the ideal (1 = none).
+    """Mean step times of a replay in seconds, and slowdowns against the ideal (1 = none).
 
     Attributes:
         by_rank: S_w, by number of the rank.
@@ -145,9 +145,9 @@ class Slowdown:
     by_replica: dict[int, float]
     by_kind: dict[str, float]
     worst_ranks: list[int]
-    worst_workers: Removal
-    last_stage: Removal | None
-    communication: Removal
+    worst_workers: RemovalGain
+    last_stage: RemovalGain | None
+    communication: RemovalGain
 
     @property
     def slowdown(self) -> float:
@@ -155,10 +155,10 @@ class Slowdown:
         return self.replayed_seconds / self.ideal_seconds
 
 
-def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
+def find_slowdown(grid: OperationGrid, replay: OperationReplay) -> Slowdown:
     """Replay the job as measured, evened out, and with the real costs of each suspect alone."""
     actual = replay.costs(grid)
-    ideal = even_costs(grid, actual)
+    ideal = _even_costs(grid, actual)
     # masks are over (operations, replicas, steps)
     stage_of = np.array([o.stage for o in grid.operations])[:, None, None]
     kind_of = np.array([o.kind for o in grid.operations])[:, None, None]
@@ -173,9 +173,9 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     def slowdown_of(mask: npt.NDArray[np.bool_]) -> float:
         return mean_step(np.where(mask, actual, ideal)) / even
 
-    def removal(mask: npt.NDArray[np.bool_]) -> Removal:
+    def removal(mask: npt.NDArray[np.bool_]) -> RemovalGain:
         step = mean_step(np.where(mask, ideal, actual))
-        return Removal(step, (replayed - step) / (replayed - even) if replayed != even else 0.0)
+        return RemovalGain(step, (replayed - step) / (replayed - even) if replayed != even else 0.0)
 
     by_stage = {stage: slowdown_of(stage_of == stage) for stage in range(grid.num_stages)}
     by_replica = {replica: slowdown_of(replica_of == replica) for replica in grid.replicas}
@@ -202,7 +202,7 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
     )
 
 
-def even_costs(grid: Grid, cost: Seconds) -> Seconds:
+def _even_costs(grid: OperationGrid, cost: Seconds) -> Seconds:
     """Costs with every operation at its kind's mean (computation) or median (communication)."""
     even = np.empty_like(cost)
     kinds = np.array([o.kind for o in grid.operations])

@@ -50,8 +50,8 @@ KNOWN: Final = COMMUNICATION | {FORWARD + COMPUTE, BACKWARD + COMPUTE, OPTIMIZER
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Operation:
-    """One operation of one stage, which every replica runs in every step."""
+class StageOperation:
+    """One operation of one pipeline stage in a what-if replay, which every replica runs in every step."""
 
     kind: str
     number: int
@@ -59,8 +59,8 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """Times of operations x data-parallel replicas x steps.
+class OperationGrid:
+    """Times of operations x data-parallel replicas x steps, for a what-if replay.
 
     Attributes:
         start_seconds, duration_seconds: shape (operations, replicas, steps), since the beginning of the step.
@@ -70,7 +70,7 @@ class Grid:
         num_left_out: steps of the table without an operation of some rank.
     """
 
-    operations: list[Operation]
+    operations: list[StageOperation]
     start_seconds: npt.NDArray[np.float64]
     duration_seconds: npt.NDArray[np.float64]
     chunk: list[int]
@@ -89,8 +89,8 @@ class Grid:
         return len(self.rank)
 
 
-def arrange(table: OperationTable) -> Grid:
-    """Arrange the whole steps of a table as a grid.
+def arrange_operations(table: OperationTable) -> OperationGrid:
+    """Arrange the whole steps of an operation table as a grid, for a what-if replay.
 
     Raises:
         DataError: an operation is of an unknown kind or occurs twice, or no step is whole.
@@ -125,8 +125,8 @@ def arrange(table: OperationTable) -> Grid:
     sample[operation.ravel()] = np.arange(len(operation))
     rank = np.full((len(stages), len(replicas)), -1, np.int64)
     rank[stage, replica] = table.rank
-    return Grid(
-        operations=[Operation(table.kinds[kind], number, at) for kind, number, at in distinct.tolist()],
+    return OperationGrid(
+        operations=[StageOperation(table.kinds[kind], number, at) for kind, number, at in distinct.tolist()],
         start_seconds=start[:, :, whole],
         duration_seconds=duration[:, :, whole],
         chunk=table.chunk[sample].tolist(),
@@ -146,15 +146,15 @@ _PEER_OFFSET = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "bac
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
-    """The computation of each send and receive, and the pairs of operations that are one transfer."""
+class MatchedTransfers:
+    """Computation of each send and receive, and the pairs of operations that are one transfer."""
 
-    computation: dict[Operation, Operation]
-    pairs: list[tuple[Operation, Operation]]
+    computation: dict[StageOperation, StageOperation]
+    pairs: list[tuple[StageOperation, StageOperation]]
 
 
-def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> Transfers:
-    """Match sends with receives.
+def match_transfers(grid: OperationGrid, reference: dict[StageOperation, tuple[float, float]]) -> MatchedTransfers:
+    """Match sends with receives of an operation table.
 
     `reference` has the start and end of every operation of one replica in one step, the order that all others share.
     """
@@ -163,8 +163,8 @@ def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]])
     by_place = defaultdict(list)
     for operation in sorted(reference, key=lambda o: (reference[o][0], o.number)):
         by_place[operation.kind, operation.stage].append(operation)
-    computation: dict[Operation, Operation] = {}
-    sent: dict[tuple[str, int], list[Operation]] = defaultdict(list)
+    computation: dict[StageOperation, StageOperation] = {}
+    sent: dict[tuple[str, int], list[StageOperation]] = defaultdict(list)
     for kind in POINT_TO_POINT:
         direction = FORWARD if kind.startswith(FORWARD) else BACKWARD
         for stage in range(grid.num_stages):
@@ -177,12 +177,21 @@ def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]])
                 computation[call] = needs
                 if 0 <= chunk[needs] + _PEER_OFFSET[kind] < num_chunks:
                     sent[kind, stage].append(call)
-    return Transfers(computation, _pairs(sent, grid.num_stages))
+    pairs: list[tuple[StageOperation, StageOperation]] = []
+    for (kind, stage), calls in sent.items():
+        if kind.endswith("send"):
+            peer_stage = (stage + _PEER_OFFSET[kind]) % grid.num_stages
+            pairs += zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False)
+    return MatchedTransfers(computation, pairs)
 
 
 def _issued(
-    calls: list[Operation], work: list[Operation], times: dict[Operation, tuple[float, float]], *, is_receive: bool
-) -> list[Operation]:
+    calls: list[StageOperation],
+    work: list[StageOperation],
+    times: dict[StageOperation, tuple[float, float]],
+    *,
+    is_receive: bool,
+) -> list[StageOperation]:
     """The calls that went out: no receives after the last computation began, no sends before the first ended."""
     if not work:
         return []
@@ -193,22 +202,12 @@ def _issued(
     return [call for call in calls if times[call][1] >= first]
 
 
-def _pairs(sent: dict[tuple[str, int], list[Operation]], num_stages: int) -> list[tuple[Operation, Operation]]:
-    pairs = []
-    for (kind, stage), calls in sent.items():
-        if kind.endswith("recv"):
-            continue
-        peer_stage = (stage + _PEER_OFFSET[kind]) % num_stages
-        pairs += list(zip(calls, sent.get((kind.replace("send", "recv"), peer_stage), []), strict=False))
-    return pairs
-
-
 _COMPUTATIONS = (FORWARD + COMPUTE, BACKWARD + COMPUTE)
 
 
 @dataclass(slots=True)
 class Dependencies:
-    """Order of the operations of a step.
+    """Dependencies between the operations of a step, for a what-if replay.
 
     Attributes:
         needs: operations of the same replica that must have ended before each operation.
@@ -216,11 +215,11 @@ class Dependencies:
         across_replicas: operations that also wait for the same operation of every other replica.
     """
 
-    needs: dict[Operation, list[Operation]] = field(default_factory=lambda: defaultdict(list))
-    together: list[tuple[Operation, ...]] = field(default_factory=list)
-    across_replicas: set[Operation] = field(default_factory=set)
+    needs: dict[StageOperation, list[StageOperation]] = field(default_factory=lambda: defaultdict(list))
+    together: list[tuple[StageOperation, ...]] = field(default_factory=list)
+    across_replicas: set[StageOperation] = field(default_factory=set)
 
-    def chain(self, operations: Iterable[Operation]) -> None:
+    def chain(self, operations: Iterable[StageOperation]) -> None:
         """Let each operation wait for the one before it."""
         previous = None
         for operation in operations:
@@ -229,7 +228,7 @@ class Dependencies:
             previous = operation
 
 
-def find_dependencies(grid: Grid, *, data_parallel: bool) -> Dependencies:
+def find_dependencies(grid: OperationGrid, *, data_parallel: bool) -> Dependencies:
     """Dependencies in the order of one replica's first step; `data_parallel` if replicas are several or sharded."""
     end = grid.end_seconds[:, 0, 0].tolist()
     reference = dict(zip(grid.operations, zip(grid.start_seconds[:, 0, 0].tolist(), end, strict=True), strict=True))
@@ -245,7 +244,7 @@ def find_dependencies(grid: Grid, *, data_parallel: bool) -> Dependencies:
 class _Stage:
     """Operations of one stage by kind, by start."""
 
-    def __init__(self, grid: Grid, reference: dict[Operation, tuple[float, float]], stage: int) -> None:
+    def __init__(self, grid: OperationGrid, reference: dict[StageOperation, tuple[float, float]], stage: int) -> None:
         mine = sorted(
             (o for o in grid.operations if o.stage == stage), key=lambda o: (reference[o][0], o.number, o.kind)
         )
@@ -255,12 +254,12 @@ class _Stage:
         self.mine = mine
         self.computations = self.of(*_COMPUTATIONS)
 
-    def of(self, *kinds: str) -> list[Operation]:
+    def of(self, *kinds: str) -> list[StageOperation]:
         return [o for o in self.mine if o.kind in kinds]
 
 
 def _order_stage(
-    found: Dependencies, stage: _Stage, transfers: Transfers, data_parallel: bool, overlapped: bool
+    found: Dependencies, stage: _Stage, transfers: MatchedTransfers, data_parallel: bool, overlapped: bool
 ) -> None:
     found.chain(stage.computations)
     for kind in POINT_TO_POINT:
@@ -280,7 +279,7 @@ def _order_stage(
     _order_tail(found, stage, data_parallel, overlapped)
 
 
-def _order_transfers(found: Dependencies, stage: _Stage, transfers: Transfers) -> None:
+def _order_transfers(found: Dependencies, stage: _Stage, transfers: MatchedTransfers) -> None:
     """Sends follow their computation; receives lie between the previous computation of their kind and their own."""
     by_number = {(o.kind, o.number): o for o in stage.computations}
     for call in stage.of(*POINT_TO_POINT):
@@ -304,7 +303,7 @@ def _order_transfers(found: Dependencies, stage: _Stage, transfers: Transfers) -
                     found.needs[call].append(stage.computations[first_backward - 2])
 
 
-def _last_of_each_chunk(stage: _Stage, operations: list[Operation]) -> list[Operation]:
+def _last_of_each_chunk(stage: _Stage, operations: list[StageOperation]) -> list[StageOperation]:
     return list({stage.chunk[o]: o for o in operations}.values())
 
 
@@ -333,7 +332,7 @@ def _order_tail(found: Dependencies, stage: _Stage, data_parallel: bool, overlap
         found.needs[after].append(reduces[-1])
 
 
-def _join_transfers(found: Dependencies, grid: Grid, transfers: Transfers, data_parallel: bool) -> None:
+def _join_transfers(found: Dependencies, grid: OperationGrid, transfers: MatchedTransfers, data_parallel: bool) -> None:
     found.together += transfers.pairs
     for kind in (EMBEDDING_GRADS_ALL_REDUCE, CLIP):
         for number in sorted({o.number for o in grid.operations if o.kind == kind}):

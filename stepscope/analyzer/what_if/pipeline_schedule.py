@@ -25,20 +25,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS
+from stepscope.analyzer.collectives.calls import P2P_KINDS
 from stepscope.analyzer.intervals import contains, covered_time, intersect, union
 from stepscope.analyzer.pipeline.schedules import (
     MicroBatch,
     Order,
     Pass,
-    Schedule,
+    ScheduleKind,
     Task,
     interleaved_order,
-    received,
-    recognise,
-    replay,
+    received_inputs,
+    recognise_schedule,
+    replay_schedule,
 )
-from stepscope.analyzer.pipeline.stages import Chain, observe
+from stepscope.analyzer.pipeline.stages import Chain, observe_passes, shortest_message_ns
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
@@ -62,7 +62,7 @@ _SCOPE = "the pipeline's schedule is replayed, with what follows it as it was me
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Host time of a step without waits, mean, ns: launches of the passes, and everything else."""
+    """Host time of a replayed step without waits, mean, ns: launches of the passes, and everything else."""
 
     passes_ns: float
     rest_ns: float
@@ -113,7 +113,7 @@ class PipelineSchedule:
             ValueError: the passes of the order wait for each other.
         """
         took = {"transfer_ns": self.transfer_ns, "between_ns": self.between_ns}
-        ran = [replay(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
+        ran = [replay_schedule(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
         return max(float(np.mean(ran)) + self.tail_ns, self._busiest_host_ns)
 
     def is_host_bound(self, step_ns: float) -> bool:
@@ -129,7 +129,9 @@ class PipelineSchedule:
 
         A pass takes its share of the time; what only the last micro-batch has (gradient reductions) stays.
         """
-        order = _order_of(recognise(self.order), len(self.order), self.num_micro_batches * factor, self.num_stages)
+        order = _order_of(
+            recognise_schedule(self.order), len(self.order), self.num_micro_batches * factor, self.num_stages
+        )
         if order is None:
             return None
         last = self.num_micro_batches * factor - 1
@@ -148,7 +150,15 @@ class PipelineSchedule:
 
     def with_even_stages(self, keep: int | None = None) -> PipelineSchedule:
         """Every pass at the mean of all stages, except the passes of the stage `keep`."""
-        return replace(self, pass_ns=[_even_passes(step, keep) for step in self.pass_ns])
+        pass_ns = []
+        for step in self.pass_ns:
+            alike: dict[tuple[Pass, int], list[float]] = defaultdict(list)
+            for task, own in step.items():
+                alike[task.kind, task.micro_batch].append(own)
+            mean = {key: float(np.mean(times)) for key, times in alike.items()}
+            evened = {t: own if t.stage == keep else mean[t.kind, t.micro_batch] for t, own in step.items()}
+            pass_ns.append(evened)
+        return replace(self, pass_ns=pass_ns)
 
     def _usual_and_extra(self, step: PassTimes) -> tuple[dict[tuple[Pass, int], float], dict[tuple[Pass, int], float]]:
         """By kind and stage: the time of a pass, and the extra time of the last micro-batch's."""
@@ -162,16 +172,6 @@ class PipelineSchedule:
                 before[task.kind, task.stage].append(own)
         usual = {key: float(np.mean(before[key])) if before[key] else own for key, own in at_last.items()}
         return usual, {key: max(own - usual[key], 0.0) for key, own in at_last.items()}
-
-
-def _even_passes(step: PassTimes, keep: int | None) -> PassTimes:
-    alike: dict[tuple[Pass, int], list[float]] = defaultdict(list)
-    for task, own in step.items():
-        alike[task.kind, task.micro_batch].append(own)
-    return {
-        task: own if task.stage == keep else float(np.mean(alike[task.kind, task.micro_batch]))
-        for task, own in step.items()
-    }
 
 
 def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[Cause] = ()) -> WhatIfReport:
@@ -213,16 +213,13 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, step, replayed_ms / step, change, binds_next=binds))
     if even_ms < replayed_ms:
-        ranks = sorted(rank for s in schedules for rank in _ranks_above_mean(s))
+        ranks = []
+        for schedule in schedules:
+            busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
+            ranks += [rank for rank, own in zip(schedule.chain, busy, strict=True) if own > np.mean(busy)]
         change = "compute cut evenly over the stages"
-        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=ranks))
+        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=sorted(ranks)))
     return fixes
-
-
-def _ranks_above_mean(schedule: PipelineSchedule) -> list[int]:
-    """Ranks that compute more than the mean."""
-    busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
-    return [rank for rank, own in zip(schedule.chain.ranks, busy, strict=True) if own > np.mean(busy)]
 
 
 def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
@@ -236,25 +233,25 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
     elif finer is None:
-        unknown = f"how {recognise(schedules[0].order)} orders more micro-batches is unknown"
+        unknown = f"how {recognise_schedule(schedules[0].order)} orders more micro-batches is unknown"
         notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {unknown}"))
     return notices
 
 
 def model_error_notices(error: float) -> list[Notice]:
-    """Warning about a replay that is too far from the measured step; `error` is relative."""
+    """Warning about a what-if replay that is too far from the measured step; `error` is relative."""
     if abs(error) <= MAX_MODEL_ERROR:
         return []
     wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides, trust no gain"
     return [Notice("replay_error", wrong)]
 
 
-def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_stages: int) -> Order | None:
+def _order_of(schedule: ScheduleKind, num_devices: int, num_micro_batches: int, num_stages: int) -> Order | None:
     """Order in which this schedule runs so many micro-batches; None if that is unknown."""
     num_chunks = num_stages // num_devices
-    if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
+    if schedule in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED):
         return interleaved_order(num_devices, num_micro_batches, num_chunks)
-    if schedule not in (Schedule.GPIPE, Schedule.LOOPED_BFS):
+    if schedule not in (ScheduleKind.GPIPE, ScheduleKind.LOOPED_BFS):
         return None
     order = []
     for device in range(num_devices):
@@ -285,7 +282,7 @@ def add_micro_batch_fixes(
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """One recorded pass: its end, and its time without waits for other stages, ns."""
+    """One recorded pipeline pass to replay: its end, and its time without waits for other stages, ns."""
 
     end_ns: int
     own_ns: float
@@ -300,15 +297,18 @@ _PassRuns = Mapping[Task, PassRun]
 
 
 def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
-    """Schedule of a pipeline from its ranks' micro-batch marks; None if these do not cover whole steps."""
-    ranks = [views[rank] for rank in chain.ranks]
+    """Pipeline schedule to replay, from its ranks' micro-batch marks; None if these do not cover whole steps."""
+    ranks = [views[rank] for rank in chain]
     if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None
-    observed = observe(chain, views)
+    observed = observe_passes(chain, views)
     if observed is None:
         return None
     length_ns = _steps(ranks[0])
-    ran = _passes(ranks)
+    ran: dict[int, dict[Task, PassRun]] = defaultdict(dict)  # by step
+    for place, view in enumerate(ranks):
+        for mark, own in zip(view.micro_batches, _pass_times(view), strict=True):
+            ran[mark.step][mark.task_of(place)] = PassRun(mark.end_ns, own)
     steps = [ran[number] for number in length_ns]
     extent = _extent(ranks[0], len(observed.order[0]), length_ns)
     passes = [task for tasks in observed.order for task in tasks]
@@ -322,7 +322,7 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
         chain=chain,
         order=observed.order,
         pass_ns=[{task: step[task].own_ns for task in passes} for step in steps],
-        transfer_ns=_shortest_call_ns(ranks) if transfer is None else transfer,
+        transfer_ns=shortest_message_ns(ranks) if transfer is None else transfer,
         between_ns=between,
         tail_ns=period - extent,
         period_ns=period,
@@ -338,17 +338,8 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
     return schedule
 
 
-def _passes(ranks: Sequence[RankView]) -> Mapping[int, _PassRuns]:
-    """Passes of all ranks, by step."""
-    ran: dict[int, dict[Task, PassRun]] = defaultdict(dict)
-    for place, view in enumerate(ranks):
-        for mark, own in zip(view.micro_batches, _pass_times(view), strict=True):
-            ran[mark.step][_task_of(mark, place)] = PassRun(mark.end_ns, own)
-    return ran
-
-
 def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
-    """Mean time of a hand-over (None if no pass waits for one), and between two other passes; ns.
+    """Mean time of a hand-over between pipeline passes (None if no pass waits for one), and between two others; ns.
 
     Means over both directions, in which clock offsets cancel. The first pass of a device in a step is left out, as it
     may be late for reasons of its own.
@@ -363,17 +354,12 @@ def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | No
             if task.kind is not Pass.BACKWARD_WEIGHT
         }
         for before, task in (pair for tasks in order for pair in pairwise(tasks)):
-            inputs = received(task, device_of_stage, len(device_of_stage))
+            inputs = received_inputs(task, device_of_stage, len(device_of_stage))
             ready = max((made.get((is_grad, stage, task.micro_batch), 0) for is_grad, stage in inputs), default=0)
             free = step[before].end_ns
             (waited if ready > free else others).append(step[task].begin_ns - max(ready, free))
     between = max(float(np.mean(others)), 0.0) if others else 0.0
     return max(float(np.mean(waited)), 0.0) if waited else None, between
-
-
-def _shortest_call_ns(ranks: Sequence[RankView]) -> float:
-    lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
-    return float(min(lengths, default=0))
 
 
 def _launching_ns(view: RankView) -> HostTime:
@@ -415,11 +401,6 @@ def _pass_times(view: RankView) -> list[float]:
     own = end - start - covered_time(start, end, exposed) + covered_time(start, end, collective)
     times: list[float] = own.astype(np.float64).tolist()
     return times
-
-
-def _task_of(mark: MicroBatch, place: int) -> Task:
-    """Task of a mark; without a stage it is of the only stage of its rank."""
-    return mark.task if mark.task.stage != NONE else replace(mark.task, stage=place)
 
 
 def _extent(view: RankView, num_passes: int, steps: Collection[int]) -> float | None:

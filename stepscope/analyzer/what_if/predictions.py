@@ -11,24 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import ranks_to_name
-from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal
-from stepscope.analyzer.what_if.model import ReplayModel
-from stepscope.analyzer.what_if.pipeline_schedule import (
-    MAX_MODEL_ERROR,
-    PIPELINE_CAUSES,
-    PipelineSchedule,
-    model_error_notices,
-    replay_schedules,
-)
+from stepscope.analyzer.what_if import pipeline_schedule
+from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal_job
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
-from stepscope.analyzer.what_if.replay import Scenario
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.documents.analysis import RootCause, Verdict, WhatIf
-from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.core.documents.what_if import Fix, PredictedStep, WhatIfReport
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.wording import cause_phrase
@@ -50,15 +43,15 @@ _SCALED_COLUMNS = [HOST_COLUMN[Cause.HOST_BOUND], HOST_COLUMN[Cause.PROFILER]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Host time scaled to what it would be without the profiler, the scenario with it, and its replayed step, ms."""
+    """Host time scaled to what it would be without the profiler, the replay's scenario with it, and its step, ms."""
 
     scale: float
     scenario: Scenario
     step_ms: float
 
 
-def calibrate(model: ReplayModel, captured_ms: float, unprofiled_ms: float) -> Calibration | None:
-    """Scale host time until the replay meets the unprofiled step.
+def calibrate_host_time(model: ReplayModel, captured_ms: float, unprofiled_ms: float) -> Calibration | None:
+    """Scale host time until the what-if replay meets the unprofiled step.
 
     None if no scale does: either the profiled steps are shorter than the unprofiled one (they are different steps), or
     device work alone takes longer.
@@ -100,7 +93,7 @@ _SAME = 0.001
 _Change = tuple[Cause, str]
 
 
-def predict(
+def predict_fixes(
     model: ReplayModel, *, unprofiled_ms: float | None = None, causes: Collection[Cause] = (), by_rank: bool = True
 ) -> WhatIfReport:
     """Replay the job unchanged, ideal, and with each fix (or those for `causes`).
@@ -115,17 +108,20 @@ def predict(
     """
     measured = model.measured_ms()
     replayed = model.step_ms(model.base)
-    ideal_scenario = ideal(model.job, model.base)
+    ideal_scenario = ideal_job(model, model.base)
     ideal_ms = model.step_ms(ideal_scenario)
     if min(measured, replayed, ideal_ms) <= 0:
         raise DataError(
             "these traces cannot be replayed: nothing in their steps takes time", what_next="profile whole steps"
         )
-    calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    calibration = calibrate_host_time(model, replayed, unprofiled_ms) if unprofiled_ms else None
     changes = [change for change in FIXES if not causes or change[0] in causes]
     fixes = [fix for change in changes if (fix := _fix(model, change, replayed, calibration)) is not None]
-    numbers = model.step_numbers
-    members_of_rank, members_of_stage = _suspects(model) if by_rank else ({}, {})
+    numbers, ranks = model.step_numbers, list(model.graph.layout.parts)
+    # the ranks to keep as measured in each replay of a slowdown
+    members_of_rank = {rank: {rank} for rank in ranks} if by_rank and 1 < len(ranks) <= MAX_RANKS_REPLAYED else {}
+    stages = sorted(set(model.role.values())) if by_rank else []
+    members_of_stage = {stage: {rank for rank, own in model.role.items() if own == stage} for stage in stages}
 
     def slowdowns(members: Mapping[int, set[int]]) -> dict[str, float]:
         return {str(name): model.step_ms(_only(model, ideal_scenario, own)) / ideal_ms for name, own in members.items()}
@@ -138,7 +134,7 @@ def predict(
         slowdown=measured / ideal_ms,
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
         by_rank=slowdowns(members_of_rank),
-        by_stage=slowdowns(members_of_stage),
+        by_stage=slowdowns(members_of_stage) if len(stages) > 1 else {},
         warnings=_warnings(model, measured, replayed, ideal_ms, unprofiled_ms, calibration),
         unprofiled_step_ms=unprofiled_ms,
         host_scale=None if calibration is None else calibration.scale,
@@ -150,7 +146,7 @@ def predict(
 
 def _apply(model: ReplayModel, change: _Change, base: Scenario) -> tuple[Scenario, float] | None:
     """The changed scenario and its step, ms; None if the change does not apply or leaves no step."""
-    scenario = FIXES[change](model.job, base)
+    scenario = FIXES[change](model, base)
     if scenario is None:
         return None
     step_ms = model.step_ms(scenario)
@@ -189,12 +185,12 @@ def _fix(
 
 
 def next_bottleneck(model: ReplayModel, fixed: Cause, scenario: Scenario, step_ms: float) -> Cause | None:
-    """The cause whose removal gains most in a scenario in which `fixed` is removed already."""
+    """Cause whose removal gains most in a replayed scenario in which `fixed` is removed already."""
     best: tuple[float, Cause] | None = None
     for (cause, _), apply in FIXES.items():
         if cause is fixed:
             continue
-        second = apply(model.job, scenario)
+        second = apply(model, scenario)
         if second is None:
             continue
         gain = 1.0 - model.step_ms(second) / step_ms
@@ -215,15 +211,6 @@ def _affected_ranks(model: ReplayModel, scenario: Scenario) -> list[int]:
         )
         reduced[rank] = sum(int(np.maximum(before - after, 0).sum()) for before, after in pairs)
     return ranks_to_name(reduced)
-
-
-def _suspects(model: ReplayModel) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """The ranks to keep as measured in each replay of a slowdown: by rank, and by pipeline stage."""
-    ranks = list(model.graph.layout.parts)
-    stages = sorted(set(model.job.role.values()))
-    by_rank = {rank: {rank} for rank in ranks} if 1 < len(ranks) <= MAX_RANKS_REPLAYED else {}
-    by_stage = {stage: {rank for rank, own in model.job.role.items() if own == stage} for stage in stages}
-    return by_rank, by_stage if len(stages) > 1 else {}
 
 
 def _only(model: ReplayModel, ideal_scenario: Scenario, ranks: set[int]) -> Scenario:
@@ -247,7 +234,7 @@ def _warnings(
     unprofiled_ms: float | None,
     calibration: Calibration | None,
 ) -> list[Notice]:
-    notices = model_error_notices(replayed / measured - 1.0)
+    notices = pipeline_schedule.model_error_notices(replayed / measured - 1.0)
     if model.graph.num_unmatched:
         unmatched = (
             f"{counted(model.graph.num_unmatched, 'communication has', 'communications have')} no "
@@ -257,7 +244,7 @@ def _warnings(
     if len(model.skipped):
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
-    if len(set(model.job.role.values())) > 1:
+    if len(set(model.role.values())) > 1:
         others = "more micro-batches are other kernels, which no replay of these can tell"
         notices.append(Notice("no_pipeline_fix", f"no fix for the pipeline bubble: {others}"))
     if unprofiled_ms and calibration is None:
@@ -293,7 +280,7 @@ _ANSWERING_GAIN = 0.5
 def replay_causes(
     build: Callable[[], ReplayModel | None], causes: Sequence[RootCause], unprofiled_ms: float | None
 ) -> tuple[list[WhatIf], list[Notice]]:
-    """Predictions for the largest causes that can be fixed, and notices of what was left out.
+    """What-if predictions for the largest causes that can be fixed, and notices of what was left out.
 
     `build` makes the model and is only called if there is something to replay; `causes` come largest first.
     """
@@ -308,7 +295,7 @@ def replay_causes(
     replayed, measured = model.step_ms(model.base), model.measured_ms()
     if min(replayed, measured) <= 0:
         return [], []
-    calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    calibration = calibrate_host_time(model, replayed, unprofiled_ms) if unprofiled_ms else None
     skipped = [model.step_numbers[place] for place in model.skipped]
     predictions = []
     for row in chosen:
@@ -318,7 +305,14 @@ def replay_causes(
         error = replayed / measured - 1.0
         gains = [_what_if(fix, error, measured, skipped) for fix in fixes if fix is not None]
         predictions += _answer_first(row, gains)
-    return predictions, [_skipped_steps_notice(skipped, measured)] if predictions and skipped else []
+    if not predictions or not skipped:
+        return predictions, []
+    text = (
+        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
+        "began before the traces: the steps it stands on take "
+        f"{measured:,.1f} ms, which its figures are to be held against"
+    )
+    return predictions, [Notice("what_if_steps", text)]
 
 
 def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
@@ -331,43 +325,31 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
     return sorted(gains, key=lambda gain: (gain.fix, gain.change) != wanted or gain.gain < least)
 
 
-def _skipped_steps_notice(skipped: Sequence[int], measured_ms: float) -> Notice:
-    text = (
-        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
-        "began before the traces: the steps it stands on take "
-        f"{measured_ms:,.1f} ms, which its figures are to be held against"
-    )
-    return Notice("what_if_steps", text)
-
-
-def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
-    """Predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
-    chosen = [row.cause for row in causes if row.cause in PIPELINE_CAUSES and row.fraction >= REPLAY_THRESHOLD]
+def replay_pipeline_causes(
+    schedules: Sequence[pipeline_schedule.PipelineSchedule], causes: Sequence[RootCause]
+) -> list[WhatIf]:
+    """What-if predictions from the schedules of all pipelines, for the causes that a schedule replay can remove."""
+    chosen = [
+        row.cause
+        for row in causes
+        if row.cause in pipeline_schedule.PIPELINE_CAUSES and row.fraction >= REPLAY_THRESHOLD
+    ]
     if not chosen or not schedules:
         return []
-    report = replay_schedules(schedules, chosen)
+    report = pipeline_schedule.replay_schedules(schedules, chosen)
     # the nearest setting first: the verdict quotes it
     return [_what_if(fix, report.replay_error, report.measured_step_ms, []) for fix in reversed(report.fixes)]
 
 
 def _what_if(fix: Fix, replay_error: float, measured_ms: float, skipped: list[int]) -> WhatIf:
-    return WhatIf(
-        fix=fix.fix,
-        change=fix.change,
-        step_ms=fix.step_ms,
-        speedup=fix.speedup,
-        calibrated_step_ms=fix.calibrated_step_ms,
-        binds_next=fix.binds_next,
-        replay_error=replay_error,
-        measured_step_ms=measured_ms,
-        skipped_steps=skipped,
-    )
+    predicted = {field.name: getattr(fix, field.name) for field in fields(PredictedStep)}
+    return WhatIf(**predicted, replay_error=replay_error, measured_step_ms=measured_ms, skipped_steps=skipped)
 
 
 def add_gain_to_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
-    """The verdict with the predicted step without its cause, where the model error allows a prediction."""
+    """Verdict with the predicted step without its cause, where the replay's model error allows a prediction."""
     own = next((w for w in what_if if w.fix is verdict.cause), None)
-    if own is None or abs(own.replay_error) > MAX_MODEL_ERROR:
+    if own is None or abs(own.replay_error) > pipeline_schedule.MAX_MODEL_ERROR:
         return verdict
     of_others = "" if not own.skipped_steps else f" instead of {own.measured_step_ms:,.1f} ms in the steps replayed"
     figures = f"{own.speedup:.2f}x, replay {own.replay_error:+.1%}"

@@ -35,7 +35,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Edges of a graph: `target[i]` waits for `source[i]`; both are indices into arrays that the owner names."""
+    """Edges of a dependency graph: `target[i]` waits for `source[i]`, both indices into arrays that the owner names."""
 
     source: IntColumn
     target: IntColumn
@@ -64,7 +64,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class HostCalls:
-    """Host calls that launch work or wait for it, by start.
+    """Host calls of a dependency graph that launch work or wait for it, by start.
 
     Attributes:
         key_ns: when each returned (no later than its activity started); orders the graph.
@@ -93,7 +93,7 @@ class HostCalls:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Device activities of one rank, by start.
+    """Device activities of one rank in its dependency graph, by start.
 
     Attributes:
         start_ns, end_ns: as measured.
@@ -126,7 +126,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class RankGraph:
-    """Dependency graph of one rank.
+    """Dependency graph of one rank, input of a replay.
 
     Attributes:
         streams: each activity and its predecessor on the stream.
@@ -159,5 +159,5 @@ class RankGraph:
 
 
 def hash_names(trace: TraceColumns) -> Counts:
-    """Hash of each name of a trace (of operators and kernels), equal on every rank."""
+    """Hash of each name of a trace (of operators and kernels), equal on every rank, to match kernels in a replay."""
     return np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyzer.compare.comparison import RUN_SPREAD
-from stepscope.analyzer.compare.gates import Condition, judge_gate, parse_conditions
+from stepscope.analyzer.compare.gates import GateCondition, judge_gate, parse_gate_conditions
 from stepscope.analyzer.compare.parts import ComparisonBasis
-from stepscope.analyzer.compare.statistics import MIN_EFFECT, Average, Estimate, estimate, judge, summarise_steps
+from stepscope.analyzer.compare.statistics import (
+    MIN_EFFECT,
+    Average,
+    Effect,
+    estimate_difference,
+    judge_difference,
+    summarise_steps,
+)
 from stepscope.core.documents.comparison import Change, GateOutcome
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads.bench.result import (
@@ -79,13 +86,13 @@ def _is_sound(scale: BenchScale) -> bool:
     return all(run.step_ms for run in scale.runs) and bool(steps) and all(0 < step < float("inf") for step in steps)
 
 
-def parse_gates(texts: Sequence[str]) -> list[Condition]:
+def parse_gates(texts: Sequence[str]) -> list[GateCondition]:
     """What `--gate` asks.
 
     Raises:
         UsageError: it is malformed, or asks for what a bench does not measure.
     """
-    conditions = [condition for text in texts for condition in parse_conditions(text, option="--gate")]
+    conditions = [condition for text in texts for condition in parse_gate_conditions(text, option="--gate")]
     for condition in conditions:
         if condition.metric not in _GATED:
             raise UsageError(
@@ -96,7 +103,7 @@ def parse_gates(texts: Sequence[str]) -> list[Condition]:
     return conditions
 
 
-def against_baseline(bench: Bench, baseline: Bench, conditions: Sequence[Condition], *, name: str) -> Bench:
+def against_baseline(bench: Bench, baseline: Bench, conditions: Sequence[GateCondition], *, name: str) -> Bench:
     """The bench with each of its scales held against the baseline's, where that has the same.
 
     Raises:
@@ -121,17 +128,17 @@ def failed(bench: Bench) -> bool:
     return any(gate.outcome is GateOutcome.FAILED for row in bench.baseline for gate in row.gates)
 
 
-def _row(scale: BenchScale, earlier: BenchScale, conditions: Sequence[Condition]) -> BaselineRow:
+def _row(scale: BenchScale, earlier: BenchScale, conditions: Sequence[GateCondition]) -> BaselineRow:
     found, mean = _estimate(earlier, scale, np.median), _estimate(earlier, scale, np.mean)
-    difference = judge(found, smallest=MIN_EFFECT * found.a)
+    difference = judge_difference(found, smallest=MIN_EFFECT * found.a)
     ground = ComparisonBasis(found.a, difference.state is not Change.NOT_SEEN, RUN_SPREAD)
     gates = [judge_gate(condition, ((), ()), ground, found, mean) for condition in conditions]
     return BaselineRow(scale.dp, difference, gates)
 
 
-def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Estimate:
+def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Effect:
     a, b = ([summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
-    return estimate(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
+    return estimate_difference(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
 
 
 def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[BenchWarning]:

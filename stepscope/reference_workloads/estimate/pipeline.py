@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay_schedule
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.plan import (
     LOOPED_SCHEDULES,
@@ -47,7 +47,7 @@ def replay_step(plan: ParallelPlan, stages: Mapping[int, StageSeconds], *, trans
     order = step_order(plan)
     durations = {task: _seconds(task, stages[task.stage]) for tasks in order for task in tasks}
     # The replay does not care about the unit.
-    result = replay(order, durations, num_stages=plan.num_stages, transfer_ns=transfer_seconds)
+    result = replay_schedule(order, durations, num_stages=plan.num_stages, transfer_ns=transfer_seconds)
     chunks = NUM_CHUNKS if plan.is_multi_stage else 1
     textbook: float | None = (plan.pp - 1) / (chunks * plan.num_micro_batches + plan.pp - 1)
     if plan.pp > 1 and plan.schedule in SPLIT_BACKWARD_SCHEDULES:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.analyzer.compare.comparison import compare
+from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
 from stepscope.core.documents.analysis import Collective, KernelTime, RootCause
 from stepscope.core.documents.comparison import Change, Comparison
@@ -17,7 +17,7 @@ from tests.analyzer.compare.runs import make_run, with_pipeline
 
 def between(a: RunRecord | list[RunRecord], b: RunRecord | list[RunRecord]) -> Comparison:
     left, right = (side if isinstance(side, list) else [side] for side in (a, b))
-    return compare(left, right, names=("a", "b"))
+    return compare_runs(left, right, names=("a", "b"))
 
 
 def codes(comparison: Comparison) -> list[str]:

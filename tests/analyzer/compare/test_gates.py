@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.compare.comparison import compare
-from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS, parse_conditions
+from stepscope.analyzer.compare.comparison import compare_runs
+from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS, parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Collective, KernelTime
 from stepscope.core.documents.comparison import Gate, GateOutcome
@@ -21,12 +21,14 @@ from tests.analyzer.compare.runs import make_run
 
 def gate(text: str, a: RunRecord | list[RunRecord], b: RunRecord | list[RunRecord]) -> Gate:
     left, right = (side if isinstance(side, list) else [side] for side in (a, b))
-    (judged,) = compare(left, right, names=("a", "b"), assumed_spread=0.01, conditions=parse_conditions(text)).gates
+    (judged,) = compare_runs(
+        left, right, names=("a", "b"), assumed_spread=0.01, conditions=parse_gate_conditions(text)
+    ).gates
     return judged
 
 
 def test_conditions_are_split_at_commas_but_not_within_a_regular_expression() -> None:
-    found = parse_conditions(
+    found = parse_gate_conditions(
         "step_time:+3%, mfu:-2.5%,kernel:gemm{1,2},x:+10%,collective:all_reduce:+5ms,heading:wait:-1%"
     )
     assert [(c.metric, c.limit, c.unit) for c in found] == [
@@ -46,7 +48,7 @@ def test_conditions_are_split_at_commas_but_not_within_a_regular_expression() ->
 )  # fmt: skip
 def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
     with pytest.raises(UsageError, match=r"see docs/guides/compare\.md") as caught:
-        parse_conditions(text)
+        parse_gate_conditions(text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 120
 
@@ -62,7 +64,7 @@ def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
 )
 def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:
     with pytest.raises(UsageError, match=re.escape(next_step)):
-        parse_conditions(text, option="--gate")
+        parse_gate_conditions(text, option="--gate")
 
 
 def test_the_document_lists_every_metric() -> None:
@@ -79,7 +81,7 @@ def test_every_listed_metric_is_judged(metric: str) -> None:
 @given(st.text(max_size=40))
 def test_any_text_parses_or_is_refused_in_one_line(text: str) -> None:
     try:
-        answer: object = parse_conditions(text)
+        answer: object = parse_gate_conditions(text)
     except UsageError as error:
         answer = error
     assert isinstance(answer, list) or "\n" not in str(answer)

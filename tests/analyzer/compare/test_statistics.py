@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.compare.statistics import (
     RunFigure,
-    estimate,
-    judge,
+    estimate_difference,
+    judge_difference,
     needed_runs,
     probability_within,
     summarise_steps,
@@ -63,7 +63,7 @@ def figures(*values: float) -> list[RunFigure]:
 
 
 def test_sets_of_runs_give_welchs_interval() -> None:
-    found = estimate(figures(10, 11, 12), figures(20, 22, 24), assumed_spread=99.0)
+    found = estimate_difference(figures(10, 11, 12), figures(20, 22, 24), assumed_spread=99.0)
     # variances 1 and 4 over 3 runs each: error sqrt(5/3); Welch-Satterthwaite: (5/3)^2 / ((1/3)^2/2 + (4/3)^2/2)
     assert (found.a, found.b) == (11.0, 22.0)
     assert found.error == pytest.approx(math.sqrt(5 / 3))
@@ -72,31 +72,34 @@ def test_sets_of_runs_give_welchs_interval() -> None:
 
 
 def test_a_single_run_borrows_the_spread_of_the_other_side() -> None:
-    found = estimate(figures(10, 11, 12), figures(20), assumed_spread=99.0)
+    found = estimate_difference(figures(10, 11, 12), figures(20), assumed_spread=99.0)
     assert found.error == pytest.approx(math.sqrt(1 + 1 / 3))
     assert found.freedom == 2.0
 
 
 def test_two_single_runs_stand_on_the_assumed_spread() -> None:
-    found = estimate(figures(100), figures(102), assumed_spread=1.0)
+    found = estimate_difference(figures(100), figures(102), assumed_spread=1.0)
     assert not found.is_measured
     assert found.half_width() == pytest.approx(1.959964 * math.sqrt(2), rel=1e-6)
-    assert judge(found, smallest=1.0).state is Change.NOT_SEEN
-    assert judge(estimate(figures(100), figures(103), assumed_spread=1.0), smallest=1.0).state is Change.SLOWER
+    assert judge_difference(found, smallest=1.0).state is Change.NOT_SEEN
+    assert (
+        judge_difference(estimate_difference(figures(100), figures(103), assumed_spread=1.0), smallest=1.0).state
+        is Change.SLOWER
+    )
 
 
 def test_noise_within_runs_widens_the_interval_and_costs_freedom() -> None:
     a, b = summarise_steps([100.0, 102.0]), summarise_steps([110.0, 112.0])
     assert (a.variance, a.freedom) == (3.0, 1.0)  # 1, times 3 for neighbours that are alike
-    found = estimate([a], [b], assumed_spread=0.0)
+    found = estimate_difference([a], [b], assumed_spread=0.0)
     assert found.freedom == pytest.approx(2.0)
     assert found.half_width() == pytest.approx(4.302653 * math.sqrt(6), rel=1e-6)
 
 
 def test_a_sure_but_tiny_change_is_none() -> None:
-    found = estimate(figures(100, 100, 100.001), figures(100.2, 100.2, 100.201), assumed_spread=1.0)
+    found = estimate_difference(figures(100, 100, 100.001), figures(100.2, 100.2, 100.201), assumed_spread=1.0)
     assert abs(found.b - found.a) > found.half_width()
-    assert judge(found, smallest=1.0).state is Change.NOT_SEEN
+    assert judge_difference(found, smallest=1.0).state is Change.NOT_SEEN
 
 
 def test_correlated_steps_do_not_count_as_independent() -> None:
@@ -115,7 +118,7 @@ def test_the_median_of_steps_ignores_a_rare_stall_and_the_mean_does_not() -> Non
 
 
 def test_advice_on_runs_is_enough_and_no_more() -> None:
-    found = estimate(figures(100), figures(104), assumed_spread=1.0)
+    found = estimate_difference(figures(100), figures(104), assumed_spread=1.0)
     assert needed_runs(found, 1.0) == 9  # t(16) x sqrt(2 / 9) = 0.9993, t(14) x sqrt(2 / 8) = 1.07
     assert needed_runs(found, 0.01) is None
 
@@ -126,7 +129,7 @@ def test_advice_on_runs_is_enough_and_no_more() -> None:
     st.floats(0.001, 0.1),
 )
 def test_swapping_the_sides_mirrors_the_difference(a: list[float], b: list[float], spread: float) -> None:
-    forth = estimate(figures(*a), figures(*b), assumed_spread=spread)
-    back = estimate(figures(*b), figures(*a), assumed_spread=spread)
+    forth = estimate_difference(figures(*a), figures(*b), assumed_spread=spread)
+    back = estimate_difference(figures(*b), figures(*a), assumed_spread=spread)
     assert back.b - back.a == pytest.approx(-(forth.b - forth.a))
     assert back.half_width() == pytest.approx(forth.half_width())

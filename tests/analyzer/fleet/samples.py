@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stepscope.analyzer.fleet import GpuFacts, Sample
+from stepscope.analyzer.fleet import GpuFacts, GpuSample
 
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 700.0, 1.98e9, 85e9, None, True)
-COMPUTING = Sample(
+COMPUTING = GpuSample(
     0, 1.0, 0.5, 680.0, 1.8e9, frozenset({"software_power_cap"}), 0.95, 0.82, 0.47, 0.39, 0.04, 16e9, 1e6, 80e6, 20e9, 1
 )
 STREAMING = replace(COMPUTING, memory_busy=0.95, power_watts=570.0, sm=0.9, tensor=0.1, dram=0.74)
@@ -31,7 +31,7 @@ PROFILING: dict[str, Any] = dict.fromkeys(("engine", "sm", "tensor", "dram", "ve
 """What is missing without profiling counters."""
 
 
-def series(*samples: Sample, seconds: float = 1.0, count: int | None = None) -> list[Sample]:
+def series(*samples: GpuSample, seconds: float = 1.0, count: int | None = None) -> list[GpuSample]:
     """The samples one after the other, repeated up to `count`."""
     count = len(samples) if count is None else count
     return [replace(samples[at % len(samples)], time_ns=int((at + 1) * seconds * 1e9)) for at in range(count)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample, class_of_job, classify
+from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse, classify_gpu, classify_job
 from stepscope.core.documents.jobs import FLEET_CAUSES, Counters, FleetClass
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import Cause, Reason
@@ -29,11 +29,11 @@ from tests.analyzer.fleet.samples import (
 _MINUTE = 60
 
 
-def _minute(*samples: Sample, facts: GpuFacts = H100, host: HostUse | None = None) -> FleetClass:
-    return classify(series(*samples, count=_MINUTE), facts, host)
+def _minute(*samples: GpuSample, facts: GpuFacts = H100, host: HostUse | None = None) -> FleetClass:
+    return classify_gpu(series(*samples, count=_MINUTE), facts, host)
 
 
-def _without_profiling(*samples: Sample) -> list[Sample]:
+def _without_profiling(*samples: GpuSample) -> list[GpuSample]:
     return [replace(sample, **PROFILING) for sample in samples]
 
 
@@ -51,7 +51,7 @@ def _without_profiling(*samples: Sample) -> list[Sample]:
         ([COMPUTING, SAVING, SAVING, HELD], Cause.CHECKPOINT),
     ],
 )
-def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
+def test_classes(samples: Sequence[GpuSample], cause: Cause) -> None:
     found = _minute(*samples)
     assert found.cause is cause
     assert found.cause in FLEET_CAUSES
@@ -73,7 +73,7 @@ def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
         (SPINNING, Cause.HANG),
     ],
 )
-def test_classes_without_profiling_counters(sample: Sample, cause: Cause) -> None:
+def test_classes_without_profiling_counters(sample: GpuSample, cause: Cause) -> None:
     """A100 and older under NVML: utilisation, memory, power, NVLink. Bug log 18."""
     found = _minute(*_without_profiling(sample))
     assert found.cause is cause
@@ -97,9 +97,9 @@ def test_a_communication_kernel_that_spins_is_no_computation() -> None:
 
 
 def test_a_wait_is_a_hang_only_after_a_while_and_surer_the_longer() -> None:
-    short = classify(series(SPINNING, count=40), H100)
+    short = classify_gpu(series(SPINNING, count=40), H100)
     assert short.cause is Cause.COMMUNICATION
-    minute, longer = (classify(series(SPINNING, count=count), H100) for count in (61, 300))
+    minute, longer = (classify_gpu(series(SPINNING, count=count), H100) for count in (61, 300))
     assert minute.cause is longer.cause is Cause.HANG
     assert longer.confidence > minute.confidence
 
@@ -131,7 +131,7 @@ def test_a_hang_is_as_sure_as_most_of_its_samples(uncounted: int, confidence: fl
         replace(SPINNING, engine=0.5, utilization=0.5),  # pauses
     ],
 )
-def test_anything_that_moves_is_no_hang(other: Sample) -> None:
+def test_anything_that_moves_is_no_hang(other: GpuSample) -> None:
     assert _minute(SPINNING, SPINNING, SPINNING, other).cause is not Cause.HANG
 
 
@@ -166,15 +166,15 @@ def test_counters_that_are_silent_are_not_believed() -> None:
 @pytest.mark.parametrize(
     "sample",
     [
-        Sample(0, utilization=0.97),
-        Sample(0, utilization=0.4, memory_used=6e10),
+        GpuSample(0, utilization=0.97),
+        GpuSample(0, utilization=0.4, memory_used=6e10),
         replace(COMPUTING, engine=0.0, sm=0.0, tensor=0.0, dram=0.0, power_watts=None),
     ],
 )
-def test_a_class_that_is_not_known_is_not_sure(sample: Sample) -> None:
+def test_a_class_that_is_not_known_is_not_sure(sample: GpuSample) -> None:
     found = _minute(sample)
     assert (found.cause, found.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
-    job = class_of_job([found, found])
+    job = classify_job([found, found])
     assert (job.cause, job.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
 
 
@@ -253,11 +253,11 @@ def test_a_gpu_of_another_kind_is_held_against_its_own_limits() -> None:
 
 
 def test_no_pipe_is_active_longer_than_the_engine() -> None:
-    assert _minute(Sample(0, utilization=1.0, engine=0.0, tensor=0.9)).cause is not Cause.IDLE
+    assert _minute(GpuSample(0, utilization=1.0, engine=0.0, tensor=0.9)).cause is not Cause.IDLE
 
 
 def test_nothing_known_is_unknown() -> None:
-    found = _minute(Sample(0))
+    found = _minute(GpuSample(0))
     assert (found.cause, found.shares) == (Cause.INSUFFICIENT_EVIDENCE, None)
     with pytest.raises(ValueError, match="needs a sample"):
-        classify([])
+        classify_gpu([])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyzer.fleet import Sample, class_of_job, classify
+from stepscope.analyzer.fleet import GpuSample, classify_gpu, classify_job
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import COMPUTING, H100, HELD, LAUNCHING, SAVING, SPINNING, STARVED, WAITING, series
 
 
-def _job(*samples: Sample) -> list[Cause]:
-    told = class_of_job([classify(series(sample, count=60), H100) for sample in samples])
+def _job(*samples: GpuSample) -> list[Cause]:
+    told = classify_job([classify_gpu(series(sample, count=60), H100) for sample in samples])
     return [told.cause]
 
 
@@ -28,16 +28,16 @@ def _job(*samples: Sample) -> list[Cause]:
         ([HELD, HELD], Cause.IDLE),
     ],
 )
-def test_jobs(samples: list[Sample], cause: Cause) -> None:
+def test_jobs(samples: list[GpuSample], cause: Cause) -> None:
     assert _job(*samples) == [cause]
 
 
 def test_the_gpu_that_is_waited_for_is_named() -> None:
-    told = class_of_job([classify(series(one, count=60), H100) for one in (WAITING, WAITING, COMPUTING, WAITING)])
+    told = classify_job([classify_gpu(series(one, count=60), H100) for one in (WAITING, WAITING, COMPUTING, WAITING)])
     assert told.evidence[0].ranks == [2]
     assert "GPU 2 of 4" in told.summary
 
 
 def test_a_job_without_gpus_has_no_class() -> None:
     with pytest.raises(ValueError, match="without GPUs"):
-        class_of_job([])
+        classify_job([])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet_class.windows import MODES, as_minute, projected, read_windows, right_of, write_windows
-from stepscope.analyzer.fleet import HostUse, classify
+from stepscope.analyzer.fleet import HostUse, classify_gpu
 from stepscope.analyzer.fleet.evidence import is_polling
-from stepscope.analyzer.fleet.thresholds import LIMITS
+from stepscope.analyzer.fleet.samples import LIMITS
 from stepscope.core.documents.jobs import Counters
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.fleet.samples import series
@@ -26,7 +26,7 @@ _HOST_OR_LOADER = ("pp_many", 1)
 
 def _outcomes(mode: str) -> dict[tuple[str, int], Cause]:
     windows = [projected(window, MODES[mode]) for window in _WINDOWS]
-    return {(one.run, one.gpu): classify(one.samples, one.facts, one.host).cause for one in windows}
+    return {(one.run, one.gpu): classify_gpu(one.samples, one.facts, one.host).cause for one in windows}
 
 
 @pytest.mark.parametrize("mode", ["GPM", "default dcgm-exporter page"])
@@ -57,7 +57,7 @@ def test_minutes_without_profiling_counters_are_told_by_power() -> None:
     """The same windows drawn out to a minute, with their own power: A100 and older under NVML."""
     outcomes = {}
     for window in (as_minute(projected(one, MODES["NVML without profiling counters"])) for one in _WINDOWS):
-        told = classify(window.samples, window.facts)
+        told = classify_gpu(window.samples, window.facts)
         outcomes[window.run, window.gpu] = told.cause in window.right
         assert told.counters is Counters.POWER
         assert told.confidence <= 0.5 or told.cause not in (
@@ -75,7 +75,7 @@ def test_minutes_without_profiling_counters_are_told_by_power() -> None:
 
 def test_shares_of_time_agree_with_the_trace() -> None:
     for window in _WINDOWS:
-        told = classify(window.samples, window.facts)
+        told = classify_gpu(window.samples, window.facts)
         assert told.counters is Counters.SM
         shares = told.shares
         assert shares is not None
@@ -88,7 +88,7 @@ def test_shares_of_time_agree_with_the_trace() -> None:
 def test_half_minutes_are_right_with_counters_and_known_to_be_wrong_without(mode: str) -> None:
     unknown, wrong = set(), {}
     for window in (projected(one, MODES[mode]) for one in _HALF_MINUTES):
-        told = classify(window.samples, window.facts, window.host)
+        told = classify_gpu(window.samples, window.facts, window.host)
         if told.cause is Cause.INSUFFICIENT_EVIDENCE:
             unknown.add((window.run, window.gpu))
         elif told.cause not in window.right:
@@ -110,7 +110,7 @@ def test_half_minutes_are_right_with_counters_and_known_to_be_wrong_without(mode
 def test_the_hang_of_a_real_collective_is_told_by_counters_whose_first_sample_is_missing() -> None:
     (hung,) = (window for window in _HALF_MINUTES if window.run == "hung")
     assert hung.samples[0].tensor is None
-    told = classify(hung.samples, hung.facts, hung.host)
+    told = classify_gpu(hung.samples, hung.facts, hung.host)
     assert told.cause is Cause.HANG
     assert told.confidence == pytest.approx(0.9 * (0.4 + 0.6 * hung.seconds / 250), abs=0.01)
 
@@ -128,10 +128,10 @@ def test_an_all_reduce_that_takes_minutes_over_a_slow_network_is_no_hang(seconds
     assert len(spinning) > 20
     drawn_out = series(*spinning, count=seconds)
     facts = _HALF_MINUTES[-1].facts
-    assert classify(drawn_out, facts).cause is Cause.COMMUNICATION
+    assert classify_gpu(drawn_out, facts).cause is Cause.COMMUNICATION
     silent = [replace(sample, pcie_transmit=None, pcie_receive=None) for sample in drawn_out]
-    assert classify(silent, facts).cause is Cause.HANG
-    assert classify(silent, facts, HostUse(network_bytes=4e9)).cause is Cause.COMMUNICATION
+    assert classify_gpu(silent, facts).cause is Cause.HANG
+    assert classify_gpu(silent, facts, HostUse(network_bytes=4e9)).cause is Cause.COMMUNICATION
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ _ROOFLINE = Roofline(RooflineCoverage(1.0, 0.0, 0.0), [])
 def _reasons(cause: Cause, mfu: float | None, hfu: float | None) -> list[Reason]:
     job = AnalysedJob(1, [0], [], MeshSizes(), None, 3, 100.0, None, mfu=mfu, hfu=hfu)
     row = RootCause(cause, [], 0.9, 90.0, (0.8, 1.0), [0], [])
-    return with_kernel_reasons([row], _ROOFLINE, job)[0].reasons
+    return with_kernel_reasons(row, _ROOFLINE, job).reasons
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.pipeline.bubble import explain
+from stepscope.analyzer.pipeline.bubble import explain_bubble
 from stepscope.analyzer.pipeline.schedules import MicroBatch, Pass, Task
-from stepscope.analyzer.pipeline.stages import Chain, find_chains
+from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Pipeline
@@ -79,7 +79,7 @@ def test_a_profiler_that_started_in_the_middle_of_a_step_does_not_turn_the_chain
     traces = pipelined([100] * 2, [200] * 2, num_micro_batches=2)
     traces[1].point_to_point(900, 905, launch=-10, group=(0, 1), send_to=[0])
     traces[0].point_to_point(900, 905, launch=-10, group=(0, 1), receive_from=[1])
-    assert find_chains({trace.rank or 0: view_of(trace).calls for trace in traces}) == [Chain((0, 1))]
+    assert find_chains({trace.rank or 0: view_of(trace).calls for trace in traces}) == [(0, 1)]
 
 
 def test_an_exchange_in_a_ring_is_no_pipeline() -> None:
@@ -127,19 +127,19 @@ def marked_views(stage_of: dict[int, list[int]], *, plain: bool = False) -> dict
 
 
 def test_marks_that_do_not_name_their_stage_take_it_from_the_chain() -> None:
-    parts = explain(Chain((0, 1)), marked_views({0: [0], 1: [1]}, plain=True))
+    parts = explain_bubble((0, 1), marked_views({0: [0], 1: [1]}, plain=True))
     assert parts is not None
     assert (parts.figures.schedule, parts.figures.chunks, parts.figures.micro_batches) == ("gpipe", 1, 2)
 
 
 def test_several_stages_a_rank_one_after_another_are_looped() -> None:
-    parts = explain(Chain((0, 1)), marked_views({0: [0, 2], 1: [1, 3]}))
+    parts = explain_bubble((0, 1), marked_views({0: [0, 2], 1: [1, 3]}))
     assert parts is not None
     assert (parts.figures.schedule, parts.figures.chunks) == ("looped_bfs", 2)
 
 
 def test_marks_of_which_a_stage_is_missing_explain_nothing_and_break_nothing() -> None:
     views = marked_views({0: [0, 3], 1: [1, 4]})
-    assert explain(Chain((0, 1)), views) is None
+    assert explain_bubble((0, 1), views) is None
     analysis, _ = analyse_job(list(views.values()), JobContext())
     assert analysis.pipeline is None

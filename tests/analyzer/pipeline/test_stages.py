@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay
-from stepscope.analyzer.pipeline.stages import Chain, order_from_traffic
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order, replay_schedule
+from stepscope.analyzer.pipeline.stages import order_from_traffic
 from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.pipeline.scheduled import gpipe_order, scheduled
@@ -79,7 +79,7 @@ def test_a_split_backward_is_told_by_its_marks() -> None:
     order = split_order(4, 6)
     found = figures(order, usual, marked=True)
     assert (found.schedule, found.micro_batches) == ("zero_bubble", 6)
-    expected = replay(order, {task: 100.0 for tasks in order for task in tasks}, num_stages=4)
+    expected = replay_schedule(order, {task: 100.0 for tasks in order for task in tasks}, num_stages=4)
     assert found.structural == pytest.approx(1 - expected.busy_ns[0] / expected.period_ns, abs=0.02)
     assert found.structural < found.textbook - 0.05
 
@@ -89,8 +89,8 @@ def test_a_heavy_last_stage_of_interleaved_ones_is_imbalance_and_its_rank_is_nam
     analysis = analyse(*scheduled(order, heavy_last, marked=True))
     found = analysis.pipeline
     assert found is not None
-    even = replay(order, {task: usual(task) * 1.25 for tasks in order for task in tasks}, num_stages=8)
-    uneven = replay(order, {task: heavy_last(task) for tasks in order for task in tasks}, num_stages=8)
+    even = replay_schedule(order, {task: usual(task) * 1.25 for tasks in order for task in tasks}, num_stages=8)
+    uneven = replay_schedule(order, {task: heavy_last(task) for tasks in order for task in tasks}, num_stages=8)
     assert found.structural == pytest.approx((even.period_ns - even.busy_ns[0]) / uneven.period_ns, abs=0.02)
     assert found.imbalance == pytest.approx((uneven.period_ns - even.period_ns) / uneven.period_ns, abs=0.02)
     assert found.imbalance > found.structural
@@ -137,7 +137,7 @@ def test_replicas_of_a_pipeline_are_explained_each_and_the_worst_is_shown() -> N
 def test_half_a_step_of_traffic_tells_no_order() -> None:
     views = [view_of(trace) for trace in scheduled(interleaved_order(2, 4), usual, marked=False)]
     calls = {view.rank: view.calls for view in views}
-    chain = Chain((0, 1))
+    chain = (0, 1)
     assert order_from_traffic(chain, calls, 1) == interleaved_order(2, 4)
     assert order_from_traffic(chain, {**calls, 0: calls[0][:-1]}, 2) is None
     assert order_from_traffic(chain, calls, 99) is None

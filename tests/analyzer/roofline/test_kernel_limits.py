@@ -15,10 +15,10 @@ from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family, is_communication
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_exceeded, step_flops
-from stepscope.analyzer.rows import launch_rows
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
+from stepscope.trace.rows import launch_rows
 from tests.trace.one_rank import read_trace
 
 H100 = find_gpu("NVIDIA H100 80GB HBM3")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, launching_operators, stand_ins
-from stepscope.analyzer.rows import launch_rows
 from stepscope.trace.columns import NONE, Category, Rows, TraceColumns
+from stepscope.trace.rows import launch_rows
 from tests.analyzer.build import TraceBuilder
 from tests.trace.one_rank import read_trace
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.operation_slowdown import Replay, Slowdown, find_slowdown
-from stepscope.analyzer.what_if.operations import Dependencies, Grid, arrange, find_dependencies
+from stepscope.analyzer.what_if.operation_slowdown import OperationReplay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operations import Dependencies, OperationGrid, arrange_operations, find_dependencies
 from stepscope.core.errors import DataError
 from stepscope.trace.formats.operation_table import read_operation_table
 from stepscope.trace.operations import OperationTable
@@ -24,9 +24,9 @@ def even(direction: str, *_where: int) -> float:
 
 
 def slowdown_of(table: OperationTable) -> Slowdown:
-    grid = arrange(table)
+    grid = arrange_operations(table)
     found = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
-    return find_slowdown(grid, Replay(grid, found))
+    return find_slowdown(grid, OperationReplay(grid, found))
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> list[list[Task]]:
@@ -113,7 +113,7 @@ def rows_of(table: OperationTable, keep: np.ndarray) -> OperationTable:
 def test_a_step_that_lacks_an_operation_is_left_out_and_counted() -> None:
     table = operation_table(one_f_one_b(2, 4), even, num_steps=3)
     gone = (table.step == 1) & (table.dp_rank == 0) & (table.stage == 1) & (table.number == 2)
-    grid = arrange(rows_of(table, ~gone))
+    grid = arrange_operations(rows_of(table, ~gone))
     assert (grid.steps, grid.num_left_out) == ([0, 2], 1)
 
 
@@ -130,17 +130,17 @@ def test_a_step_that_lacks_an_operation_is_left_out_and_counted() -> None:
 def test_a_table_that_cannot_be_a_job_is_refused_with_the_reason(spoil: object, says: str) -> None:
     table = operation_table(one_f_one_b(3, 4), even)
     with pytest.raises(DataError, match=says):
-        arrange(spoil(table))  # type: ignore[operator]
+        arrange_operations(spoil(table))  # type: ignore[operator]
 
 
 def test_operations_that_wait_in_a_cycle_are_refused() -> None:
-    grid: Grid = arrange(operation_table(one_f_one_b(2, 2), even))
+    grid: OperationGrid = arrange_operations(operation_table(one_f_one_b(2, 2), even))
     first, second = grid.operations[:2]
     cycle = Dependencies()
     cycle.needs[first].append(second)
     cycle.needs[second].append(first)
     with pytest.raises(DataError, match="cycle"):
-        Replay(grid, cycle)
+        OperationReplay(grid, cycle)
 
 
 @pytest.mark.shared

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
-from stepscope.analyzer.pipeline.stages import Chain
 from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule, replay_schedules
 from stepscope.core.documents.what_if import WhatIfInput
 from stepscope.core.vocabulary import Cause
@@ -19,7 +18,7 @@ MS = 1e6
 
 def schedule(order: Order, pass_ms: dict[tuple[Pass, int], float], *, tail_ms: float = 5.0) -> PipelineSchedule:
     built = PipelineSchedule(
-        chain=Chain(tuple(range(len(order)))),
+        chain=tuple(range(len(order))),
         order=order,
         pass_ns=[{task: pass_ms[task.kind, task.stage] * MS for tasks in order for task in tasks}],
         transfer_ns=0.0,

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
-from stepscope.analyzer.pipeline.stages import Chain
 from stepscope.analyzer.what_if.pipeline_schedule import PassRun, PipelineSchedule, between_passes
 
 Step = dict[Task, PassRun]
@@ -76,7 +75,7 @@ def test_each_step_is_replayed_with_its_own_passes(passes: list[list[int]], tran
     hand_over, between = between_passes(order, steps)
     measured = sum(max(ran.end_ns for ran in step.values()) for step in steps) / len(steps)
     schedule = PipelineSchedule(
-        chain=Chain((0, 1)),
+        chain=(0, 1),
         order=order,
         pass_ns=[{task: ran.own_ns for task, ran in step.items()} for step in steps],
         transfer_ns=float(transfer) if hand_over is None else hand_over,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.job import replay_model, what_if_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.what_if.fixes import FIXES
-from stepscope.analyzer.what_if.replay import replay
+from stepscope.analyzer.what_if.replay import replay_times
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.readings import view_of
@@ -185,8 +185,8 @@ def test_any_schedule_is_replayed(schedule: Schedule) -> None:
 def test_nothing_happens_later_because_a_cause_is_gone(schedule: Schedule) -> None:
     model = replay_model([view_of(trace) for trace in run(schedule)[0]])
     assert model is not None
-    before = replay(model.graph, model.base)
+    before = replay_times(model.graph, model.base)
     for (cause, _), apply in FIXES.items():
-        fixed = apply(model.job, model.base)
+        fixed = apply(model, model.base)
         if fixed is not None and cause is not Cause.IMBALANCE:  # which moves work to other ranks
-            assert (replay(model.graph, fixed) <= before).all(), cause
+            assert (replay_times(model.graph, fixed) <= before).all(), cause

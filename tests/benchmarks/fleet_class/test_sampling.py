@@ -19,7 +19,7 @@ from benchmarks.fleet_class.sampling import Captures, Cut, chosen, windows_of
 from benchmarks.fleet_class.states import running
 from benchmarks.fleet_class.windows import Captured
 from benchmarks.ranks import results_of, run_on_one_gpu
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
 from stepscope.core.documents.run_directory import Step
 from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.core.vocabulary import Cause, TimeCategory
@@ -40,7 +40,7 @@ _STEPS = [Step(index, index * _SECOND, (index + 1) * _SECOND, captured=index in 
 
 
 def _cut(gpu: int, begin: float, end: float) -> Cut:
-    sample = Sample(0, 1.0, 0.5, 600.0, 1.8e9, frozenset())
+    sample = GpuSample(0, 1.0, 0.5, 600.0, 1.8e9, frozenset())
     return Cut(gpu, int(begin * _SECOND), int(end * _SECOND), (sample, sample), GpuFacts(), HostUse())
 
 

@@ -20,7 +20,7 @@ from stepscope.core.hardware.gpu_catalogue import (
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def link_of(device: str, num_ranks: int) -> Link:
+def expected_link(device: str, num_ranks: int) -> Link:
     gpu = find_gpu(device)
     assert gpu is not None
     return scale_up_link(gpu, device, num_ranks)
@@ -35,20 +35,20 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
 
 
 def test_an_sxm_gpu_has_nvlink_and_a_card_for_a_slot_has_not() -> None:
-    assert link_of(H100, 2).kind is LinkKind.NVLINK
-    assert link_of(H100, 2).bytes_per_second == pytest.approx(360e9)  # 18 lanes of 20 GB/s, as NCCL counts
-    assert link_of("NVIDIA A100-PCIE-40GB", 2).kind is LinkKind.PCIE
+    assert expected_link(H100, 2).kind is LinkKind.NVLINK
+    assert expected_link(H100, 2).bytes_per_second == pytest.approx(360e9)  # 18 lanes of 20 GB/s, as NCCL counts
+    assert expected_link("NVIDIA A100-PCIE-40GB", 2).kind is LinkKind.PCIE
     assert pcie_link("Tesla V100-PCIE-32GB").bytes_per_second == pytest.approx(12e9, rel=0.01)  # NCCL's PCI_BW
 
 
 def test_a_small_group_on_a_mesh_has_few_links() -> None:
-    pair, all_eight = link_of("AMD Instinct MI300X", 2), link_of("AMD Instinct MI300X", 8)
+    pair, all_eight = expected_link("AMD Instinct MI300X", 2), expected_link("AMD Instinct MI300X", 8)
     assert pair.bytes_per_second == pytest.approx(48e9)
     assert all_eight.bytes_per_second == pytest.approx(7 * 48e9)
 
 
 def test_large_messages_come_near_the_link_and_small_ones_are_bound_by_latency() -> None:
-    link = link_of(H100, 2)
+    link = expected_link(H100, 2)
     large, small = 1 << 30, 4096
     busbw = large * bus_factor("all_reduce", 2) / expected_seconds(link, "all_reduce", 2, large)
     assert 0.98 * link.bytes_per_second < busbw < link.bytes_per_second
@@ -59,7 +59,7 @@ def test_large_messages_come_near_the_link_and_small_ones_are_bound_by_latency()
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast", "p2p"])
 def test_more_bytes_take_longer(kind: str) -> None:
-    link = link_of(H100, 8)
+    link = expected_link(H100, 8)
     times = [expected_seconds(link, kind, 8, 1 << power) for power in range(8, 31)]
     assert times == sorted(times)
 
@@ -80,14 +80,14 @@ CARD = 50e9  # 400 Gbit/s, one for each GPU
     ],
 )
 def test_several_cards_of_a_host_carry_a_ring_together(kind: str, members: list[int], expected: float) -> None:
-    within = link_of(H100, max(members)) if max(members) > 1 else None
+    within = expected_link(H100, max(members)) if max(members) > 1 else None
     link = scale_out_link(CARD, kind, members, within)
     assert link.kind is LinkKind.NETWORK
     assert link.bytes_per_second == pytest.approx(expected)
 
 
 def test_only_the_steps_between_hosts_have_the_networks_latency() -> None:
-    one_host, two_hosts = link_of(H100, 8), scale_out_link(CARD, "all_reduce", [8, 8], link_of(H100, 8))
+    one_host, two_hosts = expected_link(H100, 8), scale_out_link(CARD, "all_reduce", [8, 8], expected_link(H100, 8))
     unknown = network_link(CARD)
     tiny = [expected_seconds(link, "all_reduce", 16, 8) for link in (one_host, two_hosts, unknown)]
     # LL: 30 steps on NVLink of 0.47 us; two of them cross the network, at 2.7 us; all of them

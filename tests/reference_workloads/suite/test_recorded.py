@@ -77,7 +77,7 @@ def test_what_a_host_did_before_its_first_step_bounds_no_finer_cut() -> None:
 def test_a_norm_after_the_last_gradients_leaves_them_where_they_are() -> None:
     model = replay_model(_views("ddp-no_overlap"))
     assert model is not None
-    job = replace(model.job, reduces=np.ones_like(model.job.reduces))
+    job = replace(model, reduces=np.ones_like(model.reduces))
     part = model.graph.layout.parts[0]
     activities = model.graph.layout.activity_of_communication[part.communications] - part.first_activity
     numbers = part.first_communication + np.argsort(part.graph.device.start_ns[activities])

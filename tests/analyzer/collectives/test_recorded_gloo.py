@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.alignment.arrivals import needed_arrivals
-from stepscope.analyzer.alignment.calls import Call
-from stepscope.analyzer.alignment.matching import CallId, match_calls
+from stepscope.analyzer.collectives.arrivals import needed_arrivals
+from stepscope.analyzer.collectives.calls import Call, CallId, match_calls
 from stepscope.analyzer.rank import view_rank
 from tests.trace.one_rank import read_trace
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
-from stepscope.analyzer.alignment.calls import Call, PeerCall
-from stepscope.analyzer.alignment.matching import CallId, match_calls
+from stepscope.analyzer.collectives.arrivals import Arrival, needed_arrivals
+from stepscope.analyzer.collectives.calls import Call, CallId, PeerCall, match_calls
 
 US = 1000
 SAME = {0: 0, 1: 0}

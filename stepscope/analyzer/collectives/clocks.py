@@ -1,4 +1,4 @@
-"""Clock alignment: offset and drift of each host's clock, with their uncertainty.
+"""Clock alignment: offset and drift of each host's clock with their uncertainty, and which ranks share one.
 
 Idea: nobody leaves a synchronizing collective early, so the ends of one coincide on all members, and the median
 difference of two hosts' ends is the offset of their clocks, within some microseconds; over long traces a line through
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS, Call
-from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call, Matches
 
 Pair = tuple[str, str]
 """Two hosts, in order of their names."""
@@ -44,8 +43,8 @@ has to be small against all of the waiting: most messages of a pipeline find the
 
 
 @dataclass(frozen=True, slots=True)
-class PairOffset:
-    """How far the second host's clock is ahead of the first's.
+class ClockOffset:
+    """How far the second host's clock is ahead of the first's, by the collectives that both take part in.
 
     Attributes:
         ahead_ns: at `about_ns`.
@@ -60,9 +59,9 @@ class PairOffset:
     num_ends: int
 
 
-def offsets_by_ends(
+def _clock_offsets_by_ends(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str], about_ns: int
-) -> dict[Pair, PairOffset]:
+) -> dict[Pair, ClockOffset]:
     """Offsets of pairs of hosts with enough common synchronizing collectives; in each of these the first host by name
     is compared with the others.
 
@@ -88,13 +87,13 @@ def offsets_by_ends(
     return {pair: _fit(np.array(values, np.float64)) for pair, values in samples.items() if len(values) >= MIN_ENDS}
 
 
-def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
+def _fit(samples: npt.NDArray[np.float64]) -> ClockOffset:
     """Robust line through samples of (time, nanoseconds ahead), shape (ends, 2); a constant unless drift is clear."""
     time, ahead = samples.T
     kept = _kept(ahead - np.median(ahead))
     middle = float(np.median(ahead[kept]))
     spread = _deviation(ahead[kept] - middle)
-    steady = PairOffset(middle, 0.0, spread, int(kept.sum()))
+    steady = ClockOffset(middle, 0.0, spread, int(kept.sum()))
     length = float(time.max() - time.min())
     if len(time) < MIN_ENDS_FOR_DRIFT or length <= 0:
         return steady
@@ -110,7 +109,7 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
         or abs(slope) > MAX_DRIFT
     ):
         return steady
-    return PairOffset(start, slope, after, int(kept.sum()))
+    return ClockOffset(start, slope, after, int(kept.sum()))
 
 
 def _line(time: npt.NDArray[np.float64], ahead: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -131,9 +130,9 @@ def _deviation(rest: npt.NDArray[np.float64]) -> float:
     return float(np.median(np.abs(rest)))
 
 
-def offsets_by_bounds(
+def _clock_offsets_by_messages(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host: Mapping[int, str]
-) -> dict[Pair, PairOffset]:
+) -> dict[Pair, ClockOffset]:
     """Offsets of pairs of hosts with messages both ways: the middle of the tightest bounds, where these are narrow
     against the waits that they explain."""
     above: dict[Pair, int] = {}
@@ -159,7 +158,7 @@ def offsets_by_bounds(
         middle = (above[pair] + below[pair]) / 2
         waits = [abs(second - first - middle) for first, second in starts[pair]]
         if 0 <= width <= MAX_BOUNDS_SHARE * float(np.mean(waits)):
-            found[pair] = PairOffset(middle, 0.0, width / 2, 1)
+            found[pair] = ClockOffset(middle, 0.0, width / 2, 1)
     return found
 
 
@@ -174,7 +173,7 @@ recorded straggler). Hosts without a recorded name within it are taken for one."
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Corrections from each rank's clock to the job's clock.
+    """Corrections from each rank's clock to the job's clock, on which collectives are compared.
 
     Attributes:
         offset_ns: by rank, to subtract, at `about_ns`.
@@ -205,10 +204,6 @@ class Clocks:
         drifted: npt.NDArray[np.int64] = np.rint((time - self.about_ns) * drift).astype(np.int64)
         return corrected - drifted
 
-    def moves(self, rank: int) -> bool:
-        """Whether the rank's times change at all."""
-        return self.offset_ns[rank] != 0 or self.drift.get(rank, 0.0) != 0
-
     def uncertainty_ns(self, rank: int, other: int) -> float:
         """Error of the two ranks' times against each other after correction: 0 on one host, the pair's residual, or the
         largest one if the hosts never met."""
@@ -221,7 +216,7 @@ class Clocks:
 def estimate_clocks(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host_of_rank: Mapping[int, str | None]
 ) -> Clocks:
-    """Clocks of all hosts; ranks of one named host share a clock, and so do ranks without a visible offset.
+    """Align the clocks of all hosts by their collectives; ranks of one named host share a clock.
 
     Offsets come from the ends of common collectives; bounds by messages only tie hosts together that have none. Hosts
     that never meet are compared through others.
@@ -231,24 +226,25 @@ def estimate_clocks(
     if len(named) == 1 and None not in named:
         return one_clock
     host = {rank: name if name is not None else f"rank {rank}" for rank, name in host_of_rank.items()}
-    about = _middle_of(calls_of_rank)
-    pairs = offsets_by_ends(calls_of_rank, matches, host, about)
+    ends = [call.end_ns for calls in calls_of_rank.values() for call in (calls[:1] + calls[-1:])]
+    about = (min(ends) + max(ends)) // 2 if ends else 0  # in the middle, an error of the drift matters least
+    pairs = _clock_offsets_by_ends(calls_of_rank, matches, host, about)
     if None in named and all(
         abs(pair.ahead_ns) <= max(SAME_CLOCK_NS, OUTLIER_MADS * pair.residual_ns) for pair in pairs.values()
     ):
         return one_clock
     hosts = sorted(set(host.values()))
-    tied = islands(hosts, pairs)
+    tied = _islands(hosts, pairs)
     pairs |= {
         pair: offset
-        for pair, offset in offsets_by_bounds(calls_of_rank, matches, host).items()
+        for pair, offset in _clock_offsets_by_messages(calls_of_rank, matches, host).items()
         if tied[pair[0]] != tied[pair[1]]
     }
-    island = islands(hosts, pairs)
-    ahead = solve(hosts, island, {pair: (p.ahead_ns, weight(p)) for pair, p in pairs.items()})
+    island = _islands(hosts, pairs)
+    ahead = _solve(hosts, island, {pair: (p.ahead_ns, _weight(p)) for pair, p in pairs.items()})
     drift = {}
     if any(p.drift for p in pairs.values()):
-        drift = solve(hosts, island, {pair: (p.drift, weight(p)) for pair, p in pairs.items()})
+        drift = _solve(hosts, island, {pair: (p.drift, _weight(p)) for pair, p in pairs.items()})
     return Clocks(
         offset_ns={rank: round(ahead[host[rank]]) for rank in calls_of_rank},
         residual_us=max(p.residual_ns for p in pairs.values()) / 1e3 if pairs else None,
@@ -260,13 +256,7 @@ def estimate_clocks(
     )
 
 
-def _middle_of(calls_of_rank: Mapping[int, list[Call]]) -> int:
-    """A time in the middle of the trace, where an error of the drift matters least."""
-    ends = [call.end_ns for calls in calls_of_rank.values() for call in (calls[:1] + calls[-1:])]
-    return (min(ends) + max(ends)) // 2 if ends else 0
-
-
-def islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
+def _islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
     """Connected components: hosts tied by pairs, directly or through others, have the same number."""
     neighbours: dict[str, list[str]] = defaultdict(list)
     for one, other in pairs:
@@ -286,12 +276,12 @@ def islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
     return island
 
 
-def weight(pair: PairOffset) -> float:
+def _weight(pair: ClockOffset) -> float:
     """Inverse of the standard error of the pair's median, up to a factor."""
     return float(np.sqrt(pair.num_ends)) / max(pair.residual_ns, 1_000.0)
 
 
-def solve(
+def _solve(
     hosts: Sequence[str], island: Mapping[str, int], pairs: Mapping[Pair, tuple[float, float]]
 ) -> dict[str, float]:
     """Weighted least-squares values of all hosts from their differences; the first host of each island is 0.
@@ -316,3 +306,60 @@ def solve(
         solution = np.linalg.lstsq(matrix, right, rcond=None)[0]
         solved |= dict(zip(members[1:], solution.tolist(), strict=True))
     return solved
+
+
+MIN_OFFSET_SPREADS = 10.0
+"""A host name covers several machines when its ranks' ends are apart by this many times their spread. A straggler that
+leaves late (20 us on the recorded one) and gloo's ranks (66 us with a spread of 44) stay on one machine."""
+
+
+def machine_of_rank(
+    calls_of_rank: Mapping[int, list[Call]],
+    matches: Matches,
+    host_of_rank: Mapping[int, str | None],
+    largest_offset_ns: float,
+) -> dict[int, str | None]:
+    """The machine of each rank: its host name, numbered where ranks of one name have different clocks.
+
+    Idea: the ends of synchronizing collectives coincide within some 20 us on the GPUs of one machine; on two machines
+    they are apart by the difference of the clocks.
+
+    Args:
+        largest_offset_ns: larger differences are calls matched wrongly (by a whole step), not clocks.
+    """
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, name in host_of_rank.items():
+        if name is not None:
+            ranks_of[name].append(rank)
+    machine = dict(host_of_rank)
+    for name, ranks in ranks_of.items():
+        clusters = _clusters(calls_of_rank, matches, sorted(ranks), largest_offset_ns) if len(ranks) > 1 else []
+        for number, cluster in enumerate(clusters[1:], start=2):
+            machine |= dict.fromkeys(cluster, f"{name} (machine {number})")
+    return machine
+
+
+def _clusters(
+    calls_of_rank: Mapping[int, list[Call]], matches: Matches, ranks: Sequence[int], largest_offset_ns: float
+) -> list[list[int]]:
+    """Ranks by clock, those of the lowest rank first; all together unless their ends contradict that."""
+    chosen = set(ranks)
+    own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
+    names = {rank: f"{rank:09d}" for rank in ranks}
+    pairs = _clock_offsets_by_ends(
+        calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0
+    )
+    are_apart = any(abs(p.ahead_ns) > max(SAME_CLOCK_NS, MIN_OFFSET_SPREADS * p.residual_ns) for p in pairs.values())
+    if not are_apart or any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
+        return [list(ranks)]
+    island = _islands(list(names.values()), pairs)
+    ahead = _solve(list(names.values()), island, {pair: (p.ahead_ns, _weight(p)) for pair, p in pairs.items()})
+    clusters: list[list[int]] = []
+    before = None
+    for place, value, rank in sorted((island[names[rank]], ahead[names[rank]], rank) for rank in ranks):
+        if before is not None and before[0] == place and value - before[1] <= SAME_CLOCK_NS:
+            clusters[-1].append(rank)
+        else:
+            clusters.append([rank])
+        before = place, value
+    return sorted(sorted(cluster) for cluster in clusters)

@@ -13,24 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import Arrival, CallColumns
-from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS
-from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of_members
+from stepscope.analyzer.collectives.arrivals import Arrival, CallColumns
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, CallId, Matches
+from stepscope.analyzer.collectives.process_groups import dimension_of_members
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Collective, DimensionCost, RankArrivals
-from stepscope.core.hardware.gpu_catalogue import (
-    SLOW_BELOW,
-    Link,
-    LinkKind,
-    bus_factor,
-    expected_seconds,
-    find_gpu,
-    is_latency_bound,
-    pcie_link,
-    scale_out_link,
-    scale_up_link,
-)
+from stepscope.core.hardware import gpu_catalogue
+from stepscope.core.hardware.gpu_catalogue import Link, LinkKind, find_gpu
 from stepscope.core.vocabulary import Evidence, Reason
 
 MAX_GPUS_PER_HOST = 8
@@ -57,7 +46,7 @@ def collective_table(
     *,
     network_bytes_per_second: float | None = None,
 ) -> list[Collective]:
-    """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
+    """Collectives by group, dimension, kind and size: bandwidth, transfer and waiting time, largest first.
 
     The size of an uneven all-to-all is the mean over the members, and calls of similar sizes share a row. Calls that
     ended on all members before their windows are left out.
@@ -70,9 +59,10 @@ def collective_table(
             continue
         calls = list(match.values())
         key = _key(views, tuple(sorted(match)), calls[0], described)
-        sizes = {views[c.rank].calls[c.place].num_bytes for c in calls} if key.kind == "all_to_all" else set()
-        if len(sizes) > 1:
-            uneven[replace(key, num_bytes=None)].append((_mean_bytes(views, calls), calls))
+        sizes_of_calls = [views[c.rank].calls[c.place].num_bytes for c in calls]
+        if key.kind == "all_to_all" and len(set(sizes_of_calls)) > 1:
+            mean_bytes = float(np.mean([size for size in sizes_of_calls if size is not None]))
+            uneven[replace(key, num_bytes=None)].append((mean_bytes, calls))
         else:
             rows[key].append(calls)
     for key, sized in uneven.items():
@@ -86,18 +76,15 @@ def collective_table(
             members = tuple(sorted({c.rank for c in pair}))
             rows[_key(views, members, call, described, kind="p2p")].append(list(pair))
     groups = {(key.members, key.kind) for key in rows}
-    links = {
-        (members, kind): link_of(views, members) or network_of(views, members, kind, network_bytes_per_second)
+    link_of_group = {
+        (members, kind): expected_link(views, members)
+        or _expected_network(views, members, kind, network_bytes_per_second)
         for members, kind in groups
     }
-    table = [_row(key, instances, links[key.members, key.kind], arrivals, columns) for key, instances in rows.items()]
+    table = [
+        _row(key, instances, link_of_group[key.members, key.kind], arrivals, columns) for key, instances in rows.items()
+    ]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
-
-
-def _mean_bytes(views: Mapping[int, RankView], calls: Iterable[CallId]) -> float:
-    """Mean size over the members with a known one."""
-    sizes = (views[c.rank].calls[c.place].num_bytes for c in calls)
-    return float(np.mean([size for size in sizes if size is not None]))
 
 
 def _by_size(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
@@ -124,8 +111,8 @@ def _key(
     return _Key(members, described.get(members) or call.dimension, kind or call.kind, call.num_bytes)
 
 
-def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
-    """Expected link of members on one host; None between hosts, for different or unknown GPUs, and on CPUs."""
+def expected_link(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
+    """Link that a process group's members on one host should reach; None between hosts and where unknown."""
     chosen = [views[rank] for rank in members]
     hosts = {view.header.host_name for view in chosen}
     names = {next((device.name for device in view.header.devices), None) for view in chosen}
@@ -135,10 +122,10 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
         return None
     name = names.pop()
     gpu = find_gpu(name)
-    return scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
+    return gpu_catalogue.scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
 
 
-def network_of(
+def _expected_network(
     views: Mapping[int, RankView], members: tuple[int, ...], kind: str, network_bytes_per_second: float | None
 ) -> Link | None:
     """Expected network link between hosts; None without a given rate, for hosts without name, and on CPUs."""
@@ -148,8 +135,8 @@ def network_of(
         return None
     largest = max(hosts, key=lambda host: hosts[host])
     within = tuple(rank for rank in members if views[rank].header.host_name == largest)
-    link = link_of(views, within) if len(within) > 1 else None
-    return scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
+    link = expected_link(views, within) if len(within) > 1 else None
+    return gpu_catalogue.scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
 
 
 def _row(
@@ -167,10 +154,11 @@ def _row(
     algbw = num_bytes / transfer if num_bytes and transfer else None
     expected = latency_bound = None
     if link is not None and num_bytes:
-        best = expected_seconds(link, key.kind, size, num_bytes)
-        expected = num_bytes * bus_factor(key.kind, size) / best / 1e9
-        latency_bound = is_latency_bound(link, key.kind, size, num_bytes)
+        best = gpu_catalogue.expected_seconds(link, key.kind, size, num_bytes)
+        expected = num_bytes * gpu_catalogue.bus_factor(key.kind, size) / best / 1e9
+        latency_bound = gpu_catalogue.is_latency_bound(link, key.kind, size, num_bytes)
     arriver = caused.most_common(1)[0][0] if caused else None
+    hidden = columns.hidden_wait[every] + columns.hidden_transfer[every] + columns.hidden_unsplit[every]
     return Collective(
         group=",".join(map(str, key.members)),
         dimension=key.dimension,
@@ -178,11 +166,11 @@ def _row(
         bytes=num_bytes,
         count=len(instances),
         algbw_gbs=algbw,
-        busbw_gbs=None if algbw is None else algbw * bus_factor(key.kind, size),
+        busbw_gbs=None if algbw is None else algbw * gpu_catalogue.bus_factor(key.kind, size),
         expected_busbw_gbs=expected,
         transfer_ms=float(transfers.sum()) / 1e6 if len(transfers) else None,
         wait_ms=float(columns.wait[every].sum()) / 1e6 if len(transfers) else None,
-        hidden=_hidden_share(columns, every),
+        hidden=_share(hidden, columns.end[every] - columns.start[every]) or 0.0,
         skew_ms=float(skews.mean()) / 1e6 if len(skews) else None,
         last_arriver=arriver,
         times_last=None if arriver is None else times_last[arriver],
@@ -221,12 +209,6 @@ def _timings(
 def _share(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64]) -> float | None:
     total = int(whole.sum())
     return int(part.sum()) / total if total else None
-
-
-def _hidden_share(columns: CallColumns, places: npt.NDArray[np.intp]) -> float:
-    """Share of the calls' time, over all members, in which compute ran."""
-    hidden = columns.hidden_wait[places] + columns.hidden_transfer[places] + columns.hidden_unsplit[places]
-    return _share(hidden, columns.end[places] - columns.start[places]) or 0.0
 
 
 OVERLAP_THRESHOLD = 0.1
@@ -284,7 +266,7 @@ def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: 
 
 
 def transfer_faults(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[TransferFault]:
-    """Faults of the exposed transfers with their evidence."""
+    """Faults of the exposed transfers of collectives (slow link, small messages, no overlap), with evidence."""
     exposed = sum(row.exposed_transfer_ms or 0.0 for row in table)
     if exposed <= 0:
         return []
@@ -298,7 +280,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
         if row.busbw_gbs is not None
         and row.expected_busbw_gbs is not None
         and not row.latency_bound
-        and row.busbw_gbs < SLOW_BELOW * row.expected_busbw_gbs
+        and row.busbw_gbs < gpu_catalogue.SLOW_BELOW * row.expected_busbw_gbs
     ]
     if _exposed(slow) < FAULT_THRESHOLD * exposed:
         return []
@@ -307,9 +289,12 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
     ranks = [int(rank) for rank in worst.group.split(",")]
     device = next((device.name for device in views[ranks[0]].header.devices), "")
     # no faster than the slower link: the transfer does not use the fast link at all
-    around = worst.link not in (LinkKind.PCIE, LinkKind.NETWORK) and reached <= pcie_link(device).bytes_per_second / 1e9
+    around = (
+        worst.link not in (LinkKind.PCIE, LinkKind.NETWORK)
+        and reached <= gpu_catalogue.pcie_link(device).bytes_per_second / 1e9
+    )
     evidence = (
-        Evidence("bus_bandwidth", reached, "GB/s", SLOW_BELOW * expected, ranks),
+        Evidence("bus_bandwidth", reached, "GB/s", gpu_catalogue.SLOW_BELOW * expected, ranks),
         Evidence("expected_bus_bandwidth", expected, "GB/s", None, ranks),
     )
     return [(Reason.WRONG_TRANSPORT if around else Reason.SLOW_LINK, evidence)]

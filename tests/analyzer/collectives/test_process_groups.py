@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.calls import Call
-from stepscope.analyzer.alignment.process_groups import by_only_dimension, dimension_of, dimension_of_call, with_groups
+from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.process_groups import (
+    dimension_of_call,
+    dimension_of_group,
+    with_only_mesh_dimension,
+    with_process_groups,
+)
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import ProcessGroup
@@ -46,11 +51,11 @@ from stepscope.workflow.analyze import analyze
     ],
 )
 def test_descriptions_of_the_common_frameworks(description: str, dimension: str | None) -> None:
-    assert dimension_of(ProcessGroup("3", description, None)) == dimension
+    assert dimension_of_group(ProcessGroup("3", description, None)) == dimension
 
 
 def test_a_groups_name_tells_where_its_description_does_not() -> None:
-    assert dimension_of(ProcessGroup("tp:0", "undefined", None)) == "tp"
+    assert dimension_of_group(ProcessGroup("tp:0", "undefined", None)) == "tp"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_where_the_mesh_has_one_dimension_only_all_its_ranks_together_serve_it(
 ) -> None:
     untold = Call(0, 0, 1, 0, (0, 1), "all_reduce", 4, (), described=True)
     calls = [untold, replace(untold, dimension="tp"), replace(untold, group=(0,)), replace(untold, group=None)]
-    assert [call.dimension for call in by_only_dimension(calls, mesh, world_size)] == served
+    assert [call.dimension for call in with_only_mesh_dimension(calls, mesh, world_size)] == served
 
 
 US = 1000
@@ -122,12 +127,12 @@ def groups_of(calls: dict[int, list[Call]]) -> set[tuple[int, ...] | None]:
 
 def test_ranks_that_leave_together_are_one_group() -> None:
     calls, hosts = silent_job([(0, 1, 2, 3)])
-    assert groups_of(with_groups(calls, 4, hosts)) == {(0, 1, 2, 3)}
+    assert groups_of(with_process_groups(calls, 4, hosts)) == {(0, 1, 2, 3)}
 
 
 def test_pairs_that_call_the_same_in_the_same_order_are_told_apart() -> None:
     calls, hosts = silent_job([(0, 1), (2, 3)])
-    found = with_groups(calls, 4, hosts)
+    found = with_process_groups(calls, 4, hosts)
     assert {call.group for call in found[0]} == {(0, 1)}
     assert {call.group for call in found[3]} == {(2, 3)}
 
@@ -136,27 +141,27 @@ def test_pairs_that_call_the_same_in_the_same_order_are_told_apart() -> None:
 def test_any_partition_is_found(order: list[int], seed: int) -> None:
     groups = [tuple(sorted(order[:2])), tuple(sorted(order[2:]))]
     calls, hosts = silent_job(groups, seed=seed)
-    assert groups_of(with_groups(calls, 6, hosts)) == set(groups)
+    assert groups_of(with_process_groups(calls, 6, hosts)) == set(groups)
 
 
 def test_hosts_clocks_may_stand_apart_if_they_do_so_steadily() -> None:
     hosts: dict[int, str | None] = {0: "a", 1: "a", 2: "b", 3: "b"}
     ahead = {2: 7 * MS, 3: 7 * MS}
     calls, hosts = silent_job([(0, 2), (1, 3)], hosts=hosts, ahead_ns=ahead)
-    assert groups_of(with_groups(calls, 4, hosts)) == {(0, 2), (1, 3)}
+    assert groups_of(with_process_groups(calls, 4, hosts)) == {(0, 2), (1, 3)}
     calls, hosts = silent_job([(0, 2), (1, 3)], hosts=hosts, ahead_ns=ahead, rounds=4)
-    assert groups_of(with_groups(calls, 4, hosts)) == {None}, "four meetings prove no offset"
+    assert groups_of(with_process_groups(calls, 4, hosts)) == {None}, "four meetings prove no offset"
 
 
 def test_a_missing_trace_may_be_a_members() -> None:
     calls, hosts = silent_job([(0, 1)])
-    assert groups_of(with_groups(calls, 4, hosts)) == {None}
+    assert groups_of(with_process_groups(calls, 4, hosts)) == {None}
 
 
 def test_a_rank_that_calls_something_else_is_in_no_group() -> None:
     calls, hosts = silent_job([(0, 1, 2)])
     calls[2] = calls[2][:-1]
-    found = with_groups(calls, 3, hosts)
+    found = with_process_groups(calls, 3, hosts)
     assert {call.group for call in found[0] + found[1]} == {(0, 1)}
     assert {call.group for call in found[2]} == {None}
 

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call_arguments import (
-    CallArguments,
-    IssuedOperators,
+from stepscope.analyzer.collectives.call_arguments import (
     LaunchContext,
+    largest_tensor_bytes,
     launch_contexts,
-    operators_by_id,
-    read_call_arguments,
+    peer_of_span,
+    recorded_arguments,
 )
-from stepscope.analyzer.alignment.calls import (
+from stepscope.analyzer.collectives.calls import (
     AFTER_STEPS,
     BEFORE_STEPS,
     FROM_ROOT_KINDS,
+    NO_TRANSFER,
     P2P_KINDS,
     TO_ROOT_KINDS,
     Call,
     PeerCall,
-    kind_in_name,
+    collective_kind,
+    collective_kind_of_kernel,
 )
-from stepscope.analyzer.alignment.process_groups import dimension_of_call
+from stepscope.analyzer.collectives.process_groups import dimension_of_call
+from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct, graph_launches
-from stepscope.trace.columns import NONE, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, TraceColumns
+from stepscope.trace.rows import distinct, graph_launches
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:
-    """The communication kernels of a rank in launch order, with their arguments.
+    """Collectives, sends and receives of a rank in launch order, from its communication kernels.
 
     Arguments come from the kernel itself, else (send/receive, coalesced groups) from the operators issued on the
     launching thread since the previous communication kernel, else from the spans open on that thread (before 2023,
@@ -69,25 +72,20 @@ def _with_dimension_of_stream(calls: list[Call]) -> list[Call]:
 
 
 def calls_in_order(activities: Activities) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Positions of the communication kernels in launch order, and when each was launched.
+    """Positions of the communication kernels in launch order, and when each collective was launched.
 
     A lost launch was between its neighbours' on the stream, so such a call takes its predecessor's; NONE before a
     stream's first known launch.
     """
     chosen = activities.of(Work.COMMUNICATION)
     chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]
-    launched = _launch_in_line(activities, chosen)
-    order = np.argsort(launched, kind="stable")
-    return chosen[order], launched[order]
-
-
-def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
     launched = activities.launch_ns[chosen].copy()
     latest: dict[int, int] = {}
     for place, stream in enumerate(activities.stream[chosen].tolist()):
         launched[place] = latest.setdefault(stream, NONE) if launched[place] == NONE else launched[place]
         latest[stream] = int(launched[place])
-    return launched
+    order = np.argsort(launched, kind="stable")
+    return chosen[order], launched[order]
 
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
@@ -102,6 +100,103 @@ def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray
     return [int(ordinal[w]) if starts[w] == time else None for w, time in zip(where, launches, strict=True)]
 
 
+_SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
+
+
+@dataclass(frozen=True, slots=True)
+class _CallArguments:
+    """Arguments of one collective call from its operator or kernel; None where unknown.
+
+    `peer` is a global rank (from arguments), `peer_place` (from spans) and `root` are ranks in the group.
+    """
+
+    kind: str
+    group: ProcessGroup | None = None
+    members: tuple[int, ...] | None = None
+    num_bytes: int | None = None
+    peer: int | None = None
+    sequence: int | None = None
+    communicator: int | None = None
+    root: int | None = None
+    peer_place: int | None = None
+
+
+def _read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -> _CallArguments:
+    """Arguments of a collective, an entry of `trace.communication`; `operator` is the entry that has its root."""
+    calls = trace.communication
+    kind = collective_kind(calls.kinds[int(calls.kind[entry])])
+    place = int(calls.group[entry])
+    group = trace.groups[place] if place != NONE else None
+    elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
+    dtype = int(calls.dtype[entry])
+    size = bytes_of_dtype(calls.dtypes[dtype]) if dtype != NONE else None
+    groups = [] if group is None else [group, *(g for g in trace.header.groups if g.name == group.name)]
+    members = next((one.ranks for one in groups if one.ranks), None)
+    peer = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
+    # torch writes the global rank; a number outside the group is an index into it, as other profilers write
+    if members is not None and peer not in members and NONE != peer < len(members):
+        peer = members[peer]
+    return _CallArguments(
+        kind=kind,
+        group=group,
+        members=members,
+        num_bytes=elements * size if size is not None and elements >= 0 else None,
+        peer=_or_none(peer),
+        sequence=_or_none(int(calls.sequence[entry])),
+        communicator=_or_none(int(calls.communicator[entry])),
+        root=_or_none(int(calls.root_rank[operator])) if operator is not None else None,
+    )
+
+
+def _or_none(number: int) -> int | None:
+    return None if number == NONE else number
+
+
+def _operators_by_id(trace: TraceColumns) -> dict[int, int]:
+    """External id -> entry of its communication operator, to which a kernel refers by this id."""
+    calls = trace.communication
+    operators = np.flatnonzero(trace.category[calls.row] == Category.CPU_OP)
+    ids = trace.external_id[calls.row[operators]]
+    return {int(i): int(entry) for i, entry in zip(ids, operators, strict=True) if i != NONE}
+
+
+class _IssuedOperators:
+    """Communication operators of each host thread, returned in issue order.
+
+    Those with arguments, else (torch < 2.3) the spans of sends and receives that name their peer.
+    """
+
+    def __init__(self, trace: TraceColumns) -> None:
+        calls = trace.communication
+        is_operator = trace.category[calls.row] == Category.CPU_OP
+        idle = np.array([kind.lower() in NO_TRANSFER for kind in calls.kinds] or [False])
+        entries = np.flatnonzero(is_operator & ~idle[calls.kind])
+        self.by_arguments = len(entries) > 0
+        if self.by_arguments:
+            rows = calls.row[entries]
+            arguments = [_read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
+        else:
+            rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
+            arguments = []
+            for row in rows.tolist():
+                name = trace.names[int(trace.name[row])]
+                dims, types, concrete = recorded_arguments(trace, row)
+                kind, size = "send" if "send" in name else "recv", largest_tensor_bytes(dims, types)
+                arguments.append(_CallArguments(kind, num_bytes=size, peer_place=peer_of_span(name, concrete)))
+        order = np.argsort(trace.start_ns[rows], kind="stable")
+        self._arguments = [arguments[place] for place in order.tolist()]
+        self._start = trace.start_ns[rows][order]
+        self._lane: IntColumn = trace.lane[rows][order]
+        self._taken_until: dict[int, int] = {}
+
+    def since_last(self, lane: int, launch_ns: int) -> list[_CallArguments]:
+        """Operators that `lane` issued up to `launch_ns` and that no earlier call returned."""
+        after = self._taken_until.get(lane, -1)
+        self._taken_until[lane] = launch_ns
+        low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
+        return [self._arguments[i] for i in range(low, high) if self._lane[i] == lane]
+
+
 class _CallReader:
     """Reads one rank's calls in launch order, with counters of calls per peer and known groups of streams."""
 
@@ -111,9 +206,9 @@ class _CallReader:
         self._activities = activities
         self._chosen = chosen
         self._entry_of_row = {int(row): entry for entry, row in enumerate(trace.communication.row)}
-        self._operator_of_id = operators_by_id(trace)
+        self._operator_of_id = _operators_by_id(trace)
         self._contexts = launch_contexts(trace, activities.launch_lane[chosen], activities.launch_ns[chosen])
-        self._issued = IssuedOperators(trace)
+        self._issued = _IssuedOperators(trace)
         self._group_of_stream = self._groups_by_stream()
         self._ordinals: dict[tuple[int, int, int], int] = {}
 
@@ -146,20 +241,20 @@ class _CallReader:
             dimension=dimension_of_call(group, context.open_spans, kind),
         )
 
-    def _arguments(self, row: int, position: int, context: LaunchContext) -> tuple[list[CallArguments], bool]:
+    def _arguments(self, row: int, position: int, context: LaunchContext) -> tuple[list[_CallArguments], bool]:
         """Arguments of the kernel's calls, and whether they are recorded (and not read from an annotation)."""
         lane, launch = int(self._activities.launch_lane[position]), int(self._activities.launch_ns[position])
         issued = self._issued.since_last(lane, launch) if lane != NONE else []
         entry = self._entry_of_row.get(row)
         operator = self._operator_of_id.get(int(self._trace.external_id[row]))
         if entry is not None:
-            return [read_call_arguments(self._trace, entry, operator)], True
+            return [_read_call_arguments(self._trace, entry, operator)], True
         if operator is not None and not issued:
-            return [read_call_arguments(self._trace, operator, operator)], True
+            return [_read_call_arguments(self._trace, operator, operator)], True
         if issued:
             return issued, self._issued.by_arguments
         if context.kind in ("send", "recv") and context.peer is not None:
-            return [CallArguments(context.kind, peer_place=context.peer, num_bytes=context.num_bytes)], False
+            return [_CallArguments(context.kind, peer_place=context.peer, num_bytes=context.num_bytes)], False
         return [], False
 
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
@@ -168,15 +263,17 @@ class _CallReader:
         groups: dict[int, set[tuple[int, ...]]] = {}
         for position in self._chosen.tolist():
             entry = self._entry_of_row.get(int(self._activities.row[position]))
-            members = read_call_arguments(self._trace, entry, None).members if entry is not None else None
+            members = _read_call_arguments(self._trace, entry, None).members if entry is not None else None
             if members is not None:
                 groups.setdefault(int(self._activities.stream[position]), set()).add(members)
         return {stream: next(iter(seen)) for stream, seen in groups.items() if len(seen) == 1}
 
-    def _peers(self, parts: list[CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
+    def _peers(self, parts: list[_CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
         for part in parts:
-            peer = _peer(part, members)
+            peer, place = part.peer, part.peer_place
+            if peer is None and place is not None:  # a rank in an unknown group is taken for a global one
+                peer = members[place] if members is not None and place < len(members) else place
             if part.kind not in ("send", "recv") or peer is None:
                 continue
             source, destination = (self._rank, peer) if part.kind == "send" else (peer, self._rank)
@@ -186,22 +283,15 @@ class _CallReader:
         return tuple(peers)
 
 
-def _peer(part: CallArguments, members: tuple[int, ...] | None) -> int | None:
-    """The peer's global rank; a rank in an unknown group is taken for one."""
-    if part.peer is not None or part.peer_place is None:
-        return part.peer
-    return members[part.peer_place] if members is not None and part.peer_place < len(members) else part.peer_place
-
-
-def _kind_of(parts: list[CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
+def _kind_of(parts: list[_CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
     if peers:
         return parts[0].kind if len(peers) == 1 else "p2p"
     by_arguments = next((part.kind for part in reversed(parts) if part.kind not in P2P_KINDS), None)
     by_span = None if context.kind in P2P_KINDS else context.kind
-    return by_arguments or by_span or kind_in_name(name)
+    return by_arguments or by_span or collective_kind_of_kernel(name)
 
 
-def _num_bytes(parts: list[CallArguments], kind: str) -> int | None:
+def _num_bytes(parts: list[_CallArguments], kind: str) -> int | None:
     """Sum over a coalesced group; of concurrent sends and receives, the larger direction."""
     if any(part.num_bytes is None for part in parts):
         return None
@@ -212,7 +302,9 @@ def _num_bytes(parts: list[CallArguments], kind: str) -> int | None:
     return max(sent, received) or None
 
 
-def _root(parts: list[CallArguments], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
+def _root(
+    parts: list[_CallArguments], context: LaunchContext, kind: str, members: tuple[int, ...] | None
+) -> int | None:
     """The root of a rooted kind as a global rank."""
     if kind not in FROM_ROOT_KINDS | TO_ROOT_KINDS:
         return None

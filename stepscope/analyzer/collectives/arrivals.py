@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS, Call
-from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS, Clocks
-from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.collectives.calls import (
+    FROM_ROOT_KINDS,
+    SYNCHRONIZING_KINDS,
+    TO_ROOT_KINDS,
+    Call,
+    CallId,
+    Matches,
+)
+from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS, Clocks
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
-from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, assemble
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary import CATEGORY_CODE, COMPUTE_CATEGORIES, Cause, TimeCategory
 from stepscope.trace.columns import IntColumn
@@ -20,7 +26,7 @@ from stepscope.trace.columns import IntColumn
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The last arrival that a call needs.
+    """Last rank to arrive at a collective call, for which the others wait.
 
     Attributes:
         rank, call: the last needed arriver and its call.
@@ -37,7 +43,7 @@ class Arrival:
 def needed_arrivals(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
 ) -> dict[CallId, Arrival]:
-    """The last needed arrival of every call for which it is known; calls on the job's clock.
+    """Last needed arrival of every collective call for which it is known; calls on the job's clock.
 
     Idea: a call waits until the last member that it needs has arrived, and transfers from then on. Synchronizing kinds
     need all members; broadcast and scatter need the root; in reduce and gather only the root needs the others. A
@@ -51,7 +57,11 @@ def needed_arrivals(
     for number, match in enumerate(matches.collectives):
         calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
         if len({island[rank] for rank in match}) > 1:
-            arrivals |= _without_clocks(match, calls, number)
+            if all(call.kind in SYNCHRONIZING_KINDS for call in calls.values()):
+                # on each member's own clock: the last to arrive stays shortest, and all leave after the transfer
+                transfer, last = min((call.end_ns - call.start_ns, rank) for rank, call in calls.items())
+                for rank, own in calls.items():
+                    arrivals[match[rank]] = Arrival(last, match[last], own.end_ns - transfer, number)
             continue
         for rank, last in _last_needed(calls).items():
             arrivals[match[rank]] = Arrival(last, match[last], calls[last].start_ns, number)
@@ -69,15 +79,6 @@ def needed_arrivals(
     return arrivals
 
 
-def _without_clocks(match: Mapping[int, CallId], calls: Mapping[int, Call], number: int) -> dict[CallId, Arrival]:
-    """Arrivals on each member's own clock: the last to arrive stays shortest, and all leave after the transfer."""
-    if any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
-        return {}
-    last = min(calls, key=lambda rank: (calls[rank].end_ns - calls[rank].start_ns, rank))
-    transfer = calls[last].end_ns - calls[last].start_ns
-    return {match[rank]: Arrival(last, match[last], call.end_ns - transfer, number) for rank, call in calls.items()}
-
-
 def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
     """For each member of a collective, the last member that it needs (perhaps itself); empty where unknown.
 
@@ -88,8 +89,9 @@ def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
     if kinds <= SYNCHRONIZING_KINDS:
         first_end = min(call.end_ns for call in calls.values())
         return dict.fromkeys(calls, last) if calls[last].start_ns - first_end <= SAME_CLOCK_NS else {}
-    root = _root_of(calls)
-    if root is None:
+    roots = {call.root for call in calls.values() if call.root is not None}
+    root = next(iter(roots), None)
+    if root is None or len(roots) > 1 or root not in calls:
         return {}
     if kinds <= TO_ROOT_KINDS:
         met = calls[last].start_ns - calls[root].end_ns <= SAME_CLOCK_NS
@@ -102,31 +104,24 @@ def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
     return {}
 
 
-def _root_of(calls: Mapping[int, Call]) -> int | None:
-    """The root on which all members with a recorded root agree, or None."""
-    roots = {call.root for call in calls.values() if call.root is not None}
-    root = roots.pop() if len(roots) == 1 else None
-    return root if root in calls else None
-
-
-def seen_arrivals(
-    calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
-) -> dict[CallId, int]:
+def _seen_arrivals(views: Mapping[int, RankView], matches: Matches, clocks: Clocks) -> dict[CallId, int]:
     """For calls with a member whose trace is missing, the last arrival of the others.
 
     Until then they waited, whatever the missing member did; what followed is unknown.
     """
     seen: dict[CallId, int] = {}
     for match in matches.partial:
-        calls = [calls_of_rank[rank][call.place] for rank, call in match.items()]
-        if len({island[rank] for rank in match}) == 1 and all(call.kind in SYNCHRONIZING_KINDS for call in calls):
+        calls = [views[rank].calls[call.place] for rank, call in match.items()]
+        if len({clocks.island[rank] for rank in match}) == 1 and all(
+            call.kind in SYNCHRONIZING_KINDS for call in calls
+        ):
             seen |= dict.fromkeys(match.values(), max(call.start_ns for call in calls))
     return seen
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPieces:
-    """Exposed waiting in pieces of one call each. `call` is the call's index in the rank's list."""
+    """Exposed waiting in collectives, in pieces of one call each. `call` is the call's index in the rank's list."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -136,16 +131,15 @@ class WaitPieces:
         return len(self.start_ns)
 
 
-def split_communication(
-    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> Segments:
-    """Replace `communication_unsplit` by communication and wait where arrivals are known.
+def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> RankView:
+    """Split a rank's time in collectives into transfer and waiting for late ranks where arrivals are known.
 
     Of concurrent calls: `wait` only while every running one lacks a participant; transfer wins over unknown. Time
     without a call (a host entering or leaving one, or not yet waiting for a send that is done) is host-bound. Waiting
     in which the host was late anyway keeps the host's cause, transfer does not.
     """
-    transfer, unknown, waiting = _by_state(rank, calls, arrivals)
+    segments = view.segments
+    transfer, unknown, waiting = _by_state(view, arrivals)
     alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
     others = Intervals(segments.start_ns[~alone], segments.end_ns[~alone])
     parts = [CategorySpans(others, segments.category[~alone], segments.cause[~alone])]
@@ -167,16 +161,15 @@ def split_communication(
         parts.append(CategorySpans(Intervals(start, end), category, codes))
     for done in (transfer, undecided, waiting):
         time = subtract(time, done)
-    return assemble([*parts, CategorySpans(time, TimeCategory.HOST_BOUND)])
+    return replace(view, segments=assemble([*parts, CategorySpans(time, TimeCategory.HOST_BOUND)]))
 
 
-def waits_to_attribute(
-    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> WaitPieces:
-    """The waiting without a cause yet; overlapping waits belong to the call that began first."""
-    places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
+def waits_to_attribute(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
+    """Waits in collectives without a cause yet; overlapping waits belong to the call that began first."""
+    segments, calls = view.segments, view.calls
+    places = [place for place in range(len(calls)) if CallId(view.rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
-    end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
+    end = np.array([min(calls[place].end_ns, arrivals[CallId(view.rank, place)].at_ns) for place in places], np.int64)
     start, end = owned(start, np.maximum(start, end), tie=np.arange(len(start)))
     open_ = segments.cause == TO_ATTRIBUTE
     cover = union(segments.start_ns[open_], segments.end_ns[open_])
@@ -185,13 +178,11 @@ def waits_to_attribute(
     return WaitPieces(piece_start[order], piece_end[order], np.array(places, np.int64)[index][order])
 
 
-def _by_state(
-    rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
-) -> tuple[Intervals, Intervals, Intervals]:
+def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Intervals, Intervals, Intervals]:
     """Time in which some call transferred, in which one with unknown arrivals ran, and in which one waited."""
     spans: tuple[list[tuple[int, int]], ...] = ([], [], [])
-    for place, call in enumerate(calls):
-        arrival = arrivals.get(CallId(rank, place))
+    for place, call in enumerate(view.calls):
+        arrival = arrivals.get(CallId(view.rank, place))
         if arrival is None:
             spans[1].append((call.exposed_from_ns, call.end_ns))
             continue
@@ -204,7 +195,7 @@ def _by_state(
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """All ranks' calls as columns, one entry a call; nanoseconds.
+    """Collective calls of all ranks as columns, one entry a call; nanoseconds.
 
     Each exposed instant belongs to one call: of those in the state to which the instant is attributed, the one that
     began it first. So the exposed times add up exactly to the time breakdown's communication categories.
@@ -243,16 +234,10 @@ class CallColumns:
 
 
 def call_columns(
-    views: Mapping[int, RankView],
-    arrivals: Mapping[CallId, Arrival],
-    seen_ns: Mapping[CallId, int],
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, arrivals: Mapping[CallId, Arrival]
 ) -> CallColumns:
-    """All ranks' calls as columns.
-
-    Args:
-        views: on the job's clock, with their final categories.
-        seen_ns: as `seen_arrivals` returns.
-    """
+    """Collective calls of all ranks as columns; `views` are on the job's clock, with their final categories."""
+    seen_ns = _seen_arrivals(views, matches, clocks)
     first: dict[int, int] = {}
     parts = []
     count = 0
@@ -309,16 +294,14 @@ def _owned_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanos
     return covered_time(own_start, own_end, cover)
 
 
-def movable_wait(columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks) -> dict[int, int]:
-    """By rank, nanoseconds of exposed communication that a clock error of the residual moves between waiting and
-    transfer; ranks without any are absent."""
-    moved: dict[int, int] = {}
-    if not clocks.residual_ns:
-        return moved
+def movable_wait_share(
+    views: Mapping[int, RankView], columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks
+) -> float:
+    """Share of all windows that a clock error moves between waiting and transfer of collectives."""
+    moved = 0
     exposed = columns.exposed_wait + columns.exposed_transfer
     for call, arrival in arrivals.items():
         error = clocks.uncertainty_ns(call.rank, arrival.rank)
         if error and clocks.island[call.rank] == clocks.island[arrival.rank]:
-            time = min(int(np.ceil(error)), int(exposed[columns.first[call.rank] + call.place]))
-            moved[call.rank] = moved.get(call.rank, 0) + time
-    return moved
+            moved += min(int(np.ceil(error)), int(exposed[columns.first[call.rank] + call.place]))
+    return moved / sum(view.window_ns for view in views.values())

@@ -10,8 +10,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, Call, PeerCall
-from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
+from stepscope.analyzer.collectives.calls import BEFORE_STEPS, Call, CallId, Matches, PeerCall, match_calls
 
 WORLD = (0, 1)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.ledger.activities import device_activities
 from stepscope.analyzer.roofline.kernel_operator import launching_operators
-from stepscope.analyzer.rows import SPARSE_IDS, combinations, distinct, last_row_of_id, launch_rows, order_of
 from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.rows import SPARSE_IDS, combinations, distinct, last_row_of_id, launch_rows, sorted_order
 from tests.analyzer.build import TraceBuilder
 
 _CODES = st.lists(st.tuples(st.integers(-1, 127), st.integers(-1, 5), st.integers(-1, 2000)), max_size=60)
@@ -41,7 +41,7 @@ def test_distinct_values_ascend(values: list[int]) -> None:
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), max_size=30))
 def test_agrees_with_lexsort(rows: list[tuple[int, int]]) -> None:
     major, minor = (np.array([row[place] for row in rows], np.int64) for place in (0, 1))
-    assert order_of(major, minor).tolist() == np.lexsort((minor, major)).tolist()
+    assert sorted_order(major, minor).tolist() == np.lexsort((minor, major)).tolist()
 
 
 def launched(trace: TraceColumns) -> list[tuple[int, int]]:

@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call_arguments import LaunchContext, arguments_of, launch_contexts
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall, kind_of_span
-from stepscope.analyzer.alignment.matching import Matches
-from stepscope.analyzer.alignment.process_groups import dimension_of, dimension_of_call
+from stepscope.analyzer.collectives.call_arguments import LaunchContext, launch_contexts, recorded_arguments
+from stepscope.analyzer.collectives.calls import (
+    BEFORE_STEPS,
+    P2P_KINDS,
+    Call,
+    Matches,
+    PeerCall,
+    collective_kind_of_span,
+)
+from stepscope.analyzer.collectives.process_groups import dimension_of_call, dimension_of_group
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import on_lanes
 from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.rows import on_lanes
 
 _OPERATOR = re.compile(
     r"^c10d::(allreduce_|allreduce_coalesced_|_allgather_base_|allgather_|allgather_into_tensor_coalesced_"
@@ -57,7 +63,7 @@ class _Operator:
 
 
 def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> list[Call]:
-    """The calls of the main thread in issue order."""
+    """Collectives, sends and receives of a rank without a device (gloo) on its main thread, in issue order."""
     operators = _operators(trace, lane)
     done = _completion(trace, operators)
     place = steps.position_of(trace.start_ns[np.array([op.row for op in operators], np.intp)])
@@ -108,7 +114,7 @@ def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
     contexts = launch_contexts(trace, np.full(len(rows), lane), trace.start_ns[rows])
     found = []
     for row, context in zip(rows.tolist(), contexts, strict=True):
-        kind = kind_of_span(trace.names[int(trace.name[row])])
+        kind = collective_kind_of_span(trace.names[int(trace.name[row])])
         assert kind is not None  # the pattern lists only known operators
         found.append(_Operator(row, kind, context, dimension_of_call(None, context.open_spans, kind)))
     return found
@@ -143,8 +149,8 @@ def _num_bytes(trace: TraceColumns, operator: _Operator, span: int, group: tuple
     """The larger of input and output. Lists of tensors record no type; the backend's span does."""
     size = operator.context.num_bytes
     if size is None:
-        elements = max((_num_elements(shape) for shape in arguments_of(trace, operator.row)[0]), default=0)
-        types = arguments_of(trace, span)[1] if span != NONE else []
+        elements = max((_num_elements(shape) for shape in recorded_arguments(trace, operator.row)[0]), default=0)
+        types = recorded_arguments(trace, span)[1] if span != NONE else []
         width = bytes_of_dtype(types[0]) if types else None
         size = elements * width if elements and width is not None else None
     if size is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
@@ -166,7 +172,7 @@ def _group(trace: TraceColumns, rank: int, dimension: str | None) -> tuple[int, 
     groups = [g for g in trace.header.groups if g.ranks and len(g.ranks) > 1 and rank in g.ranks]
     if dimension is not None:
         for group in groups:
-            if dimension_of(group) == dimension:
+            if dimension_of_group(group) == dimension:
                 return group.ranks
     members = {group.ranks for group in groups}
     if len(members) == 1 or dimension is None:
@@ -191,8 +197,8 @@ def _peer(
     return (PeerCall(source, destination, ordinal),)
 
 
-def complete_together(calls_of_rank: Mapping[int, list[Call]], matches: Matches) -> dict[int, list[Call]]:
-    """The calls, each point-to-point call ending no later than its counterparts; with all ranks on one clock.
+def end_messages_together(calls_of_rank: Mapping[int, list[Call]], matches: Matches) -> dict[int, list[Call]]:
+    """Calls with each send and receive ending no later than its counterpart; with all ranks on one clock.
 
     gloo closes the span of an asynchronous send when the sender waits for it, long after the bytes have been sent.
     """

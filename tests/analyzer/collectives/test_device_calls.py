@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyzer.alignment.calls import AFTER_STEPS, BEFORE_STEPS, Call, PeerCall
+from stepscope.analyzer.collectives.calls import AFTER_STEPS, BEFORE_STEPS, Call, PeerCall
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.readings import view_of
 

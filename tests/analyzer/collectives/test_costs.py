@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyzer.communication import transfer_faults
+from stepscope.analyzer.collectives.costs import transfer_faults
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, Collective

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.analyzer.alignment.matching import match_calls
-from stepscope.analyzer.alignment.normalization import machine_of_rank
-from tests.analyzer.alignment.test_clocks import MS, US, job
+from stepscope.analyzer.collectives.calls import match_calls
+from stepscope.analyzer.collectives.clocks import machine_of_rank
+from tests.analyzer.collectives.test_clocks import MS, US, job
 
 HALF_A_STEP_NS = 50 * MS
 

@@ -23,7 +23,7 @@ _Number = TypeVar("_Number", bound=np.number[Any])
 
 
 def are_among(values: npt.NDArray[_Integer], others: npt.NDArray[_Integer]) -> npt.NDArray[np.bool_]:
-    """For each value whether it is one of the others; fast where these are nearly sorted."""
+    """For each value of a trace column whether it is one of the others; fast where these are nearly sorted."""
     if not len(others):
         return np.zeros(len(values), np.bool_)
     known = np.sort(others, kind="stable")
@@ -33,13 +33,13 @@ def are_among(values: npt.NDArray[_Integer], others: npt.NDArray[_Integer]) -> n
 
 
 def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """The different values, ascending."""
+    """The different values of a trace column, ascending."""
     ordered = np.sort(values, kind="stable")
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
 
 def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
-    """For each row the number of its combination of values, and for each combination its first row."""
+    """For each trace row the number of its combination of values, and for each combination its first row."""
     code, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         place = column.astype(np.intp) + 1  # NONE is a value too
@@ -62,7 +62,7 @@ def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
 
 
 def on_lanes(trace: TraceColumns, rows: IntColumn, lanes: Iterable[int]) -> npt.NDArray[np.intp]:
-    """Those of the rows that are on these lanes; NONE is not a lane."""
+    """Those of the trace rows that are on these lanes; NONE is not a lane."""
     is_wanted = np.zeros(len(trace.lanes) + 1, np.bool_)
     is_wanted[[lane for lane in lanes if lane != NONE]] = True
     return rows[is_wanted[trace.lane[rows]]]
@@ -76,8 +76,8 @@ def row_mask(trace: TraceColumns, rows: IntColumn) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
-    """Positions sorted by `major`, then `minor`, then position.
+def sorted_order(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
+    """Positions in trace columns sorted by `major`, then `minor`, then position.
 
     Equals np.lexsort((minor, major)); faster on nearly sorted data, as `minor` is compared only where `major` ties.
     """
@@ -93,7 +93,7 @@ def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
 
 
 def outermost(trace: TraceColumns, rows: IntColumn) -> Rows:
-    """Those of the rows that no other of them encloses on its thread, by thread and start."""
+    """Those of the trace rows that no other of them encloses on its thread, by thread and start."""
     found = [np.empty(0, np.intp)]
     for lane in distinct(trace.lane[rows]).tolist():
         own = rows[trace.lane[rows] == lane]
@@ -104,7 +104,7 @@ def outermost(trace: TraceColumns, rows: IntColumn) -> Rows:
 
 
 def graph_launches(trace: TraceColumns) -> Rows:
-    """Rows of the calls that launch a CUDA or HIP graph."""
+    """Trace rows of the calls that launch a CUDA or HIP graph."""
     return trace.rows_named(lambda name: "GraphLaunch" in name, Category.RUNTIME)
 
 
@@ -113,7 +113,7 @@ SPARSE_IDS = 16
 
 
 def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
-    """For each device activity, the row of the runtime or driver call that launched it, or NONE.
+    """For each device activity of a trace, the row of the runtime or driver call that launched it, or NONE.
 
     Both carry the same correlation id. Several calls may share an id (the profiler started twice, the 32-bit counter
     wrapped, a runtime call contains the driver call that does its work): the last that began before the activity
@@ -122,22 +122,16 @@ def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
     calls = trace.rows_of(Category.RUNTIME)
     ids, wanted = trace.correlation[calls], trace.correlation[activity_rows]
     found = last_row_of_id(ids, calls, wanted)
-    repeated = _repeated(ids)
+    ordered = np.sort(ids, kind="stable")
+    repeated = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
     if len(repeated):
         several = np.flatnonzero(np.isin(wanted, repeated))
         found[several] = _last_begun(trace, calls[np.isin(ids, repeated)], activity_rows[several])
     return found
 
 
-def _repeated(ids: IntColumn) -> IntColumn:
-    """The ids that several rows have; ids below 1 are not ids."""
-    ordered = np.sort(ids, kind="stable")
-    again: IntColumn = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
-    return again
-
-
 def last_row_of_id(ids: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
-    """For each wanted id its row (the last of several), or NONE; ids below 1 are not ids."""
+    """For each wanted id its trace row (the last of several), or NONE; ids below 1 are not ids."""
     real = ids > 0
     ids, rows = ids[real], rows[real]
     if not len(ids) or not np.any(wanted > 0):

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.calls import Call, PeerCall
-from stepscope.analyzer.alignment.clocks import Clocks, _line, estimate_clocks
-from stepscope.analyzer.alignment.matching import match_calls
+from stepscope.analyzer.collectives.calls import Call, PeerCall, match_calls
+from stepscope.analyzer.collectives.clocks import Clocks, _line, estimate_clocks
 
 US = 1000
 MS = 1000 * US

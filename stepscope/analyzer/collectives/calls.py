@@ -1,4 +1,4 @@
-"""Matching of calls: which calls on different ranks are the same operation.
+"""Communication calls: their kinds, and which calls on different ranks are the same operation.
 
 Idea: collectives match by the group's sequence number where recorded, else by position among the collectives of their
 communicator within a step (within a graph launch of the step), with equal kinds and sizes; where members differ, by
@@ -8,12 +8,133 @@ times. Point-to-point calls match by position among the calls from source to des
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import lru_cache
 
-from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
+_NAMES_OF_KIND = {
+    "all_reduce": "allreduce all_reduce allreduce_coalesced all_reduce_coalesced multimem_all_reduce",
+    "all_gather": "allgather all_gather _allgather_base _all_gather_base _allgather_base_coalesced "
+    "all_gather_into_tensor all_gather_into_tensor_coalesced allgather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_tensor reduce_scatter_tensor_coalesced "
+    "_reduce_scatter_base_coalesced",
+    "all_to_all": "all_to_all all_to_allv all_to_all_single alltoall alltoall_base",
+    "barrier": "barrier all_reduce_barrier",
+    "broadcast": "broadcast _broadcast_oop",
+    "scatter": "scatter",
+    "reduce": "reduce _reduce_oop",
+    "gather": "gather",
+    "send": "send",
+    "recv": "recv",
+}
+_KIND_OF_NAME = {name: kind for kind, names in _NAMES_OF_KIND.items() for name in names.split()}
+_KIND_IN_NAME = (
+    (re.compile(r"send_?recv|sendrecv", re.IGNORECASE), "p2p"),
+    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
+    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
+    (re.compile(r"broadcast", re.IGNORECASE), "broadcast"),
+    (re.compile(r"reduce", re.IGNORECASE), "reduce"),
+)
+_NAMESPACE = re.compile(r"^(?:nccl|rccl|gloo|c10d|_c10d_functional|vllm|sglang|symm_mem):{1,2}")
+"""Prefixes of the spans of communication operators and backends."""
+
+NO_TRANSFER = frozenset({"wait", "init", "init_ranks", "comms_init"})
+"""Recorded like collectives, but without a transfer."""
+P2P_KINDS = frozenset({"send", "recv", "p2p"})
+SYNCHRONIZING_KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""No member leaves before all have arrived."""
+FROM_ROOT_KINDS = frozenset({"broadcast", "scatter"})
+"""All members wait for the root, the root for nobody."""
+TO_ROOT_KINDS = frozenset({"reduce", "gather"})
+"""The root waits for all members, the others for nobody."""
+
+
+def collective_kind(word: str) -> str:
+    """Kind (all_reduce, ...) of a recorded `Collective name`; unknown names stay as they are."""
+    return _KIND_OF_NAME.get(word.lower(), word.lower())
+
+
+def collective_kind_of_kernel(kernel_name: str) -> str:
+    """Kind of collective by a communication kernel's name, or `unknown` (RCCL calls all of them Generic)."""
+    return next((kind for pattern, kind in _KIND_IN_NAME if pattern.search(kernel_name)), "unknown")
+
+
+@lru_cache(maxsize=4096)
+def collective_kind_of_span(name: str) -> str | None:
+    """Kind of a collective operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
+    namespace = _NAMESPACE.match(name)
+    if namespace is None:
+        return None
+    word = name[namespace.end() :].split(" ")[0]
+    return _KIND_OF_NAME.get(word) or _KIND_OF_NAME.get(word.rstrip("_"))
+
+
+BEFORE_STEPS = -1
+"""Step of a call that was launched before the first profiled step."""
+
+AFTER_STEPS = -2
+"""Step of a call that was launched after the last one, or in a trace without steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """One direction of a point-to-point call; `ordinal` counts the calls from source to destination in the step."""
+
+    source: int
+    destination: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One communication call (collective, send or receive) of one rank, as it ran on the device or else on the host.
+
+    Attributes:
+        start_ns, end_ns: on the rank's clock.
+        step: the step number it was launched in, or BEFORE_STEPS, or AFTER_STEPS.
+        group: member ranks, or None where unknown.
+        kind: all_reduce, all_gather, ..., send, recv, p2p (several directions at once), unknown.
+        num_bytes: the larger of input and output on this rank, summed over a coalesced group; or None.
+        peers: the directions of a point-to-point call; empty for the others.
+        described: whether the trace records the call's arguments.
+        sequence: the group's sequence number (torch >= 2.12), or None.
+        communicator: id of its communicator among those with these members (torch >= 2.12), or None.
+        root: the root of a rooted kind, or None.
+        stream: device stream, or None without a device.
+        graph_launch: index of its CUDA or HIP graph launch in the step, or None.
+        dimension: parallel dimension: tp, pp, dp, ep, cp, or None.
+        awaited_ns: without a device, from when the thread waits for nothing but this call; None: from the start.
+        asked_ns: without a device, when the thread asked for its completion; None: when it ended.
+    """
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    step: int
+    group: tuple[int, ...] | None
+    kind: str
+    num_bytes: int | None
+    peers: tuple[PeerCall, ...]
+    described: bool
+    sequence: int | None = None
+    communicator: int | None = None
+    root: int | None = None
+    stream: int | None = None
+    graph_launch: int | None = None
+    dimension: str | None = None
+    awaited_ns: int | None = None
+    asked_ns: int | None = None
+
+    @property
+    def exposed_from_ns(self) -> int:
+        """Start of the exposed part; before, the thread had issued the call and went on with something else."""
+        return self.start_ns if self.awaited_ns is None else min(max(self.start_ns, self.awaited_ns), self.end_ns)
+
 
 _Signature = tuple[str, int | None]
 """What is equal on all members: kind and size."""
@@ -33,7 +154,7 @@ _MAX_COMPARISONS = 2_000 * 2_000
 
 @dataclass(frozen=True, slots=True)
 class CallId:
-    """One call: the rank and its index in that rank's list."""
+    """One collective, send or receive: the rank and its index in that rank's list of calls."""
 
     rank: int
     place: int
@@ -41,7 +162,7 @@ class CallId:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Calls of different ranks that are one operation.
+    """Communication calls of different ranks that are one collective or message.
 
     Attributes:
         collectives: for each matched collective its members' calls, by rank.
@@ -59,7 +180,7 @@ class Matches:
 
 
 def match_calls(calls_of_rank: Mapping[int, list[Call]]) -> Matches:
-    """Match the calls of all loaded ranks. Each list is in issue order."""
+    """Match the collectives, sends and receives of all loaded ranks. Each list is in issue order."""
     unmatched: list[CallId] = []
     incomplete: list[CallId] = []
     series: dict[_Key, dict[int, list[CallId]]] = defaultdict(lambda: defaultdict(list))
@@ -150,22 +271,25 @@ def _by_sequence_number(
 
 def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
     """Calls aligned to those of the rank with most calls."""
-    signatures = {rank: [signature_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    signatures = {
+        rank: [collective_signature(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()
+    }
     reference = max(signatures.values(), key=len)
     place_of = {rank: _places(reference, own) for rank, own in signatures.items()}
     whole = [i for i in range(len(reference)) if all(i in places for places in place_of.values())]
     return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
 
 
-def signature_of(call: Call) -> _Signature:
+def collective_signature(call: Call) -> _Signature:
     """Kind and size, which are equal on all members of a collective."""
     return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
 
 
 def _places(reference: list[_Signature], own: list[_Signature]) -> dict[int, int]:
     """Index in the reference -> index of its counterpart: equal heads and tails, and common subsequences between."""
-    if _agree(reference, own):
-        return {i: i for i in range(len(reference))}
+    pairs = zip(reference, own, strict=False)
+    if len(reference) == len(own) and all(x[0] == y[0] and (x[1] == y[1] or None in (x[1], y[1])) for x, y in pairs):
+        return {i: i for i in range(len(reference))}  # an unknown size equals any
     if any(size is None for signatures in (reference, own) for _, size in signatures):
         reference, own = [(kind, 0) for kind, _ in reference], [(kind, 0) for kind, _ in own]
     shorter = min(len(reference), len(own))
@@ -180,24 +304,27 @@ def _places(reference: list[_Signature], own: list[_Signature]) -> dict[int, int
     return places
 
 
-def _agree(a: list[_Signature], b: list[_Signature]) -> bool:
-    """Same kinds and sizes in the same order; an unknown size equals any."""
-    return len(a) == len(b) and all(
-        x[0] == y[0] and (x[1] == y[1] or None in (x[1], y[1])) for x, y in zip(a, b, strict=True)
-    )
-
-
 def _match_peers(
     calls_of_rank: Mapping[int, list[Call]], unmatched: list[CallId], incomplete: list[CallId]
 ) -> dict[CallId, list[CallId]]:
     """Each send with its receive: same step, same source, same destination, same ordinal."""
     ends: dict[_End, CallId] = {}
-    directed = list(_point_to_point(calls_of_rank))
-    before = _counts_before_steps(directed)
+    directed = [
+        (CallId(rank, place), call)
+        for rank, calls in calls_of_rank.items()
+        for place, call in enumerate(calls)
+        if call.kind in P2P_KINDS
+    ]
+    before = Counter(  # calls of each direction before the first step, where positions are counted from the end
+        (peer.source, peer.destination, peer.source == call.rank)
+        for _, call in directed
+        if call.step == BEFORE_STEPS
+        for peer in call.peers
+    )
 
     def end_of(call: Call, peer: PeerCall, *, is_send: bool) -> _End:
-        own = peer.source == call.rank
-        ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, own), 0)
+        direction = (peer.source, peer.destination, peer.source == call.rank)
+        ordinal = peer.ordinal - (before[direction] if call.step == BEFORE_STEPS else 0)
         return call.step, peer.source, peer.destination, ordinal, is_send
 
     for identity, call in directed:
@@ -214,20 +341,3 @@ def _match_peers(
         else:
             peers[identity] = [other for other in others if other is not None]
     return peers
-
-
-def _counts_before_steps(directed: Iterable[tuple[CallId, Call]]) -> dict[tuple[int, int, int, bool], int]:
-    """Number of calls of each direction before the first step, where positions are counted from the end."""
-    counts: dict[tuple[int, int, int, bool], int] = defaultdict(int)
-    for _, call in directed:
-        if call.step == BEFORE_STEPS:
-            for peer in call.peers:
-                counts[call.step, peer.source, peer.destination, peer.source == call.rank] += 1
-    return counts
-
-
-def _point_to_point(calls_of_rank: Mapping[int, list[Call]]) -> Iterable[tuple[CallId, Call]]:
-    for rank, calls in calls_of_rank.items():
-        for place, call in enumerate(calls):
-            if call.kind in P2P_KINDS:
-                yield CallId(rank, place), call

@@ -16,9 +16,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call
-from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.alignment.matching import signature_of
+from stepscope.analyzer.collectives.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call, collective_signature
+from stepscope.analyzer.collectives.clocks import SAME_CLOCK_NS
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 
@@ -56,8 +55,8 @@ _OF_SPAN: tuple[tuple[str, re.Pattern[str], frozenset[str] | None], ...] = (
 """Dimension of calls of these kinds (None: any) under spans of the launching thread; the innermost span decides."""
 
 
-def dimension_of(group: ProcessGroup) -> str | None:
-    """tp, pp, dp, cp or ep from a description such as `mesh_tp` or a name such as `tp:0`, or None."""
+def dimension_of_group(group: ProcessGroup) -> str | None:
+    """Parallel dimension of a process group (tp, pp, dp, cp, ep) by its description or name, or None."""
     for text in (group.description.lower(), group.name.lower()):
         for dimension, pattern in _OF_DESCRIPTION:
             if pattern.search(text):
@@ -66,23 +65,23 @@ def dimension_of(group: ProcessGroup) -> str | None:
 
 
 def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...], str]:
-    """Members -> dimension, for the groups of known dimension with more than one member."""
+    """Parallel dimension of process groups by members, for those of known dimension with more than one member."""
     return {
         group.ranks: dimension
         for group in groups
-        if group.ranks and len(group.ranks) > 1 and (dimension := dimension_of(group)) is not None
+        if group.ranks and len(group.ranks) > 1 and (dimension := dimension_of_group(group)) is not None
     }
 
 
 @lru_cache(maxsize=4096)
 def names_dimension(span_name: str) -> bool:
-    """Whether an open span of this name shows the dimension of a call."""
+    """Whether an open span of this name shows the parallel dimension of a collective."""
     return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
 
 
 @lru_cache(maxsize=4096)
 def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], kind: str) -> str | None:
-    """The parallel dimension of one call, or None.
+    """Parallel dimension of one collective call, or None.
 
     Args:
         group: its group, where known.
@@ -90,7 +89,7 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], k
         kind: the call's kind. All-to-alls move experts' tokens (or embedding tables), point-to-point a pipeline's
             activations, unless a span shows otherwise.
     """
-    by_group = dimension_of(group) if group is not None else None
+    by_group = dimension_of_group(group) if group is not None else None
     if by_group is not None:
         return by_group
     for name in reversed(open_spans):
@@ -102,8 +101,8 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], k
     return "pp" if kind in P2P_KINDS else None
 
 
-def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -> list[Call]:
-    """The calls, those of all ranks without a dimension getting the only one of the mesh.
+def with_only_mesh_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -> list[Call]:
+    """Calls with those of the process group of all ranks given the only dimension of the mesh, if unknown.
 
     A mesh whose only size differs from the world size is incomplete, and gives none.
     """
@@ -119,7 +118,7 @@ def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -
     ]
 
 
-def sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:
+def mesh_sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:
     """Size by dimension: of the largest group of its collectives; for pp of the longest chain of ranks that pass
     activations on. Dimensions without traffic are absent."""
     sizes: dict[str, int] = {}
@@ -148,10 +147,10 @@ _Sequence = tuple[tuple[int, tuple[tuple[str, int | None], ...]], ...]
 """By step, the signatures of a rank's calls in order."""
 
 
-def with_groups(
+def with_process_groups(
     calls_of_rank: Mapping[int, list[Call]], world_size: int, host_of_rank: Mapping[int, str | None]
 ) -> dict[int, list[Call]]:
-    """The calls, with unknown groups filled in by the ends of the calls.
+    """Calls with unknown process groups filled in by the ends of the collectives.
 
     Idea: no member leaves a synchronizing collective before all have arrived, so the ends coincide within a group and
     not between groups. Ranks with the same sequence of calls on a stream are thus divided into groups. (Matching by
@@ -204,7 +203,7 @@ def _same_call_sequence(
         for place in places:
             call = calls_of_rank[rank][place]
             if call.step >= 0:
-                by_step[call.step].append(signature_of(call))
+                by_step[call.step].append(collective_signature(call))
         if by_step:
             alike[tuple((step, tuple(words)) for step, words in sorted(by_step.items()))].append(rank)
     return [ranks for ranks in alike.values() if len(ranks) > 1]
