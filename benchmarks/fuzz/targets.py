@@ -28,8 +28,7 @@ from stepscope.analyzer.compare.gates import parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.analyzer.job import analyse_job, what_if_job
 from stepscope.analyzer.summaries import JobContext, timeline
-from stepscope.cli.terminal.analysis import print_analysis
-from stepscope.cli.terminal.comparison import print_comparison
+from stepscope.cli.terminal.analysis import print_analysis, print_comparison
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError, StepscopeError

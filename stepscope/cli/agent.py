@@ -22,7 +22,7 @@ import click
 from stepscope.agent.config.configuration import Configuration, as_document, as_toml, load
 from stepscope.agent.config.keys import Key
 from stepscope.agent.config.settings import KEYS
-from stepscope.cli.groups import CommandGroup
+from stepscope.cli import CommandGroup
 from stepscope.cli.options import FILE, json_option
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.text.numbers import counted
@@ -73,15 +73,15 @@ def _option(key: Key) -> Callable[..., Any]:
 
 
 @click.group("config", cls=CommandGroup)
-def config_group() -> None:
+def config_command() -> None:
     """Show or check the agent's settings."""
 
 
-@config_group.command("show")
+@config_command.command("show", short_help="Show the settings that `run` would use.")
 @click.option("--origin", "with_origin", is_flag=True, help="Show where each value comes from.")
 @json_option
 @configured()
-def show_settings(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
+def config_show_command(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
     """Show the settings that `run` would use with the same options and environment, without passwords."""
     text = (
         json.dumps(as_document(configuration), indent=1) if as_json else as_toml(configuration, with_origin=with_origin)
@@ -89,9 +89,9 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
     click.echo(text)
 
 
-@config_group.command("check")
+@config_command.command("check", short_help="Check a settings file.")
 @click.argument("file", type=FILE)
-def check_settings(file: Path) -> None:
+def config_check_command(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
     from stepscope.agent.service import assembled
 
@@ -103,16 +103,16 @@ _log = logging.getLogger(__name__)
 
 
 @click.group("agent", cls=CommandGroup)
-def command() -> None:
+def agent_command() -> None:
     """Collect this machine's GPU metrics and serve them to Prometheus."""
 
 
-command.add_command(config_group)
+agent_command.add_command(config_command)
 
 
-@command.command("run")
+@agent_command.command("run", short_help="Serve the metrics of GPUs and host.")
 @configured()
-def run(configuration: Configuration) -> None:
+def agent_run_command(configuration: Configuration) -> None:
     """Collect metrics of GPUs and host and serve /metrics, until SIGTERM or Ctrl-C.
 
     Starts without a GPU or driver, too, and reports what is missing.
@@ -129,10 +129,10 @@ def run(configuration: Configuration) -> None:
         _leave_log()
 
 
-@command.command("check")
+@agent_command.command("check", short_help="Show which metrics can be collected, and why not.")
 @configured("gpus", "dcgm")
 @json_option
-def check(configuration: Configuration, as_json: bool) -> None:
+def agent_check_command(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
     from stepscope.agent.check import check_machine
     from stepscope.agent.service import sources_of

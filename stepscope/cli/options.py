@@ -32,6 +32,15 @@ def print_document(document: Any) -> None:
     click.echo(encode_document(document).decode())
 
 
+def print_report(report: Any, print_text: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print a report as one line of JSON, or as text by `print_text`; its warnings go to stderr."""
+    if as_json:
+        print_document(report)
+    else:
+        print_text(report)
+    print_warnings(report.warnings)
+
+
 def print_warnings(notices: Iterable[Notice]) -> None:
     """Print each notice as a line on stderr."""
     for notice in notices:

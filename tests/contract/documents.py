@@ -29,9 +29,9 @@ from stepscope.agent.config.configuration import as_document, load
 from stepscope.agent.node_api import api_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
-from stepscope.cli.capture import _document as capture_document
-from stepscope.cli.top import _print as print_top
-from stepscope.cli.workload.suite import _list as print_cases
+from stepscope.cli.nodes import _capture_document as capture_document
+from stepscope.cli.nodes import _print_nodes as print_top
+from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport

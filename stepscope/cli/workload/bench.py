@@ -31,7 +31,7 @@ from stepscope.core.errors import DataError, UsageError
 @click.option("--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower.")
 @click.option("-o", "--output", type=FILE, help="Write the JSON document to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
-def command(
+def bench_command(
     name: str | None,
     is_strong: bool,
     result: Path | None,
