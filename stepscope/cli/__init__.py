@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import click
 
 from stepscope import __version__
-from stepscope.core.errors import StepscopeError, UsageError, from_os_error
-from stepscope.core.text.names import nearest
+from stepscope.core.errors import StepscopeError, from_os_error
+from stepscope.core.text.names import unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {
     "agent": ("agent", "Collect this machine's GPU metrics and serve them to Prometheus."),
@@ -43,16 +43,6 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb -> the module of its command, and one line for --help."""
 
 
-def unknown_command(kind: str, given: str, near: str | None, *, command_path: str) -> UsageError:
-    """The error of a command or option that does not exist.
-
-    Args:
-        command_path: whose --help lists them.
-    """
-    hint = f"see {command_path} --help" if near is None else f'did you mean "{near}"? See {command_path} --help'
-    return UsageError(f'unknown {kind} "{given}"', what_next=hint)
-
-
 class CommandGroup(click.Group):
     """A group that names the nearest command where the given one does not exist."""
 
@@ -61,7 +51,7 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in known:
-            raise unknown_command("command", args[0], nearest(args[0], known), command_path=ctx.command_path)
+            raise unknown_name("command", args[0], known, listing=f"see {ctx.command_path} --help")
         return super().resolve_command(ctx, args)
 
 
@@ -230,8 +220,8 @@ def _run(arguments: list[str]) -> Any:
         error.show()
         return error.exit_code
     except click.NoSuchOption as error:
-        near = next(iter(error.possibilities or ()), None)
-        raise unknown_command("option", error.option_name, near, command_path=_path_of(error)) from None
+        listing = f"see {_path_of(error)} --help"
+        raise unknown_name("option", error.option_name, error.possibilities or (), listing=listing) from None
     except click.ClickException as error:
         message = " ".join(error.format_message().split()).rstrip(".")
         see = " See" if message.endswith("?") else "; see"

@@ -11,6 +11,7 @@ import click
 from stepscope.cli import CommandGroup, options
 from stepscope.cli.terminal.console import file_progress, report_console, report_table
 from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.core.text.names import unknown_name
 from stepscope.core.text.numbers import counted, form, number_runs
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import Cause
@@ -109,7 +110,7 @@ def report_command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> Non
     "--fail-on",
     multiple=True,
     metavar="METRIC:+N%,...",
-    help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (metrics: docs/guides/compare.md).",
+    help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (documentation: Gate metrics).",
 )
 @options.json_option
 @click.option("--junit", type=options.FILE, help="Also write a JUnit file with one test case per gate.")
@@ -186,7 +187,7 @@ def whatif_command(
 
     unknown = [cause for cause in causes if cause not in FIXABLE]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is not one of: {', '.join(sorted(FIXABLE))}", param_hint="--fix")
+        raise unknown_name("fix", unknown[0], sorted(FIXABLE), where="--fix")
     with file_progress("reading") as on_progress:
         report = what_if(
             paths,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
+from stepscope.core.text.names import unknown_name
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.presets import Preset
 
@@ -149,9 +150,7 @@ class ParallelPlan:
                 what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
             )
         if self.schedule not in SCHEDULES:
-            raise UsageError(
-                f"there is no schedule {self.schedule!r}", what_next=f"choose one of {', '.join(SCHEDULES)}"
-            )
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
         if self.zero not in {0, 1, 2, 3}:
             raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from stepscope.core.errors import UsageError
+from stepscope.core.text.names import unknown_name
 from stepscope.core.text.numbers import counted
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -128,5 +129,5 @@ def find_preset(name: str, workload: str = "gpt") -> Preset:
     """
     known = presets(workload)
     if name not in known:
-        raise UsageError(f"there is no preset {name!r}", what_next=f"choose one of {', '.join(sorted(known))}")
+        raise unknown_name("preset", name, sorted(known))
     return known[name]

@@ -10,6 +10,7 @@ import click
 
 from stepscope.cli.options import FOLDER
 from stepscope.core.errors import UsageError
+from stepscope.core.text.names import unknown_name
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.plan import ParallelPlan
@@ -109,7 +110,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     from stepscope.reference_workloads.recipe import Recipe
 
     if workload not in WORKLOADS:
-        raise UsageError(f"there is no workload {workload!r}", what_next=f"choose one of {', '.join(WORKLOADS)}")
+        raise unknown_name("workload", workload, WORKLOADS)
     layers = _numbers(options.pop("layers"))
     preset = find_preset(options.pop("preset"), workload)
     if preset.image is not None and options["zero"] is None:

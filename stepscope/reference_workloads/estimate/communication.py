@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.core.hardware.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
-from stepscope.reference_workloads.estimate.flops import (
-    FLOAT32_BYTES,
-    Part,
-    PartKind,
-    element_bytes,
-    is_fully_sharded,
-    stage_parts,
-)
+from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -115,7 +108,7 @@ def micro_batch_all_reduces(plan: ParallelPlan, recipe: Recipe, num_layers: int)
 
 def _hidden_bytes(plan: ParallelPlan, preset: Preset) -> float:
     """One micro-batch's outputs of a block's half."""
-    return element_bytes(preset) * _tokens(plan, preset) * preset.hidden_size
+    return model_flops.element_bytes(preset) * _tokens(plan, preset) * preset.hidden_size
 
 
 def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
@@ -138,7 +131,7 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:
     """What one micro-batch sends from stage to stage: float32 under autocast, the products' type under fully_shard."""
-    element = element_bytes(preset) if is_fully_sharded(plan) else FLOAT32_BYTES
+    element = model_flops.element_bytes(preset) if model_flops.is_fully_sharded(plan) else model_flops.FLOAT32_BYTES
     return element * _tokens(plan, preset) * preset.hidden_size
 
 
@@ -158,9 +151,9 @@ def _pipeline(plan: ParallelPlan, preset: Preset, pp_rank: int) -> list[_Describ
 def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
     if plan.dp == 1:
         return []
-    parts = [part for stage in plan.stages_of(pp_rank) for part in stage_parts(plan, preset, stage)]
+    parts = [part for stage in plan.stages_of(pp_rank) for part in model_flops.stage_parts(plan, preset, stage)]
     num_parameters = sum(part.num_parameters for part in parts)
-    whole = FLOAT32_BYTES * num_parameters
+    whole = model_flops.FLOAT32_BYTES * num_parameters
     if plan.replicate:
         groups = _num_groups(plan, parts, pp_rank)
         return [("dp", "all_reduce", "gradients, by block", groups, whole / groups)]
@@ -173,7 +166,7 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
         return found
     groups = _num_groups(plan, parts, pp_rank)
     gathers = _gathers(plan)
-    low = element_bytes(preset) * num_parameters
+    low = model_flops.element_bytes(preset) * num_parameters
     return [
         ("dp", "all_gather", "parameters, by block", gathers * groups, low / groups),
         ("dp", "reduce_scatter", "gradients, by block", groups, whole / groups),
@@ -185,9 +178,9 @@ def bucket_bytes(recipe: Recipe) -> float:
     return (_DEFAULT_BUCKET_MB if recipe.bucket_mb is None else recipe.bucket_mb) * 2**20
 
 
-def _num_groups(plan: ParallelPlan, parts: list[Part], pp_rank: int) -> int:
+def _num_groups(plan: ParallelPlan, parts: list[model_flops.Part], pp_rank: int) -> int:
     """Each block is one, and the rest of each stage."""
-    return sum(part.kind is PartKind.BLOCK for part in parts) + len(plan.stages_of(pp_rank))
+    return sum(part.kind is model_flops.PartKind.BLOCK for part in parts) + len(plan.stages_of(pp_rank))
 
 
 def _gathers(plan: ParallelPlan) -> int:

@@ -15,22 +15,8 @@ from typing import Any
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, find_gpu
 from stepscope.core.hardware.links import expected_seconds
-from stepscope.reference_workloads.estimate.communication import (
-    Exchange,
-    Fabric,
-    exchanges,
-    micro_batch_all_reduces,
-    stage_bytes,
-    tensor_parallel_seconds,
-)
-from stepscope.reference_workloads.estimate.flops import (
-    FLOPS_PER_PARAMETER_AND_TOKEN,
-    StepFlops,
-    num_parameters,
-    stage_flops,
-    stage_parts,
-    step_flops,
-)
+from stepscope.reference_workloads.estimate import communication
+from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
 from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
 from stepscope.reference_workloads.launch import WorkloadResult
@@ -109,8 +95,8 @@ class Estimate:
     tokens_per_step: int
     memory: tuple[RankMemory, ...]
     outside_allocator_bytes: int
-    flops: StepFlops
-    exchanges: tuple[tuple[Exchange, ...], ...]
+    flops: model_flops.StepFlops
+    exchanges: tuple[tuple[communication.Exchange, ...], ...]
     period: Period
     step: StepTime
     mfu: float
@@ -151,14 +137,14 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
     recipe.check(plan, preset, is_simulated=False)
     refuse_unknown(plan, preset)
     peak = _peak(assumptions.gpu, preset)
-    fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
-    exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
-    flops = step_flops(preset, recipe)
+    fabric = communication.Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
+    exchanged = tuple(communication.exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
+    flops = model_flops.step_flops(preset, recipe)
     stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
     period = replay_step(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
     step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
     return Estimate(
-        num_parameters=num_parameters(preset),
+        num_parameters=model_flops.num_parameters(preset),
         num_gpus=plan.world_size,
         tokens_per_step=preset.batch_size * preset.sequence_length,
         memory=memory_by_rank(plan, preset, recipe),
@@ -180,24 +166,26 @@ def _peak(gpu: GpuModel, preset: Preset) -> float:
 
 
 def _stage_seconds(
-    plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, rate: float
+    plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: communication.Fabric, rate: float
 ) -> dict[int, StageSeconds]:
     """Each stage's computing and tensor-parallel exchange of one micro-batch."""
-    all_reduce = tensor_parallel_seconds(plan, preset, fabric)
+    all_reduce = communication.tensor_parallel_seconds(plan, preset, fabric)
     stages = {}
     for stage in range(plan.num_stages):
-        flops = stage_flops(plan, preset, recipe, stage)
-        forward, backward = micro_batch_all_reduces(plan, recipe, len(plan.layers_of(stage, preset.num_layers)))
+        flops = model_flops.stage_flops(plan, preset, recipe, stage)
+        forward, backward = communication.micro_batch_all_reduces(
+            plan, recipe, len(plan.layers_of(stage, preset.num_layers))
+        )
         stages[stage] = StageSeconds(
             flops.forward / rate + forward * all_reduce, flops.executed_backward / rate + backward * all_reduce
         )
     return stages
 
 
-def _transfer_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
+def _transfer_seconds(plan: ParallelPlan, preset: Preset, fabric: communication.Fabric) -> float:
     if plan.pp == 1:
         return 0.0
-    return expected_seconds(fabric.link("pp", plan), "p2p", 2, round(stage_bytes(plan, preset)))
+    return expected_seconds(fabric.link("pp", plan), "p2p", 2, round(communication.stage_bytes(plan, preset)))
 
 
 def _step_time(
@@ -207,7 +195,7 @@ def _step_time(
     *,
     stages: dict[int, StageSeconds],
     period: Period,
-    exchanged: tuple[tuple[Exchange, ...], ...],
+    exchanged: tuple[tuple[communication.Exchange, ...], ...],
     gpu: GpuModel,
 ) -> StepTime:
     """The parts of the step of the rank that computes longest."""
@@ -215,7 +203,9 @@ def _step_time(
     busy = period.busy_seconds[rank]
     tensor_parallel = sum(exchange.seconds for exchange in exchanged[rank] if exchange.dimension == "tp")
     last_backward = sum(stages[stage].backward for stage in plan.stages_of(rank))
-    parameters = sum(part.num_parameters for stage in plan.stages_of(rank) for part in stage_parts(plan, preset, stage))
+    parameters = sum(
+        part.num_parameters for stage in plan.stages_of(rank) for part in model_flops.stage_parts(plan, preset, stage)
+    )
     shards = plan.dp if plan.zero else 1
     return StepTime(
         compute=busy - tensor_parallel,
@@ -226,7 +216,9 @@ def _step_time(
     )
 
 
-def _exposed(exchanged: tuple[Exchange, ...], recipe: Recipe, *, busy: float, last_backward: float) -> float:
+def _exposed(
+    exchanged: tuple[communication.Exchange, ...], recipe: Recipe, *, busy: float, last_backward: float
+) -> float:
     """What computing does not hide: reductions run beside the last backward pass, gathers beside everything else.
 
     The last reduction and the first gather have nothing to hide behind.
@@ -290,7 +282,7 @@ def training_cost(
     """
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
         raise UsageError(f"a GPU-hour costs nothing or more, not {price_per_gpu_hour}", where="--price-per-gpu-hour")
-    flops = FLOPS_PER_PARAMETER_AND_TOKEN * num_parameters * num_tokens
+    flops = model_flops.FLOPS_PER_PARAMETER_AND_TOKEN * num_parameters * num_tokens
     gpu_hours = num_gpus * num_tokens / tokens_per_second / _SECONDS_PER_HOUR
     money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
     if not all(map(math.isfinite, (flops, gpu_hours, money or 0.0))):

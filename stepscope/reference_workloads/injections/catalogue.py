@@ -5,49 +5,32 @@ from __future__ import annotations
 from dataclasses import fields
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
-from stepscope.reference_workloads.injections.compute import (
-    FewMicroBatches,
-    MemoryBound,
-    Recompute,
-    Straggler,
-    UnevenStages,
-)
-from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
-from stepscope.reference_workloads.injections.gpu_memory import AllocatorChurn, OomFragmentation, OomGrowth
-from stepscope.reference_workloads.injections.host import (
-    BurstyLoader,
-    CheckpointStall,
-    CpuOptimizer,
-    CpuStarvedLoader,
-    HostSync,
-    LaunchBound,
-    SlowLoader,
-)
+from stepscope.core.text.names import unknown_name
+from stepscope.reference_workloads.injections import communication, compute, failure, gpu_memory, host
 from stepscope.reference_workloads.job import Injection
 
 _KINDS: tuple[type[Injection], ...] = (
-    SlowLoader,
-    BurstyLoader,
-    CpuStarvedLoader,
-    LaunchBound,
-    HostSync,
-    CheckpointStall,
-    CpuOptimizer,
-    AllocatorChurn,
-    MemoryBound,
-    Recompute,
-    FewMicroBatches,
-    UnevenStages,
-    Straggler,
-    TinyBuckets,
-    NoOverlap,
-    NoPrefetch,
-    WrongTransport,
-    UnevenData,
-    DyingRank,
-    OomGrowth,
-    OomFragmentation,
+    host.SlowLoader,
+    host.BurstyLoader,
+    host.CpuStarvedLoader,
+    host.LaunchBound,
+    host.HostSync,
+    host.CheckpointStall,
+    host.CpuOptimizer,
+    gpu_memory.AllocatorChurn,
+    compute.MemoryBound,
+    compute.Recompute,
+    compute.FewMicroBatches,
+    compute.UnevenStages,
+    compute.Straggler,
+    communication.TinyBuckets,
+    communication.NoOverlap,
+    communication.NoPrefetch,
+    communication.WrongTransport,
+    failure.UnevenData,
+    failure.DyingRank,
+    gpu_memory.OomGrowth,
+    gpu_memory.OomFragmentation,
 )
 INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in _KINDS}
 
@@ -63,7 +46,7 @@ def parse_injection(text: str) -> Injection:
     """
     name, _, settings = text.partition(":")
     if name not in INJECTIONS:
-        raise UsageError(f"there is no injection {name!r}", what_next=f"choose one of {', '.join(sorted(INJECTIONS))}")
+        raise unknown_name("fault", name, sorted(INJECTIONS))
     kind = INJECTIONS[name]
     defaults = kind()
     known = {field.name: type(getattr(defaults, field.name)) for field in fields(kind)}
@@ -71,8 +54,7 @@ def parse_injection(text: str) -> Injection:
     for setting in filter(None, settings.split(",")):
         key, _, value = setting.partition("=")
         if key not in known:
-            what_next = f"it has {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"injection {name} has no setting {key!r}", what_next=what_next)
+            raise unknown_name("setting", key, known, where=f"fault {name}", listing="" if known else "it has none")
         if key in values:
             raise UsageError(f"injection {name} has {key} twice", what_next="give it once")
         try:

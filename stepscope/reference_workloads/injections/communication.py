@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import (
-    DATA_PARALLEL,
-    GPUS,
-    PEERS,
-    SHARDED_WEIGHTS,
-    TRANSFORMER,
-    WHOLE_GRADIENTS,
-)
+from stepscope.reference_workloads.injections import injected_job
 from stepscope.reference_workloads.job import Injection, Need, Site, severity
 
 if TYPE_CHECKING:
@@ -46,7 +39,12 @@ class TinyBuckets(_ExchangeFault):
     name: ClassVar[str] = "tiny_buckets"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.SMALL_MESSAGES,)
     also_right: ClassVar[tuple[Cause, ...]] = (Cause.HOST_BOUND,)  # launching a message takes the host as long
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
+    needs: ClassVar[tuple[Need, ...]] = (
+        injected_job.TRANSFORMER,
+        injected_job.GPUS,
+        injected_job.DATA_PARALLEL,
+        injected_job.WHOLE_GRADIENTS,
+    )
     shows: ClassVar[str] = "thousands of all-reduces a step, each a few times its latency at most"
 
     message_mb: float = severity(0.5, above=0)
@@ -71,7 +69,7 @@ class NoOverlap(_ExchangeFault):
 
     name: ClassVar[str] = "no_overlap"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.TRANSFORMER, injected_job.GPUS, injected_job.DATA_PARALLEL)
     shows: ClassVar[str] = (
         "under DDP all-reduces one after another after the backward pass, under fully_shard a backward pass that waits"
         " for each block's reduce-scatter: beside no kernel"
@@ -88,7 +86,12 @@ class NoPrefetch(_ExchangeFault):
 
     name: ClassVar[str] = "no_prefetch"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_PREFETCH,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
+    needs: ClassVar[tuple[Need, ...]] = (
+        injected_job.TRANSFORMER,
+        injected_job.GPUS,
+        injected_job.DATA_PARALLEL,
+        injected_job.SHARDED_WEIGHTS,
+    )
     shows: ClassVar[str] = "an all-gather between every two layers, beside no kernel"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 
@@ -102,7 +105,7 @@ class WrongTransport(_ExchangeFault):
 
     name: ClassVar[str] = "wrong_transport"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.WRONG_TRANSPORT,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, PEERS)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.TRANSFORMER, injected_job.GPUS, injected_job.PEERS)
     shows: ClassVar[str] = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
-from stepscope.reference_workloads.injections.injected_job import (
-    EQUAL_STAGES,
-    GPUS,
-    NO_COMPILER,
-    PEERS,
-    PIPELINE,
-    TIMED_COMPUTE,
-    TRANSFORMER,
-)
+from stepscope.reference_workloads.injections import injected_job
 from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity, widest_matrix
 
 if TYPE_CHECKING:
@@ -30,7 +22,7 @@ class MemoryBound(Injection):
     name: ClassVar[str] = "memory_bound"
     cause: ClassVar[Cause] = Cause.MEMORY_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.UNFUSED,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, NO_COMPILER)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.TRANSFORMER, injected_job.GPUS, injected_job.NO_COMPILER)
     shows: ClassVar[str] = "element-wise kernels near the memory's bandwidth, in long rows, hold most of the time"
 
     passes_per_layer: int = severity(64, least=1)
@@ -52,7 +44,7 @@ class Recompute(Injection):
     name: ClassVar[str] = "recompute"
     cause: ClassVar[Cause] = Cause.COMPUTE_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.RECOMPUTE,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.TRANSFORMER, injected_job.GPUS)
     shows: ClassVar[str] = "forward operators inside backward; HFU well above MFU"
 
     def change(self, job: TrainingJob) -> TrainingJob:
@@ -72,7 +64,7 @@ class Straggler(Injection):
     name: ClassVar[str] = "straggler"
     cause: ClassVar[Cause] = Cause.STRAGGLER
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.EXTRA_WORK,)
-    needs: ClassVar[tuple[Need, ...]] = (PEERS, TIMED_COMPUTE)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.PEERS, injected_job.TIMED_COMPUTE)
     shows: ClassVar[str] = "one rank computes longer in every step, and its peers wait for it in their collectives"
     fix: ClassVar[Cause | None] = Cause.STRAGGLER
 
@@ -141,7 +133,7 @@ class FewMicroBatches(Injection):
     name: ClassVar[str] = "few_micro_batches"
     cause: ClassVar[Cause] = Cause.PIPELINE_BUBBLE
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.FEW_MICRO_BATCHES,)
-    needs: ClassVar[tuple[Need, ...]] = (PIPELINE, TIMED_COMPUTE)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.PIPELINE, injected_job.TIMED_COMPUTE)
     shows: ClassVar[str] = "each stage idles for P-1 of M+P-1 slots: a third with two stages and two micro-batches"
     fix: ClassVar[Cause | None] = Cause.PIPELINE_BUBBLE
 
@@ -162,9 +154,9 @@ class UnevenStages(Injection):
     cause: ClassVar[Cause] = Cause.IMBALANCE
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.UNEVEN_STAGES,)
     needs: ClassVar[tuple[Need, ...]] = (
-        PIPELINE,
-        TIMED_COMPUTE,
-        EQUAL_STAGES,
+        injected_job.PIPELINE,
+        injected_job.TIMED_COMPUTE,
+        injected_job.EQUAL_STAGES,
         Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
     )
     shows: ClassVar[str] = "the last stage computes all the time, the others wait for it in every slot"

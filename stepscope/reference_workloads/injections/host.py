@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import (
-    EQUAL_STAGES,
-    GPUS,
-    NO_COMPILER,
-    PINNED_CORES,
-    SHARDED_MODEL,
-    TRANSFORMER,
-)
+from stepscope.reference_workloads.injections import injected_job
 from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity
 
 if TYPE_CHECKING:
@@ -80,7 +73,7 @@ class CpuStarvedLoader(_LoaderFault):
 
     name: ClassVar[str] = "cpu_starved_loader"
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.STARVED,)
-    needs: ClassVar[tuple[Need, ...]] = (PINNED_CORES,)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.PINNED_CORES,)
     shows: ClassVar[str] = "every step waits for workers that get a fraction of a core; more workers do not help"
 
     cpu_milliseconds_per_item: float = severity(40.0, above=0)
@@ -127,10 +120,10 @@ class LaunchBound(Injection):
     cause: ClassVar[Cause] = Cause.HOST_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.DISPATCH, Reason.TINY_KERNELS)
     needs: ClassVar[tuple[Need, ...]] = (
-        TRANSFORMER,
-        GPUS,
-        NO_COMPILER,
-        EQUAL_STAGES,
+        injected_job.TRANSFORMER,
+        injected_job.GPUS,
+        injected_job.NO_COMPILER,
+        injected_job.EQUAL_STAGES,
     )
     shows: ClassVar[str] = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 
@@ -159,7 +152,7 @@ class HostSync(Injection):
     name: ClassVar[str] = "host_sync"
     cause: ClassVar[Cause] = Cause.SYNCHRONIZATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.READS_VALUE,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, NO_COMPILER)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.GPUS, injected_job.NO_COMPILER)
     shows: ClassVar[str] = "aten::item with a copy and a stream synchronization hundreds of times a layer"
     fix: ClassVar[Cause | None] = Cause.SYNCHRONIZATION
 
@@ -212,7 +205,7 @@ class CpuOptimizer(Injection):
     name: ClassVar[str] = "cpu_optimizer"
     cause: ClassVar[Cause] = Cause.HOST_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.CPU_OPTIMIZER,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, SHARDED_MODEL)
+    needs: ClassVar[tuple[Need, ...]] = (injected_job.GPUS, injected_job.SHARDED_MODEL)
     shows: ClassVar[str] = "the device idles inside Optimizer.step, which launches nothing"
 
     def change(self, job: TrainingJob) -> TrainingJob:

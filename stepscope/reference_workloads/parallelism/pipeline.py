@@ -8,18 +8,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
@@ -35,13 +26,13 @@ from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "looped-bfs": ScheduleLoopedBFS,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-    "dualpipe-v": ScheduleDualPipeV,
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "looped-bfs": pipelining.ScheduleLoopedBFS,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+    "dualpipe-v": pipelining.ScheduleDualPipeV,
 }
 
 
@@ -59,7 +50,7 @@ class Executor(Protocol):
         """Leaves gradients in the modules; returns the mean loss of this rank's batch where it is known."""
 
 
-class AnnotatedStage(PipelineStage):
+class AnnotatedStage(pipelining.PipelineStage):
     """Writes `PP:<stage>F<micro-batch>` and `PP:<stage>B<micro-batch>`, as torch does for multi-stage schedules.
 
     It also averages all gradients over micro-batches: in its first forward pass DDP takes tensor-parallel parameters
@@ -100,11 +91,11 @@ class PipelineExecutor:
         self._plan = plan
         self._loss_scale = loss_scale
         self.modules: list[nn.Module] = []
-        stages: list[PipelineStage] = []
+        stages: list[pipelining.PipelineStage] = []
         for index in plan.stages_of(mesh.get_local_rank("pp")):
             module = build(plan.layers_of(index, preset.num_layers))
             self.modules.append(module)
-            stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
+            stage_class = pipelining.PipelineStage if plan.is_multi_stage else AnnotatedStage
             examples = _example_tensors(plan, preset, index)
             group = mesh.get_group("pp")
             stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=group))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from stepscope.core.errors import UsageError
+from stepscope.core.text.names import unknown_name
 from stepscope.reference_workloads.injections.catalogue import parse_injection
 from stepscope.reference_workloads.injections.injected_job import control_of
 from stepscope.reference_workloads.job import Injection, TrainingJob
@@ -232,7 +233,7 @@ def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -
         UsageError: there is no suite of that name, no such device, or no such case.
     """
     if preset not in SUITES:
-        raise UsageError(f"there is no suite for preset {preset!r}", what_next=f"choose one of {', '.join(SUITES)}")
+        raise unknown_name("preset of the suite", preset, SUITES)
     if device not in {"auto", "cpu", "cuda"}:
         raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
     suite = SUITES[preset]
@@ -274,6 +275,5 @@ def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict
 def _chosen(cases: list[Case], only: Sequence[str]) -> list[Case]:
     unknown = [wanted for wanted in only if not any(fnmatchcase(case.name, wanted) for case in cases)]
     if unknown:
-        names = ", ".join(case.name for case in cases)
-        raise UsageError(f"there is no case {unknown[0]!r}", what_next=f"choose of {names}, or a pattern like ddp-*")
+        raise unknown_name("case", unknown[0], [case.name for case in cases])
     return [case for case in cases if not only or any(fnmatchcase(case.name, wanted) for wanted in only)]

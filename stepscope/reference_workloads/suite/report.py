@@ -10,23 +10,15 @@ import msgspec
 
 from stepscope import __version__
 from stepscope.core.text.numbers import counted
+from stepscope.reference_workloads.suite import score as scoring
 from stepscope.reference_workloads.suite.results import SuiteFolder
-from stepscope.reference_workloads.suite.score import (
-    GOOD_PREDICTION,
-    SCORED,
-    CaseScore,
-    Outcome,
-    Prediction,
-    accuracy,
-    confusion,
-)
 from stepscope.store.files import write_whole
 
 SCHEMA = "stepscope.suite/1"
 JSON_FILE = "confusion.json"
 TEXT_FILE = "confusion.md"
 
-_MISSED = (Outcome.WRONG_CAUSE, Outcome.WRONG_REASON, Outcome.FAILED)
+_MISSED = (scoring.Outcome.WRONG_CAUSE, scoring.Outcome.WRONG_REASON, scoring.Outcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +43,13 @@ class SuiteReport:
     predictions_right: int
     predictions_known: int
     is_complete: bool
-    cases: list[CaseScore]
+    cases: list[scoring.CaseScore]
     warnings: list[dict[str, str]]
     schema: str = SCHEMA
 
 
 def make_report(
-    scores: Sequence[CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
+    scores: Sequence[scoring.CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
 ) -> SuiteReport:
     judged = [row.prediction.is_right for row in scores if row.prediction is not None]
     known = [is_right for is_right in judged if is_right is not None]
@@ -83,9 +75,9 @@ def make_report(
         command=command,
         device=device,
         version=__version__,
-        accuracy=accuracy(scores),
-        num_scored=sum(row.outcome in SCORED for row in scores),
-        matrix=confusion(scores),
+        accuracy=scoring.accuracy(scores),
+        num_scored=sum(row.outcome in scoring.SCORED for row in scores),
+        matrix=scoring.confusion(scores),
         predictions_right=sum(known),
         predictions_known=len(known),
         is_complete=is_complete,
@@ -122,7 +114,7 @@ def _head(report: SuiteReport) -> str:
         f"Made by `{report.command}`, stepscope {report.version}.",
         "",
         f"- cause called right: {_percent(report.accuracy)} of {counted(report.num_scored, 'labelled run')}",
-        f"- what-if's step within {GOOD_PREDICTION:.0%} of the control's: "
+        f"- what-if's step within {scoring.GOOD_PREDICTION:.0%} of the control's: "
         + (f"{report.predictions_right} of {report.predictions_known}" if report.predictions_known else "none was due"),
     ]
     if overheads:
@@ -169,7 +161,7 @@ def _prediction_table(report: SuiteReport) -> str:
     return f"## What-if against the control\n\n{_table(header, rows)}\n\n{note}"
 
 
-def _prediction_row(case: str, prediction: Prediction) -> list[str]:
+def _prediction_row(case: str, prediction: scoring.Prediction) -> list[str]:
     judged = "bound" if prediction.is_bound else {True: "right", False: "wrong", None: ""}[prediction.is_right]
     return [
         case,
@@ -188,8 +180,8 @@ def _misses(report: SuiteReport) -> str:
     parts = []
     for title, outcomes in (
         ("Misses", _MISSED),
-        ("Runs that their fault ended", (Outcome.ENDED_AS_EXPECTED,)),
-        ("Refused", (Outcome.REFUSED,)),
+        ("Runs that their fault ended", (scoring.Outcome.ENDED_AS_EXPECTED,)),
+        ("Refused", (scoring.Outcome.REFUSED,)),
     ):
         rows = [row for row in report.cases if row.outcome in outcomes]
         if rows:
@@ -208,7 +200,7 @@ def _failed_controls(report: SuiteReport) -> str:
     return "## Controls that failed\n\n" + "\n".join(lines) if lines else ""
 
 
-def _left(row: CaseScore) -> str:
+def _left(row: scoring.CaseScore) -> str:
     return f" (left {', '.join(row.artefacts)})" if row.artefacts else ""
 
 

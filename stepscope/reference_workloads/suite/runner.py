@@ -12,14 +12,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from stepscope.core.documents import run_directory as run_files
 from stepscope.core.documents.analysis import Analysis, WhatIf
-from stepscope.core.documents.run_directory import (
-    CHECKPOINT_FOLDER,
-    FLIGHT_FOLDER,
-    MEMORY_FOLDER,
-    STEPS_FOLDER,
-    TRACES_FOLDER,
-)
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
@@ -45,7 +39,7 @@ KEEP_TRACES = ("whole", "trimmed", "none")
 _FIRST_GUESS_SECONDS = 40.0
 """How long a run is expected to take while none has been seen."""
 
-_ARTEFACT_FOLDERS = (FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER)
+_ARTEFACT_FOLDERS = (run_files.FLIGHT_FOLDER, run_files.MEMORY_FOLDER, run_files.STEPS_FOLDER, run_files.TRACES_FOLDER)
 
 Tell = Callable[[str], None]
 """Called with one line on what happens."""
@@ -190,7 +184,7 @@ def _traces_stay(
 
 def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
     """Delete what nobody needs once the run is analysed: its checkpoints, and its traces unless they are kept."""
-    for name in (CHECKPOINT_FOLDER, *(() if keeps_traces else (TRACES_FOLDER,))):
+    for name in (run_files.CHECKPOINT_FOLDER, *(() if keeps_traces else (run_files.TRACES_FOLDER,))):
         shutil.rmtree(run_directory / name, ignore_errors=True)
 
 

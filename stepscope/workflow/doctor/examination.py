@@ -7,23 +7,7 @@ from collections.abc import Iterator
 
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, Doctor, DoctorLine
-from stepscope.workflow.doctor.communication import look_at_agent, look_at_communication, look_at_kineto
-from stepscope.workflow.doctor.machine import (
-    Machine,
-    judge_clock,
-    look_at_container,
-    look_at_limits,
-    look_at_rights,
-    read_clock,
-)
-from stepscope.workflow.doctor.software import (
-    ask_driver,
-    find_torch,
-    judge_torch,
-    look_at_driver,
-    look_at_pynvml,
-    look_at_python,
-)
+from stepscope.workflow.doctor import communication, machine, software
 from stepscope.workflow.preflight.request import Programs
 
 
@@ -34,21 +18,21 @@ def examine(*, agent_address: str, agent_socket: str) -> Doctor:
         agent_address: host:port of the agent.
         agent_socket: its Unix socket; empty for none.
     """
-    lines = list(_lines(Machine(), agent_address, agent_socket))
+    lines = list(_lines(machine.Machine(), agent_address, agent_socket))
     return Doctor(DOCTOR_SCHEMA, socket.gethostname(), lines, [])
 
 
-def _lines(machine: Machine, address: str, agent_socket: str) -> Iterator[DoctorLine]:
-    torch, driver = find_torch(), ask_driver(Programs())
-    yield from look_at_python()
+def _lines(machine: machine.Machine, address: str, agent_socket: str) -> Iterator[DoctorLine]:
+    torch, driver = software.find_torch(), software.ask_driver(Programs())
+    yield from software.look_at_python()
     num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(machine.files))
-    yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
-    yield from look_at_pynvml()
-    yield from look_at_driver(machine, driver)
-    yield from look_at_rights(machine)
-    yield from look_at_limits(machine)
-    yield from look_at_communication(machine)
-    yield from look_at_kineto(machine, None if torch is None else torch.version)
-    yield judge_clock(read_clock())
-    yield from look_at_container(machine)
-    yield from look_at_agent(address, agent_socket)
+    yield software.judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
+    yield from software.look_at_pynvml()
+    yield from software.look_at_driver(machine, driver)
+    yield from machine.look_at_rights(machine)
+    yield from machine.look_at_limits(machine)
+    yield from communication.look_at_communication(machine)
+    yield from communication.look_at_kineto(machine, None if torch is None else torch.version)
+    yield machine.judge_clock(machine.read_clock())
+    yield from machine.look_at_container(machine)
+    yield from communication.look_at_agent(address, agent_socket)

@@ -71,9 +71,7 @@ def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str,
         timelines: the ranks' time lines; empty leaves their panel out.
         version: of stepscope, for the last line.
     """
-    made_by = (
-        f"Made by stepscope {version} from {analysis.schema}. Every number: docs/explanation/how-numbers-are-made.md"
-    )
+    made_by = f"Made by stepscope {version} from {analysis.schema}. Documentation of every number: How numbers are made"
     panels = all_panels(analysis, timeline_panel(analysis, timelines), with_steps=True)
     head = [
         tag("meta", charset="utf-8"),

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.collectors.jobs.devices import (
-    DeviceUsage,
-    devices_visible_to_cuda,
-    find_by_minor,
-    find_by_uuid,
-    parse_device_list,
-)
+from stepscope.collectors.jobs import devices as device_names
 from stepscope.collectors.nvml.gpu import NVSWITCH
 from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
@@ -97,7 +91,7 @@ def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
         selection = _by_slurm(request, request.slurm_gpus, driver, visible, num_on_bus)
     elif request.gpus:
         devices = _devices(driver)
-        found = [(find_by_uuid(devices, name), name) for name in request.gpus]
+        found = [(device_names.find_by_uuid(devices, name), name) for name in request.gpus]
         gpus = tuple(name if device is None else device.device.index for device, name in found)
         selection = Selection(replace(request, gpus=gpus))
     else:
@@ -116,8 +110,8 @@ def _by_slurm(
     if not names:
         raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
     devices = _devices(driver)
-    visible_names = parse_device_list(visible)
-    if visible_names and len(devices_visible_to_cuda(devices, visible)) == len(visible_names):
+    visible_names = device_names.parse_device_list(visible)
+    if visible_names and len(device_names.devices_visible_to_cuda(devices, visible)) == len(visible_names):
         names = visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
@@ -137,7 +131,12 @@ def _by_slurm(
 
 def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
     devices = _devices(driver)
-    found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
+    found = {
+        name: device_names.find_by_minor(devices, name)
+        if name.isdecimal()
+        else device_names.find_by_uuid(devices, name)
+        for name in names
+    }
     gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
     unknown = [name for name, device in found.items() if device is None]
     request = replace(request, gpus=gpus)
@@ -212,10 +211,10 @@ def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selec
     return replace(selection, request=replace(request, groups=_ONLY_STATE), warnings=(*selection.warnings, notice))
 
 
-def _devices(driver: DriverLook) -> list[DeviceUsage]:
+def _devices(driver: DriverLook) -> list[device_names.DeviceUsage]:
     """Whole GPUs, also those that are split, and MIG instances."""
     return [
-        DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
+        device_names.DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
         for gpu in driver.gpus
         for uuid, instance in ((gpu.uuid, ""), *gpu.instances)
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stepscope.collectors.jobs.devices import parse_device_list
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup
-from stepscope.core.errors import UsageError
+from stepscope.core.text.names import unknown_name
 
 MAX_GPUS = 1024
 """Of one node: the limit of a range."""
@@ -101,6 +101,5 @@ def groups_of(text: str) -> frozenset[CheckGroup]:
         elif name in CheckGroup.__members__.values():
             groups.add(CheckGroup(name))
         else:
-            known = ", ".join(CheckGroup)
-            raise UsageError(f"unknown check {name!r}", where="--checks", what_next=f"known: {known}")
+            raise unknown_name("check", name, CheckGroup, where="--checks")
     return frozenset(groups)

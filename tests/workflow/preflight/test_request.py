@@ -26,7 +26,7 @@ def test_the_driver_is_waited_for_no_longer_than_a_check_may_take_but_for_one_th
 
 def test_groups_by_their_name_or_one_of_their_checks() -> None:
     assert groups_of("memory, all-reduce,ecc") == {CheckGroup.MEMORY, CheckGroup.ALL_REDUCE, CheckGroup.STATE}
-    with pytest.raises(UsageError, match="unknown check 'speed'; known: state, memory"):
+    with pytest.raises(UsageError, match=r'unknown check "speed"; did you mean "peers"\? Known: state, memory'):
         groups_of("speed")
 
 
