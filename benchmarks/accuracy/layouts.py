@@ -26,8 +26,7 @@ from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.reference_workloads import ParallelPlan, plan, run_workload
 from stepscope.reference_workloads.parallelism.gradients import GradientRecorder, largest_deviation, read_gradients
 from stepscope.reference_workloads.plan import SCHEDULES
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 NUM_STEPS = 6
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}

@@ -48,7 +48,7 @@ from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.panels.report import render
 from stepscope.workflow.panels.timeline import make_tile, make_track
-from stepscope.workflow.steps import read_steps
+from stepscope.workflow.run_records import read_steps
 from stepscope.workflow.trace_info import describe_trace
 from stepscope.workflow.what_if import what_if_of_table
 

@@ -43,7 +43,7 @@ def doctor_command(file: Path | None, as_json: bool) -> None:
     """
     from stepscope.agent.config.configuration import load
     from stepscope.agent.config.settings import Settings
-    from stepscope.workflow.doctor.examination import examine
+    from stepscope.workflow.doctor import examine
 
     wrong = []
     try:
@@ -129,7 +129,7 @@ def preflight_command(
     """
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
-    from stepscope.workflow.preflight import request as preflight_request
+    from stepscope.workflow.preflight import workers as preflight_request
     from stepscope.workflow.preflight.phases import run_preflight
 
     if slurm_gpus is not None and (gpus is not None or device != "cuda"):

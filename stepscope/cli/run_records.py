@@ -32,7 +32,7 @@ def hang_command(paths: tuple[str, ...], as_json: bool) -> None:
     PATH is a dump (pickle or JSON, NCCL or gloo, any name that ends with the rank), a folder of them, or a run
     directory. Nothing in a dump is executed.
     """
-    from stepscope.workflow.hang import read_hang
+    from stepscope.workflow.run_records import read_hang
 
     print_report(read_hang(paths), _print_hang, as_json=as_json)
 
@@ -71,7 +71,7 @@ def memory_command(paths: tuple[str, ...], as_json: bool) -> None:
     PATH is a snapshot of torch.cuda.memory._dump_snapshot(), also gzipped and of any size, a folder of them, or a run
     directory. Nothing in a snapshot is executed.
     """
-    from stepscope.workflow.memory import read_memory
+    from stepscope.workflow.run_records import read_memory
 
     reports = read_memory(paths)
     if as_json:
@@ -137,7 +137,7 @@ def nccl_command(paths: tuple[str, ...], as_json: bool) -> None:
     PATH is a log of NCCL_DEBUG=INFO (one for all ranks or one per rank, with any prefix of a launcher), a file of
     NCCL's inspector, an answer of its RAS service, a topology, a folder of such files, or a run directory.
     """
-    from stepscope.workflow.nccl import read_nccl
+    from stepscope.workflow.run_records import read_nccl
 
     report = read_nccl(paths)
     if as_json:
@@ -230,7 +230,7 @@ def steps_command(path: str, last: int, as_json: bool) -> None:
 
     RUN is a run directory, or an output folder of torchtitan with its structured_logs.
     """
-    from stepscope.workflow.steps import read_steps
+    from stepscope.workflow.run_records import read_steps
 
     print_report(read_steps(path), partial(print_steps, last=last), as_json=as_json)
 

@@ -23,12 +23,11 @@ from stepscope import __version__
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
-from stepscope.dashboard.pages import run, runs
-from stepscope.dashboard.pages.placeholders import failed, not_found
-from stepscope.dashboard.pages.shell import make_shell
+from stepscope.dashboard.pages.runs import make_run_page, make_runs_page
+from stepscope.dashboard.pages.shell import failed, make_shell, not_found
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
 from stepscope.store.runs import RunStore, UnknownRunError
-from stepscope.workflow.panels.page import style_sheet
+from stepscope.workflow.panels.report import style_sheet
 
 
 def serve(
@@ -267,5 +266,5 @@ def _render(store: RunStore, path: str) -> Page:
     if run_id is None:
         return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
     if not run_id:
-        return Page(runs.make_page(store), [], "Runs – stepscope")
-    return Page(run.make_page(store, run_id), run_id, f"{run_id} – stepscope")
+        return Page(make_runs_page(store), [], "Runs – stepscope")
+    return Page(make_run_page(store, run_id), run_id, f"{run_id} – stepscope")

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from stepscope.core.errors import DataError, StepscopeError, UsageError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.placement import writing
 from stepscope.reference_workloads.processes import die_with_rank
-from stepscope.reference_workloads.run_folder import writing
+from stepscope.reference_workloads.recipe import Preset
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
 

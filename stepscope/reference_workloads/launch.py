@@ -15,12 +15,16 @@ from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads.injections.injected_job import control_of, injected
 from stepscope.reference_workloads.job import Injection, Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.placement import device_type_of, is_launched_rank, refuse_on_processors
+from stepscope.reference_workloads.placement import (
+    device_type_of,
+    is_launched_rank,
+    refuse_on_processors,
+    share_folder,
+    taken_folder,
+)
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
-from stepscope.reference_workloads.recipe import Recipe
-from stepscope.reference_workloads.run_folder import share_folder, taken_folder
+from stepscope.reference_workloads.recipe import Preset, Recipe, find_preset
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
 from stepscope.training.run.identity import check_run_name, identify, run_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import unknown_name
 from stepscope.core.text.numbers import counted
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Preset
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,7 @@ from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _Ti
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.cli import main
 from stepscope.workflow.preflight import phases
-from stepscope.workflow.preflight.request import Programs
+from stepscope.workflow.preflight.workers import Programs
 
 _DEVICES = Path(__file__).parents[1] / "workflow" / "preflight" / "fake_devices.py"
 

@@ -26,8 +26,7 @@ import pytest
 import yaml
 
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeAnswer, ask
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.answers import NodeAnswer, ask, status_of
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml

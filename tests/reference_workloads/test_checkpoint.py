@@ -14,8 +14,7 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
-from stepscope.reference_workloads.presets import Preset, find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe, find_preset
 
 pytest.importorskip("torch")
 

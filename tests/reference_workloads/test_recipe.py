@@ -10,8 +10,7 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.run_folder import share_folder, taken_folder
+from stepscope.reference_workloads.placement import share_folder, taken_folder
 
 
 def _take(wanted: Path, *, may_be_numbered: bool) -> str | None:

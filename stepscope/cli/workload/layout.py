@@ -14,8 +14,7 @@ from stepscope.core.text.names import unknown_name
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.presets import Preset
-    from stepscope.reference_workloads.recipe import Recipe
+    from stepscope.reference_workloads.recipe import Preset, Recipe
 
 WORKLOADS = ("gpt", "llama", "resnet50")
 
@@ -106,8 +105,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
         UsageError: there is no such workload or preset, or the values do not fit together.
     """
     from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.presets import find_preset
-    from stepscope.reference_workloads.recipe import Recipe
+    from stepscope.reference_workloads.recipe import Recipe, find_preset
 
     if workload not in WORKLOADS:
         raise unknown_name("workload", workload, WORKLOADS)

@@ -21,8 +21,7 @@ from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_
 from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe
 
 DEFAULT_EFFICIENCY = 0.5
 """Share of the dense peak while a GPU computes: 0.47 to 0.54 measured for this model at hidden sizes 2048 to 4096."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe
 
 
 class PartKind(StrEnum):

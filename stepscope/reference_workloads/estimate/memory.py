@@ -43,8 +43,7 @@ from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.communication import bucket_bytes, stage_bytes
 from stepscope.reference_workloads.estimate.pipeline import step_order
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20
 """torch's choice on Hopper; one for the thread of the forward pass and one for autograd's."""

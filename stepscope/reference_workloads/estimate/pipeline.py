@@ -14,7 +14,7 @@ from stepscope.reference_workloads.plan import (
     SPLIT_BACKWARD_SCHEDULES,
     ParallelPlan,
 )
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Preset
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from stepscope.reference_workloads.models.resnet import seeded_resnet
 from stepscope.reference_workloads.models.transformer import seeded_stage
 from stepscope.reference_workloads.parallelism.sharding import replicate_by_ddp, shard_stage
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,

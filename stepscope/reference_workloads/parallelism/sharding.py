@@ -26,8 +26,7 @@ from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.gradients import expose_communication
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Preset, Recipe
 
 
 def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe, mesh: DeviceMesh) -> nn.Module:

@@ -19,8 +19,7 @@ from stepscope.workflow.doctor.machine import Machine
 from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
 from stepscope.workflow.preflight.gpu_state import GpuState
 from stepscope.workflow.preflight.performance import why_failed
-from stepscope.workflow.preflight.request import Programs
-from stepscope.workflow.preflight.workers import Failure
+from stepscope.workflow.preflight.workers import Failure, Programs
 
 _SECONDS = 15.0
 _GPM = GPU + "sm_active_ratio"

@@ -11,8 +11,7 @@ from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.metrics.readings import GPU, Collection, Finding, labels_from, read_alone
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
 from stepscope.workflow.preflight.performance import why_failed
-from stepscope.workflow.preflight.request import Programs
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
+from stepscope.workflow.preflight.workers import Failure, FailureKind, Programs, Reply, Worker, ask, ask_all, close_all
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
 """Beginning of a process's error of this kind."""

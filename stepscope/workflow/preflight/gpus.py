@@ -19,8 +19,7 @@ from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight.device import DeviceFacts
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
-from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
+from stepscope.workflow.preflight.workers import Failure, PreflightRequest, Programs, Reply, Worker, ask
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ONLY_STATE = frozenset({CheckGroup.STATE})

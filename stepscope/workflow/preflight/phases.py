@@ -20,8 +20,7 @@ from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
 from stepscope.workflow.preflight.gpu_state import GpuState, judge_state
 from stepscope.workflow.preflight.measuring import Measuring, measure_all_reduce, measure_peers, sizes_for
 from stepscope.workflow.preflight.performance import is_board, judge_failure, with_neighbours
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
-from stepscope.workflow.preflight.workers import Failure, Worker, ask, close_all
+from stepscope.workflow.preflight.workers import Failure, PreflightRequest, Programs, Worker, ask, close_all
 
 
 def run_preflight(

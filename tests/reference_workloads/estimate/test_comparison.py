@@ -11,8 +11,7 @@ from stepscope.reference_workloads.estimate.estimate import Assumptions, compare
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 
 def test_ranks_of_a_stage_share_its_estimate(capsys: pytest.CaptureFixture[str]) -> None:

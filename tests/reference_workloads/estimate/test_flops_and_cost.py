@@ -15,8 +15,7 @@ from stepscope.reference_workloads.estimate.communication import micro_batch_all
 from stepscope.reference_workloads.estimate.estimate import parse_amount, training_cost
 from stepscope.reference_workloads.estimate.flops import block_matrices, stage_flops, step_flops
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 
 def test_thirty_billion_parameters_and_two_trillion_tokens() -> None:
@@ -125,7 +124,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from stepscope.reference_workloads import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.recipe import find_preset
 from stepscope.reference_workloads.parallelism.sharding import recompute
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.sharding import cut_stage

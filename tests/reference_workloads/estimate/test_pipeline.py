@@ -15,7 +15,7 @@ from stepscope.reference_workloads.estimate.pipeline import (
     step_order,
 )
 from stepscope.reference_workloads.plan import NUM_CHUNKS, ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.recipe import find_preset
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 

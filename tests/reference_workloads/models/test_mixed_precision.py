@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 torch = pytest.importorskip("torch")
 

@@ -12,8 +12,7 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.job import Injection, TrainingJob
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recipe import Recipe, find_preset
 
 torch = pytest.importorskip("torch")
 

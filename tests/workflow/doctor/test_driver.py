@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.workflow.doctor.software import ask_driver, look_at_driver
-from stepscope.workflow.preflight.request import Programs
+from stepscope.workflow.preflight.workers import Programs
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import a100, h100
 from tests.workflow.doctor.machines import by_topic, gpus_on_bus, machine

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.core.documents.machine_checks import CheckGroup, Preflight
 from stepscope.workflow.preflight.phases import run_preflight
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.workers import PreflightRequest, Programs
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import h100
 

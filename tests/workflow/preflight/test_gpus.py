@@ -12,7 +12,7 @@ from stepscope.core.documents.machine_checks import CheckGroup, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, look
 from stepscope.workflow.preflight.gpus import Selection, select, without_visible
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.workers import PreflightRequest, Programs
 from tests.workflow.preflight.fake_devices import uuid_of
 
 _WHOLE = DriverLook(tuple(DriverGpu(f"0{i}", i, uuid_of(i), str(3 - i)) for i in range(4)))

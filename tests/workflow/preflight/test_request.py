@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.core.documents.machine_checks import CheckGroup
 from stepscope.core.errors import UsageError
-from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of, slurm_gpus_of
+from stepscope.workflow.preflight.workers import PreflightRequest, driver_seconds_of, gpus_of, groups_of, slurm_gpus_of
 
 
 def test_gpus_by_index_range_and_uuid() -> None:
