@@ -32,7 +32,7 @@ from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.resnet import ResNet
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.gradients import layout_of, named_parameters, uncut_name
-from stepscope.reference_workloads.recipe import Preset
+from stepscope.reference_workloads.plan import Preset
 
 MODEL_PREFIX = "model."
 """Before the names of the model's own tensors."""

@@ -22,8 +22,8 @@ from stepscope.core.errors import DataError, StepscopeError, UsageError, from_os
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.placement import writing
+from stepscope.reference_workloads.plan import Preset
 from stepscope.reference_workloads.processes import die_with_rank
-from stepscope.reference_workloads.recipe import Preset
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 
 if TYPE_CHECKING:

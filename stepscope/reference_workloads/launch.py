@@ -22,9 +22,9 @@ from stepscope.reference_workloads.placement import (
     share_folder,
     taken_folder,
 )
-from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
-from stepscope.reference_workloads.recipe import Preset, Recipe, find_preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
 from stepscope.training.run.identity import check_run_name, identify, run_name

@@ -7,8 +7,8 @@ from shlex import join
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
+from stepscope.reference_workloads.recipe import Recipe
 
 _TORCHRUN = """\
 #!/usr/bin/env bash

@@ -50,8 +50,8 @@ from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Recipe, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan
-from stepscope.reference_workloads.recipe import find_preset, presets
+from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan, find_preset, presets
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from stepscope.core.errors import UsageError
 from stepscope.core.text.names import unknown_name
 
 if TYPE_CHECKING:
-    from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.recipe import Preset, Recipe
+    from stepscope.reference_workloads.plan import ParallelPlan, Preset
+    from stepscope.reference_workloads.recipe import Recipe
 
 WORKLOADS = ("gpt", "llama", "resnet50")
 
@@ -104,8 +104,8 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     Raises:
         UsageError: there is no such workload or preset, or the values do not fit together.
     """
-    from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.recipe import Recipe, find_preset
+    from stepscope.reference_workloads.plan import ParallelPlan, find_preset
+    from stepscope.reference_workloads.recipe import Recipe
 
     if workload not in WORKLOADS:
         raise unknown_name("workload", workload, WORKLOADS)

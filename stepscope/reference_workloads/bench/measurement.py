@@ -24,8 +24,8 @@ from stepscope.reference_workloads.environment import describe_environment
 from stepscope.reference_workloads.estimate.flops import step_flops
 from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_workload
 from stepscope.reference_workloads.placement import is_launched_rank
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training.run.identity import identify, run_name
 
 DEFAULT_NUM_STEPS = 30

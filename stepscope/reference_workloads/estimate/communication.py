@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.core.hardware.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
 from stepscope.reference_workloads.estimate import flops as model_flops
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 
 _DEFAULT_BUCKET_MB = 25.0
 """DistributedDataParallel's `bucket_cap_mb`."""

@@ -20,8 +20,8 @@ from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
 from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
 from stepscope.reference_workloads.launch import WorkloadResult
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 
 DEFAULT_EFFICIENCY = 0.5
 """Share of the dense peak while a GPU computes: 0.47 to 0.54 measured for this model at hidden sizes 2048 to 4096."""

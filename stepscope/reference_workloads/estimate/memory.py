@@ -42,8 +42,8 @@ from stepscope.analyzer.pipeline.schedules import Pass, Task
 from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.communication import bucket_bytes, stage_bytes
 from stepscope.reference_workloads.estimate.pipeline import step_order
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20
 """torch's choice on Hopper; one for the thread of the forward pass and one for autograd's."""

@@ -13,8 +13,8 @@ from stepscope.reference_workloads.plan import (
     SINGLE_STAGE_SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
     ParallelPlan,
+    Preset,
 )
-from stepscope.reference_workloads.recipe import Preset
 
 
 @dataclass(frozen=True, slots=True)

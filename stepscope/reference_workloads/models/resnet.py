@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.simulated_compute import simulate_compute
 from stepscope.reference_workloads.models.transformer import name_seed
-from stepscope.reference_workloads.recipe import ImageModel, Preset
+from stepscope.reference_workloads.plan import ImageModel, Preset
 
 EXPANSION = 4
 """A bottleneck puts out so many times the channels of its middle convolution."""

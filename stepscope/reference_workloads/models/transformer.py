@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.simulated_compute import simulate_compute
-from stepscope.reference_workloads.recipe import Preset
+from stepscope.reference_workloads.plan import Preset
 
 
 class Stage(nn.Module):

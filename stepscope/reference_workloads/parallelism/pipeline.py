@@ -21,8 +21,8 @@ from stepscope.reference_workloads.models.mixed_precision import LossScale, comp
 from stepscope.reference_workloads.models.resnet import seeded_resnet
 from stepscope.reference_workloads.models.transformer import seeded_stage
 from stepscope.reference_workloads.parallelism.sharding import replicate_by_ddp, shard_stage
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,

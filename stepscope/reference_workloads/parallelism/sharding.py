@@ -25,8 +25,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.gradients import expose_communication
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.recipe import Recipe
 
 
 def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe, mesh: DeviceMesh) -> nn.Module:

@@ -17,8 +17,7 @@ from stepscope.core.text.names import unknown_name
 from stepscope.reference_workloads.injections.catalogue import parse_injection
 from stepscope.reference_workloads.injections.injected_job import control_of
 from stepscope.reference_workloads.job import Injection, TrainingJob
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.training import Schedule
 
 HEALTHY = "healthy"

@@ -1,4 +1,4 @@
-"""All panels of an analysis in their order, and the report: these in one HTML file without scripts and network access."""
+"""All panels of an analysis in their order, and the report: one HTML file of these without scripts and network."""
 
 from __future__ import annotations
 

@@ -24,12 +24,8 @@ from stepscope.reference_workloads.bench.measurement import (  # noqa: E402
 from stepscope.reference_workloads.bench.result import Bench  # noqa: E402
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
-from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
-from stepscope.reference_workloads.recipe import (  # noqa: E402
-    Preset,
-    Recipe,
-    find_preset,
-)
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset  # noqa: E402
+from stepscope.reference_workloads.recipe import Recipe  # noqa: E402
 
 _H100 = {"name": "NVIDIA H100 80GB HBM3", "power_limit": "700.00"}
 

@@ -22,13 +22,9 @@ from stepscope.reference_workloads.bench.result import (  # noqa: E402
 )
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402  # needs numpy
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
-from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset  # noqa: E402
 from stepscope.reference_workloads.processes import RankFailedError  # noqa: E402
-from stepscope.reference_workloads.recipe import (  # noqa: E402
-    Preset,
-    Recipe,
-    find_preset,
-)
+from stepscope.reference_workloads.recipe import Recipe  # noqa: E402
 
 REQUEST = BenchRequest("gpt", ParallelPlan(), find_preset("tiny"), Recipe(), (1, 2), num_repeats=2, device="cpu")
 

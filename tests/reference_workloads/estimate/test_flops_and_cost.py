@@ -14,8 +14,8 @@ from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.estimate.communication import micro_batch_all_reduces
 from stepscope.reference_workloads.estimate.estimate import parse_amount, training_cost
 from stepscope.reference_workloads.estimate.flops import block_matrices, stage_flops, step_flops
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Recipe, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
+from stepscope.reference_workloads.recipe import Recipe
 
 
 def test_thirty_billion_parameters_and_two_trillion_tokens() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from stepscope.reference_workloads.estimate.flops import num_parameters
 from stepscope.reference_workloads.estimate.memory import Category, memory_by_rank
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.recipe import Preset, Recipe, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
+from stepscope.reference_workloads.recipe import Recipe
 
 _FIRST = 805_437_440  # parameters of the blocks of (2048, 16)
 _SECOND = 1_208_057_856  # (4096, 6)

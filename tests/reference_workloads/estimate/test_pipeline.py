@@ -14,8 +14,7 @@ from stepscope.reference_workloads.estimate.pipeline import (
     replay_step,
     step_order,
 )
-from stepscope.reference_workloads.plan import NUM_CHUNKS, ParallelPlan
-from stepscope.reference_workloads.recipe import find_preset
+from stepscope.reference_workloads.plan import NUM_CHUNKS, ParallelPlan, find_preset
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 

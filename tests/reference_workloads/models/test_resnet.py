@@ -12,7 +12,8 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.job import Injection, TrainingJob
-from stepscope.reference_workloads.recipe import Recipe, find_preset
+from stepscope.reference_workloads.plan import find_preset
+from stepscope.reference_workloads.recipe import Recipe
 
 torch = pytest.importorskip("torch")
 
