@@ -11,15 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.core.documents.node import (
-    NODE_PATH,
-    NODE_SCHEMA,
-    Node,
-    NodeDevice,
-    StatusFinding,
-    StatusNode,
-    StatusReport,
-)
+from stepscope.core.documents import node as node_documents
 from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import NOTES, HealthState, Severity
@@ -41,7 +33,7 @@ class NodeAnswer:
     """
 
     agent: str
-    node: Node | None = None
+    node: node_documents.Node | None = None
     error: str = ""
     at: float | None = None
 
@@ -69,25 +61,29 @@ def check_answers(answers: Sequence[NodeAnswer]) -> None:
         raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
-def ask(client: AgentClient) -> Node:
+def ask(client: AgentClient) -> node_documents.Node:
     """Request a machine's document.
 
     Raises:
         UnreachableError: no answer, or not such a document.
     """
-    reply = client.ask("GET", NODE_PATH)
+    reply = client.ask("GET", node_documents.NODE_PATH)
     if reply.error:
         raise UnreachableError(reply.error, where=str(client))
     schema = reply.document.get("schema")
-    if schema != NODE_SCHEMA:
-        raise UnreachableError(f"answers {schema!r}, this version reads {NODE_SCHEMA!r}", where=str(client))
+    if schema != node_documents.NODE_SCHEMA:
+        raise UnreachableError(
+            f"answers {schema!r}, this version reads {node_documents.NODE_SCHEMA!r}", where=str(client)
+        )
     try:
         return read_node(reply.document)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise UnreachableError(f"its answer is not a {NODE_SCHEMA} document ({error})", where=str(client)) from None
+        raise UnreachableError(
+            f"its answer is not a {node_documents.NODE_SCHEMA} document ({error})", where=str(client)
+        ) from None
 
 
-def read_node(document: Mapping[str, Any]) -> Node:
+def read_node(document: Mapping[str, Any]) -> node_documents.Node:
     """The node that `node_document` encoded.
 
     Raises:
@@ -126,7 +122,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
             for raw in document["ranks"]
         ],
     }
-    return msgspec.convert(shaped, Node)
+    return msgspec.convert(shaped, node_documents.Node)
 
 
 def _class_shape(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -224,11 +220,11 @@ def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
     )
 
 
-def _has(device: NodeDevice, text: str) -> bool:
+def _has(device: node_documents.NodeDevice, text: str) -> bool:
     return any(one.job.is_called(text) for one in device.jobs)
 
 
-def _is_sick(device: NodeDevice) -> bool:
+def _is_sick(device: node_documents.NodeDevice) -> bool:
     return device.is_up is False or (device.health is not None and device.health.state in _SICK)
 
 
@@ -246,28 +242,32 @@ _PROBLEMS = frozenset({"hang"})
 """Findings of the sources that are not health events but problems."""
 
 
-def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
+def status_of(answers: Iterable[NodeAnswer]) -> node_documents.StatusReport:
     """Status of all nodes: the worst findings first, then by node."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
     findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
-    return StatusReport(tuple(_status_node(answer) for answer in answers), tuple(findings), silent_agents(answers))
+    return node_documents.StatusReport(
+        tuple(_status_node(answer) for answer in answers), tuple(findings), silent_agents(answers)
+    )
 
 
-def _status_node(answer: NodeAnswer) -> StatusNode:
+def _status_node(answer: NodeAnswer) -> node_documents.StatusNode:
     node = answer.node
     if node is None or answer.error:
-        return StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
+        return node_documents.StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
     num_gpus = sum(1 for one in node.devices if not one.device.instance)
-    return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
+    return node_documents.StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
 
 
-def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
+def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
     node = answer.node
     if answer.error or node is None:
         host, message = node.host if node else "", answer.error or "it has not answered yet"
         next_step = "is the machine up? systemctl status stepscope-agent"
-        yield StatusFinding(answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step)
+        yield node_documents.StatusFinding(
+            answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step
+        )
         return
     names = {one.device.key: one.device.name for one in node.devices}
     reported = set()
@@ -278,7 +278,7 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
             if is_counted:
                 reported.add(device.key)
             gpu = names.get(device.key, device.index)
-            yield StatusFinding(
+            yield node_documents.StatusFinding(
                 answer.agent,
                 node.host,
                 gpu,
@@ -295,20 +295,22 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
         is_reported = device.key in reported or one.reason in of_driver or device.instance
         if one.is_up is False and not is_reported:
             what = f"it does not answer ({one.reason})"
-            yield StatusFinding(
+            yield node_documents.StatusFinding(
                 answer.agent, node.host, device.name, device.uuid, "gpu_down", Severity.CRITICAL.value, what
             )
     for finding in node.findings:
         if finding.code in _PROBLEMS:
             device = device_in(finding.labels)
             gpu = names.get(device.key, "")
-            yield StatusFinding(answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message)
+            yield node_documents.StatusFinding(
+                answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message
+            )
 
 
-def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
+def _sources_down(agent: str, node: node_documents.Node) -> Iterator[node_documents.StatusFinding]:
     for source in node.sources:
         is_normal = source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name)
         if not source.is_up and not is_normal:
             message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
             severity = "critical" if source.name == _GPUS else "warning"
-            yield StatusFinding(agent, node.host, "", "", "source_down", severity, message)
+            yield node_documents.StatusFinding(agent, node.host, "", "", "source_down", severity, message)

@@ -18,18 +18,12 @@ from stepscope.store.runs import has_current_analysis, is_saved_analysis, load_a
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 from stepscope.workflow.inputs.paths import check_readable
+from stepscope.workflow.panels import verdict
 from stepscope.workflow.panels.communication import communication_panel, pipeline_panel
 from stepscope.workflow.panels.elements import Child, Element, name, tag, to_html
 from stepscope.workflow.panels.kernels import kernels_panel
 from stepscope.workflow.panels.ledger import ledger_panel
 from stepscope.workflow.panels.timeline import timeline_panel
-from stepscope.workflow.panels.verdict import (
-    quality_block,
-    root_causes_panel,
-    verdict_card,
-    warnings_panel,
-    what_if_panel,
-)
 
 
 def report(
@@ -127,17 +121,17 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
         with_steps: also a bar per step, where the time lines have no table of steps.
     """
     return [
-        quality_block(analysis),
+        verdict.quality_block(analysis),
         _figures(analysis.job),
-        verdict_card(analysis),
-        root_causes_panel(analysis),
-        what_if_panel(analysis),
+        verdict.verdict_card(analysis),
+        verdict.root_causes_panel(analysis),
+        verdict.what_if_panel(analysis),
         ledger_panel(analysis, with_steps=with_steps),
         timeline,
         communication_panel(analysis),
         pipeline_panel(analysis),
         kernels_panel(analysis),
-        warnings_panel(analysis),
+        verdict.warnings_panel(analysis),
     ]
 
 

@@ -124,7 +124,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from stepscope.reference_workloads import ParallelPlan
-from stepscope.reference_workloads.recipe import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.parallelism.sharding import recompute
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.sharding import cut_stage
