@@ -13,8 +13,8 @@ from statistics import median
 
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.injections.injected_job import control_of, injected
-from stepscope.reference_workloads.job import Injection, Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.injections.faults import Injection, control_of, injected
+from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.placement import (
     device_type_of,
     is_launched_rank,

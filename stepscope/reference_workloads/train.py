@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, flight_path
 from stepscope.reference_workloads.checkpoint import Checkpointer
 from stepscope.reference_workloads.data_loading import batches, make_loader
-from stepscope.reference_workloads.injections.injected_job import write_injections
-from stepscope.reference_workloads.job import Progress, Site, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.injections.faults import Site, write_injections
+from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.simulated_compute import TruthLog
 from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, forget_first_reductions, reduce_gradients

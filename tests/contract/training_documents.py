@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-from stepscope.reference_workloads.injections.injected_job import write_injections
+from stepscope.reference_workloads.injections.faults import write_injections
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.models.simulated_compute import TruthLog

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ FAULTS_SCHEMA = "stepscope.faults/1"
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {FAULTS_SCHEMA} document.")
 def faults_command(as_json: bool) -> None:
     """List the faults that `workload run --inject` accepts."""
+    from stepscope.reference_workloads.injections.catalogue import list_faults
+
     faults = list_faults()
     if as_json:
         click.echo(json.dumps({"schema": FAULTS_SCHEMA, "faults": faults, "warnings": []}, indent=1))
@@ -31,25 +32,6 @@ def faults_command(as_json: bool) -> None:
         click.echo(f"    verdict  {fault['cause']}{reasons}")
         click.echo(f"    shows    {fault['shows']}")
         click.echo(f"    needs    {'; '.join(fault['needs']) or 'nothing'}")
-
-
-def list_faults() -> list[dict[str, Any]]:
-    """Each fault's name, docstring's first line, expected verdict, needs, and default severity."""
-    from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-
-    return [
-        {
-            "name": kind.name,
-            "what": (kind.__doc__ or "").splitlines()[0],
-            "cause": kind.cause,
-            "also_right": list(kind.also_right),
-            "reasons": list(kind.reasons),
-            "shows": kind.shows,
-            "needs": [need.text for need in kind.needs],
-            "severity": asdict(kind()),
-        }
-        for kind in INJECTIONS.values()
-    ]
 
 
 LIST_SCHEMA = "stepscope.suite-cases/1"

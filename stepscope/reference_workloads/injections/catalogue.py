@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from typing import Any
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.names import unknown_name
 from stepscope.reference_workloads.injections import communication, compute, failure, gpu_memory, host
-from stepscope.reference_workloads.job import Injection
+from stepscope.reference_workloads.injections.faults import Injection
 
 _KINDS: tuple[type[Injection], ...] = (
     host.SlowLoader,
@@ -62,3 +63,20 @@ def parse_injection(text: str) -> Injection:
         except ValueError as error:
             raise UsageError(f"{key} of injection {name} is {_CALLED[known[key]]}, not {value!r}") from error
     return kind(**values)
+
+
+def list_faults() -> list[dict[str, Any]]:
+    """Each fault's name, docstring's first line, expected verdict, needs, and default severity."""
+    return [
+        {
+            "name": kind.name,
+            "what": (kind.__doc__ or "").splitlines()[0],
+            "cause": kind.cause,
+            "also_right": list(kind.also_right),
+            "reasons": list(kind.reasons),
+            "shows": kind.shows,
+            "needs": [need.text for need in kind.needs],
+            "severity": asdict(kind()),
+        }
+        for kind in INJECTIONS.values()
+    ]

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.job import Injection, Site
+from stepscope.reference_workloads.injections.faults import Injection, Site
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.recipe import Recipe
 

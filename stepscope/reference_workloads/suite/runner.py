@@ -19,7 +19,7 @@ from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.environment import provenance
-from stepscope.reference_workloads.injections.injected_job import injected
+from stepscope.reference_workloads.injections.faults import injected
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.placement import device_type_of, refuse_launcher
 from stepscope.reference_workloads.suite.cases import Case, Run

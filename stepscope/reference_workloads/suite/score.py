@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import injected
+from stepscope.reference_workloads.injections.faults import injected
 from stepscope.reference_workloads.suite.cases import HEALTHY, Case
 from stepscope.reference_workloads.suite.results import RunResult, why_failed
 

@@ -20,7 +20,7 @@ from stepscope.reference_workloads.bench.result import (  # noqa: E402
     Bench,
     work_of,
 )
-from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402  # needs numpy
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset  # noqa: E402
 from stepscope.reference_workloads.processes import RankFailedError  # noqa: E402

@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import MemoryBound
+from stepscope.reference_workloads.injections.faults import Injection, Site, layers_of, widest_matrix
 from stepscope.reference_workloads.injections.host import HostSync
-from stepscope.reference_workloads.job import Injection, Site, layers_of, widest_matrix
 
 torch = pytest.importorskip("torch")
 

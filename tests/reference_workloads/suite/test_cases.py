@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.injections.injected_job import injected
+from stepscope.reference_workloads.injections.faults import injected
 from stepscope.reference_workloads.suite.cases import SUITES, Run, find_cases
 
 

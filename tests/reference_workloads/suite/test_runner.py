@@ -16,7 +16,7 @@ from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import environment
-from stepscope.reference_workloads.job import Injection, Site
+from stepscope.reference_workloads.injections.faults import Injection, Site
 from stepscope.reference_workloads.suite import runner as suite_run
 from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
 from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder

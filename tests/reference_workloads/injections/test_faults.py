@@ -11,7 +11,7 @@ import pytest
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-from stepscope.reference_workloads.injections.injected_job import control_of, injected
+from stepscope.reference_workloads.injections.faults import control_of, injected
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.recipe import Recipe
