@@ -44,7 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class CommandGroup(click.Group):
-    """A group that names the nearest command where the given one does not exist."""
+    """A click group that names the nearest command where the given one does not exist."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -56,7 +56,7 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """A group whose verbs are loaded only when they are called: `<verb>_command` of a module of `package`."""
+    """A click group whose verbs are loaded only when called: `<verb>_command` of a module of `package`."""
 
     def __init__(self, *, package: str, verbs: dict[str, tuple[str, str]], **options: object) -> None:
         """`verbs`: verb -> its module and one line for --help, in the order in which they are listed."""

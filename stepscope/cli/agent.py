@@ -37,8 +37,8 @@ _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.
 _PATH_OF_FLAG = {key.parameter: path for path, key in KEYS.items() if key.flag}
 
 
-def configured(*sections: str) -> Callable[[_Function], _Function]:
-    """Add the options of settings and of the settings file; the function gets a Configuration first.
+def agent_options(*sections: str) -> Callable[[_Function], _Function]:
+    """Add command-line options for the agent's settings; the command gets a Configuration first.
 
     Args:
         sections: their settings get an option; all where none is named.
@@ -80,7 +80,7 @@ def config_command() -> None:
 @config_command.command("show", short_help="Show the settings that `run` would use.")
 @click.option("--origin", "with_origin", is_flag=True, help="Show where each value comes from.")
 @json_option
-@configured()
+@agent_options()
 def config_show_command(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
     """Show the settings that `run` would use with the same options and environment, without passwords."""
     text = (
@@ -111,7 +111,7 @@ agent_command.add_command(config_command)
 
 
 @agent_command.command("run", short_help="Serve the metrics of GPUs and host.")
-@configured()
+@agent_options()
 def agent_run_command(configuration: Configuration) -> None:
     """Collect metrics of GPUs and host and serve /metrics, until SIGTERM or Ctrl-C.
 
@@ -130,7 +130,7 @@ def agent_run_command(configuration: Configuration) -> None:
 
 
 @agent_command.command("check", short_help="Show which metrics can be collected, and why not.")
-@configured("gpus", "dcgm")
+@agent_options("gpus", "dcgm")
 @json_option
 def agent_check_command(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
@@ -139,7 +139,7 @@ def agent_check_command(configuration: Configuration, as_json: bool) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_machine(sources_of(configuration))
-    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(check_lines(found)))
+    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(agent_check_lines(found)))
 
 
 @contextmanager
@@ -183,8 +183,8 @@ _WHY = {
 """For gaps without a detail of their source."""
 
 
-def check_lines(found: AgentCheck) -> list[str]:
-    """Lines of the whole report, none wider than the terminal or 120 columns."""
+def agent_check_lines(found: AgentCheck) -> list[str]:
+    """Lines of `stepscope agent check`, none wider than the terminal or 120 columns."""
     narrow, wide = _WIDTHS
     width = max(narrow, min(wide, shutil.get_terminal_size((wide, 0)).columns))
     lines = _sources(found, width)

@@ -156,7 +156,7 @@ def preflight_command(
     if as_json:
         click.echo(json.dumps(asdict(preflight), indent=1))
     else:
-        for line, colour in preflight_lines(preflight):
+        for line, colour in _preflight_lines(preflight):
             click.secho(line, fg=colour)
         print_warnings(preflight.warnings)
     has_failed = preflight.outcome is machine_checks.Outcome.FAIL
@@ -196,7 +196,7 @@ MAX_NAMES = 4
 _SCALES = {"bytes/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
-def preflight_lines(preflight: machine_checks.Preflight) -> list[Line]:
+def _preflight_lines(preflight: machine_checks.Preflight) -> list[Line]:
     """Lines of the report of a preflight."""
     lines: list[Line] = [(_preflight_head(preflight), None), ("", None)]
     lines += _check_table(preflight.checks)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import asks_agents, print_warnings
+from stepscope.cli.options import agent_client_options, print_warnings
 from stepscope.cli.terminal.console import report_console
 from stepscope.core.documents.node import StatusFinding, StatusReport, node_document
 from stepscope.core.errors import DataError, printable
@@ -30,7 +30,7 @@ MAX_SHOWN_RANKS = 16
 
 
 @click.command("capture")
-@asks_agents
+@agent_client_options
 @click.option("--run", help="Profile the run of this name or directory.")
 @click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
@@ -161,7 +161,7 @@ def _check_capture(captured: CapturedJob) -> None:
 
 
 @click.command("status")
-@asks_agents
+@agent_client_options
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.status/1 document.")
 @click.pass_context
 def status_command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
@@ -210,7 +210,7 @@ _REDRAW_SECONDS = 0.5
 
 
 @click.command("top")
-@asks_agents
+@agent_client_options
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option("--interval", type=click.FloatRange(0.5), default=2.0, help="Poll the agents every so many seconds.")
 @click.option("--job", default="", show_default=False, help="Show only the GPUs of the job of this name or id.")

@@ -79,7 +79,7 @@ def memory_command(paths: tuple[str, ...], as_json: bool) -> None:
         print_document(documents[0] if len(documents) == 1 else documents)
     else:
         for name, report in reports:
-            print_memory(name, report)
+            _print_memory(name, report)
     for name, report in reports:
         for notice in report.warnings:
             click.echo(f"warning: {name}: {notice.message}", err=True)
@@ -88,7 +88,7 @@ def memory_command(paths: tuple[str, ...], as_json: bool) -> None:
 MAX_HOLDERS = 12
 
 
-def print_memory(name: str, report: MemoryReport) -> None:
+def _print_memory(name: str, report: MemoryReport) -> None:
     """Print the report of a memory snapshot to stdout."""
 
     def show(line: str) -> None:
@@ -145,14 +145,14 @@ def nccl_command(paths: tuple[str, ...], as_json: bool) -> None:
 
         click.echo(encode_nccl(report).decode())
     else:
-        print_nccl(report)
+        _print_nccl(report)
     print_warnings(report.warnings)
 
 
 MAX_NCCL_ROWS = 30
 
 
-def print_nccl(report: NcclReport) -> None:
+def _print_nccl(report: NcclReport) -> None:
     """Print the report on a job's NCCL communication to stdout."""
     console = report_console()
     if report.versions:
@@ -232,14 +232,14 @@ def steps_command(path: str, last: int, as_json: bool) -> None:
     """
     from stepscope.workflow.run_records import read_steps
 
-    print_report(read_steps(path), partial(print_steps, last=last), as_json=as_json)
+    print_report(read_steps(path), partial(_print_steps, last=last), as_json=as_json)
 
 
 _STEP_FIGURES = ("loss", "grad_norm")
 """Figures with a column of their own where a step has them."""
 
 
-def print_steps(report: StepReport, last: int) -> None:
+def _print_steps(report: StepReport, last: int) -> None:
     """Print the summary of a run's steps, and the last of them, to stdout."""
     console = report_console()
     console.print(_steps_headline(report))

@@ -200,11 +200,11 @@ def whatif_command(
         options.print_document(report)
         return
 
-    print_what_if(report)
+    _print_what_if(report)
     options.print_warnings(report.warnings)
 
 
-def print_what_if(report: WhatIfReport) -> None:
+def _print_what_if(report: WhatIfReport) -> None:
     """Print the predicted step times to stdout."""
     console = report_console()
     console.print(

@@ -18,7 +18,7 @@ from stepscope.core.vocabulary import Cause
 
 if TYPE_CHECKING:
     from stepscope.core.documents.analysis import Analysis
-    from stepscope.reference_workloads.job import Progress
+    from stepscope.reference_workloads.job import TrainingProgress
 
 
 _COMMAND = "stepscope.command"
@@ -163,7 +163,7 @@ def _demo_case() -> _DemoCase:
     return _DemoCase(what, "tiny", 2, 2, 2, "cpu", SIMULATED_LAYER_MS, Cause.PIPELINE_BUBBLE)
 
 
-def _show_progress(progress: Progress) -> None:
+def _show_progress(progress: TrainingProgress) -> None:
     click.echo(f"  step {progress.step:3d}  loss {progress.loss:.3f}  {progress.step_ms:7.0f} ms", err=True)
 
 

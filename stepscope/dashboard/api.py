@@ -77,7 +77,7 @@ def make_api(store: RunStore) -> APIRouter:
     """The routes over `store`. Handlers are plain functions: FastAPI runs them on worker threads."""
     described = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL_SCHEMA}}}
     router = APIRouter(responses={"default": described})
-    tracks = TrackCache(store)
+    tracks = _TrackCache(store)
 
     @router.get("/api/v1/runs", summary="The runs in the directory, with their verdicts")
     def runs() -> Response:
@@ -127,7 +127,7 @@ def _add_probes(router: APIRouter, store: RunStore) -> None:
 
 
 def _tile_document(
-    tracks: TrackCache, run_id: str, ranks: list[int] | None, start_ns: int, end_ns: int | None, width: int
+    tracks: _TrackCache, run_id: str, ranks: list[int] | None, start_ns: int, end_ns: int | None, width: int
 ) -> _TileDocument:
     window = tracks.load(run_id)
     end = window.length_ns if end_ns is None else min(end_ns, window.length_ns)
@@ -249,7 +249,7 @@ MAX_CACHED_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RunTracks:
+class _RunTracks:
     """Time lines of one run; the window begins with the first rank and ends with the last."""
 
     origin_ns: int
@@ -257,15 +257,15 @@ class RunTracks:
     tracks: dict[int, Track]
 
 
-class TrackCache:
+class _TrackCache:
     """Cache of the time lines of the runs last requested; thread-safe."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[tuple[int, int], RunTracks]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[tuple[int, int], _RunTracks]] = OrderedDict()
 
-    def load(self, run_id: str) -> RunTracks:
+    def load(self, run_id: str) -> _RunTracks:
         """The run's window.
 
         Raises:
@@ -284,13 +284,13 @@ class TrackCache:
             self._kept.move_to_end(run_id)
             return kept[1]
 
-    def _read(self, run_id: str) -> RunTracks:
+    def _read(self, run_id: str) -> _RunTracks:
         tracks = {line.rank: make_track(line) for line in self._store.load_timeline(run_id) if line.start_ns}
         if not tracks:
             raise DataError("its time line is empty", where=run_id, what_next="analyze the run again")
         origin = min(int(track.edges_ns[0]) for track in tracks.values())
         end = max(int(track.edges_ns[-1]) for track in tracks.values())
-        return RunTracks(origin, max(end - origin, 1), tracks)
+        return _RunTracks(origin, max(end - origin, 1), tracks)
 
 
 _LOG = logging.getLogger(__name__)

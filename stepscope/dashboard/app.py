@@ -51,7 +51,7 @@ def serve(
         UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
         DataError: root is not a directory.
     """
-    check_address(host, insecure=insecure)
+    _check_address(host, insecure=insecure)
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
@@ -63,7 +63,7 @@ def serve(
         server.run(sockets=[listener])
 
 
-def check_address(host: str, *, insecure: bool) -> None:
+def _check_address(host: str, *, insecure: bool) -> None:
     """Refuse an address that other machines can reach, as there is no login.
 
     Raises:
@@ -120,7 +120,7 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
     refuse_in_one_shape(server)
     dash_app = _make_dash(server, store)
     policy = content_security_policy([*dash_app.csp_hashes(), _hash(_COLOUR_SCHEME_SCRIPT)])
-    server.add_middleware(PageMiddleware, store=store)
+    server.add_middleware(_PageMiddleware, store=store)
     server.add_middleware(HeadMiddleware)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
     server.add_middleware(SecurityMiddleware, policy=policy, allowed_hosts=allowed_hosts)
@@ -215,7 +215,7 @@ async def render(store: RunStore, path: str) -> Page:
     return await anyio.to_thread.run_sync(_render, store, path)
 
 
-def run_of(path: str) -> str | None:
+def _run_of(path: str) -> str | None:
     """Id of the run at `path` (percent-encoded as in the URL); '' for the list of runs, None for no page."""
     parts = path.strip("/").split("/")
     if parts == [""]:
@@ -223,7 +223,7 @@ def run_of(path: str) -> str | None:
     return unquote(parts[1]) if len(parts) == 2 and parts[0] == "runs" and parts[1] else None
 
 
-class PageMiddleware:
+class _PageMiddleware:
     """Serves Dash's one HTML document for every page, with the right status: Dash answers 200 to any path."""
 
     def __init__(self, app: ASGIApp, *, store: RunStore) -> None:
@@ -252,7 +252,7 @@ def _encoded_path(scope: Scope) -> str:
 
 
 def _status(store: RunStore, path: str) -> int:
-    run_id = run_of(path)
+    run_id = _run_of(path)
     if run_id:
         try:
             store.path_of(run_id)
@@ -262,7 +262,7 @@ def _status(store: RunStore, path: str) -> int:
 
 
 def _render(store: RunStore, path: str) -> Page:
-    run_id = run_of(path)
+    run_id = _run_of(path)
     if run_id is None:
         return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
     if not run_id:

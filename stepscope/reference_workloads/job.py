@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Training job: everything that a rank needs to train.
+    """Training job of a workload: everything that a rank needs to train.
 
     Attributes:
         out, run: the run directory is out/run.
@@ -44,8 +44,8 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """One step, reported by the rank that computes the loss (of its own data-parallel part)."""
+class TrainingProgress:
+    """One training step of a workload, reported by a rank that computes the loss."""
 
     step: int
     loss: float
@@ -54,7 +54,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """Outcome of training, as one rank knows it.
+    """Outcome of a workload's training, as one rank knows it.
 
     Attributes:
         losses: of each step, over the whole batch; the same on every rank.

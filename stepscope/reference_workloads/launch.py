@@ -13,14 +13,14 @@ from statistics import median
 
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.injections.faults import Injection, control_of, injected
-from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.injections.faults import Injection, control_of, inject_faults
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
 from stepscope.reference_workloads.placement import (
+    claimed_run_directory,
     device_type_of,
     is_launched_rank,
     refuse_on_processors,
-    share_folder,
-    taken_folder,
+    share_run_directory,
 )
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
@@ -40,7 +40,7 @@ _MAX_SEED = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """What a workload's run left behind.
+    """Result of a workload's run: its job, run directory, losses and step times.
 
     Attributes:
         run_dir: the run directory; it exists only when the run was profiled.
@@ -111,9 +111,9 @@ def run_workload(
     schedule: Schedule | None = None,
     seed: int = 0,
     device: str = "auto",
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> WorkloadResult:
-    """Train the preset's model under the plan; returns when all ranks have ended.
+    """Train a workload: the preset's model under the plan; returns when all ranks have ended.
 
     With RANK and WORLD_SIZE set (torchrun, srun) this process is one rank, else it starts plan.world_size processes.
 
@@ -156,7 +156,7 @@ def run_workload(
         raise UsageError(
             "a control is the job of a fault, and none is injected", what_next="name the fault, or drop it"
         )
-    faulty = injected(job)  # the control of a fault that is refused would be of no use
+    faulty = inject_faults(job)  # the control of a fault that is refused would be of no use
     job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
@@ -186,7 +186,7 @@ def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: b
 
 
 def _train(
-    job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool, may_be_numbered: bool
+    job: TrainingJob, tell: Callable[[TrainingProgress], None], *, is_rank: bool, may_be_numbered: bool
 ) -> WorkloadResult:
     if job.recipe.resume_from is not None:
         from stepscope.reference_workloads.checkpoint import check_checkpoint
@@ -217,11 +217,11 @@ def _folder(job: TrainingJob, *, is_rank: bool, may_be_numbered: bool) -> Iterat
     if not job.profiled and job.recipe.checkpoint_every is None:
         yield wanted
     elif is_rank:
-        share_folder(wanted)
+        share_run_directory(wanted)
         yield wanted
     else:
         first_folder = STEPS_FOLDER if job.profiled else CHECKPOINT_FOLDER
-        with taken_folder(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
+        with claimed_run_directory(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
             yield run_directory
 
 

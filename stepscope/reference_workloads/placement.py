@@ -15,7 +15,7 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.estimate.flops import step_flops
 from stepscope.reference_workloads.estimate.memory import memory_by_rank
-from stepscope.reference_workloads.estimate.pipeline import refuse_unknown
+from stepscope.reference_workloads.estimate.pipeline import refuse_not_estimated
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.workflow.fan_out.engine import free_memory_bytes
@@ -25,7 +25,7 @@ _UNSET = "unset it to train on this machine, or start with torchrun"
 
 
 def is_launched_rank(plan: ParallelPlan) -> bool:
-    """Whether a launcher started this process as one rank of the job.
+    """Whether torchrun or Slurm started this process as one rank of the workload.
 
     Raises:
         UsageError: the launcher's variables do not match this plan.
@@ -43,7 +43,7 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
 
 
 def is_main_rank() -> bool:
-    """Whether this process prints and writes: rank 0 of a launcher's ranks, or the only process.
+    """Whether this process of a workload prints and writes: rank 0, or the only process.
 
     Raises:
         UsageError: RANK is not a number.
@@ -53,7 +53,7 @@ def is_main_rank() -> bool:
 
 
 def refuse_launcher(what: str) -> None:
-    """Refuse what starts its own ranks where a launcher has started this process as one of many.
+    """Refuse a command that starts a workload's ranks itself, where a launcher has started this process.
 
     Raises:
         UsageError: it has.
@@ -74,7 +74,7 @@ def _number(variable: str) -> int:
 
 
 def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:
-    """Either "cpu" or "cuda", of "cpu", "cuda" or "auto".
+    """Device type that a workload trains on, "cpu" or "cuda", for "cpu", "cuda" or "auto".
 
     Raises:
         UsageError: there is no such device here, there are too few, or layers would sleep on one.
@@ -108,7 +108,7 @@ _MAX_FLOPS = 1e13
 
 
 def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool = False) -> None:
-    """Refuse a job that the CPUs or the memory of this machine cannot carry; GPU jobs and unknown layouts pass.
+    """Refuse a workload that this machine's CPUs or memory cannot carry; GPU jobs pass.
 
     Args:
         is_asked_for: the user chose the CPU explicitly.
@@ -138,7 +138,7 @@ def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool 
 
 def _is_known(job: TrainingJob) -> bool:
     try:
-        refuse_unknown(job.plan, job.preset)
+        refuse_not_estimated(job.plan, job.preset)
     except UsageError:
         return False
     return True
@@ -159,8 +159,8 @@ _HOLDS_SOMETHING = {errno.ENOTEMPTY, errno.EEXIST}
 
 
 @contextmanager
-def taken_folder(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Iterator[Path]:
-    """A run directory that is this run's alone; after a failure that left nothing in it, it is gone again.
+def claimed_run_directory(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Iterator[Path]:
+    """Claim a run directory for one workload run; removed again if it stays empty after a failure.
 
     Args:
         wanted: absent, or empty.
@@ -183,20 +183,20 @@ def taken_folder(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> I
         raise
 
 
-def share_folder(run_directory: Path) -> None:
-    """Make the run directory that all ranks of a launched job share, also of its second start.
+def share_run_directory(run_directory: Path) -> None:
+    """Make the run directory that all ranks of a launched workload share, also at its second start.
 
     Raises:
         DataError: it cannot be made or written.
     """
-    with writing(run_directory, "--out"):
+    with naming_option(run_directory, "--out"):
         run_directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=run_directory) as file:
             file.write(b"1")
 
 
 def _take(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Path:
-    with writing(wanted, "--out"):
+    with naming_option(wanted, "--out"):
         wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in count(1):
             run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -223,8 +223,8 @@ def _appears(run_directory: Path, first_folder: str) -> bool:
 
 
 @contextmanager
-def writing(folder: Path, option: str) -> Iterator[None]:
-    """What the system says against writing, as an error of the folder that an option names.
+def naming_option(folder: Path, option: str) -> Iterator[None]:
+    """Turn errors of writing into an error that names the workload's option for the folder.
 
     Raises:
         DataError: it cannot be written.

@@ -110,7 +110,7 @@ class ParallelPlan:
     def check_preset(self, preset: Preset) -> None:
         """Raises UsageError when the model or the batch cannot be cut this way."""
         if preset.image is not None:
-            refuse_for_images(self)
+            _refuse_for_images(self)
         parts = [
             ("key/value heads", preset.num_groups, self.tp, "tensor parallel ranks"),
             ("query heads", preset.num_heads, preset.num_groups, "key/value heads"),
@@ -181,13 +181,13 @@ _DDP_SPLIT_BACKWARD = (
 
 
 def refuse_unsound(layout: ParallelPlan) -> None:
-    """Raises UsageError when torch does not do this layout, or does it wrongly; the message says why."""
+    """Refuse parallel layouts that torch does not train, or trains wrongly; the UsageError says why."""
     _refuse_tensor_parallel(layout)
     _refuse_schedule(layout)
     _refuse_data_parallel(layout)
 
 
-def refuse_for_images(layout: ParallelPlan) -> None:
+def _refuse_for_images(layout: ParallelPlan) -> None:
     """Raises UsageError when a ResNet is to be laid out otherwise than by DistributedDataParallel."""
     for is_asked, what, why in (
         (
@@ -295,7 +295,7 @@ IMAGES = "resnet50"
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """What a model of images has: the pixels of a side, and how many bottlenecks of each width."""
+    """Image options of a workload's model: pixels of a side, and the number of bottlenecks of each width."""
 
     size: int
     blocks: tuple[int, ...]
@@ -303,7 +303,7 @@ class ImageModel:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Model and batch. `batch_size` is in sequences over all data-parallel ranks; `dtype` is that of the matmuls.
+    """Model and batch of a workload. `batch_size` is over all data-parallel ranks; `dtype` that of the matmuls.
 
     Attributes:
         num_key_value_heads: of the Llama-like model; the GPT has as many as query heads.
@@ -370,6 +370,7 @@ class Preset:
 
 @cache
 def presets(workload: str = "gpt") -> dict[str, Preset]:
+    """All presets of a workload, by name."""
     file = "presets_resnet50.toml" if workload == IMAGES else "presets.toml"
     text = files("stepscope.reference_workloads").joinpath(file).read_text(encoding="utf-8")
     return {name: _preset(name, workload, table) for name, table in tomllib.loads(text).items()}

@@ -13,7 +13,7 @@ CHECKPOINT_MODES = ("sync", "async")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Options of training that every layout knows. Checks itself.
+    """Training options of a workload that every layout knows. Checks itself.
 
     Attributes:
         activation_checkpointing: which activations the backward pass computes again: none, those of all but matrix

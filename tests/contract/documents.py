@@ -52,8 +52,8 @@ from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment
 from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.recipe import Recipe
-from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
-from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
+from stepscope.reference_workloads.suite.report import SuiteReport, encode_suite_report
+from stepscope.reference_workloads.suite.results import MARK_FILE, SuiteFolder, SuiteRunResult
 from stepscope.store.documents import (
     encode_document,
     encode_nccl,
@@ -327,8 +327,8 @@ def _of_workloads() -> Iterator[list[Any]]:
     yield [faults]
     case: Any = SimpleNamespace(name="a", layout="b", control=SimpleNamespace(name="c"))
     yield _printed(lambda: print_cases([case], "tiny", as_json=True))
-    yield _encoded(SuiteReport, encode_report)
-    yield [msgspec.json.decode(msgspec.json.encode(one)) for one in samples(RunResult)]
+    yield _encoded(SuiteReport, encode_suite_report)
+    yield [msgspec.json.decode(msgspec.json.encode(one)) for one in samples(SuiteRunResult)]
     with tempfile.TemporaryDirectory() as folder:
         suite = SuiteFolder(Path(folder, "suite"))
         with suite.held():

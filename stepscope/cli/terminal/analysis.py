@@ -21,7 +21,7 @@ MAX_RANKS = 16
 
 
 def print_analysis(analysis: Analysis) -> None:
-    """Print the report to stdout."""
+    """Print an analysis to the terminal."""
     console = report_console()
     console.print("trace quality")
     for name, line in quality_lines(analysis.trace_quality).items():
@@ -87,7 +87,7 @@ MIN_KERNEL_SHARE = 0.01
 
 
 def print_kernels(console: Console, analysis: Analysis) -> None:
-    """Print the table and its findings; nothing where no kernel takes a hundredth of the time."""
+    """Print the table of kernels and its findings to the terminal; nothing where none takes 1 % of the time."""
     windows = sum(rank.window_ms for rank in analysis.ranks)
     kernels = [k for k in analysis.roofline.kernels if windows and k.ms / windows >= MIN_KERNEL_SHARE][:MAX_KERNELS]
     if not kernels:
@@ -131,7 +131,7 @@ _OUTCOME_STYLES = {GateOutcome.FAILED: "bold red", GateOutcome.PASSED: "green"}
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the report to stdout."""
+    """Print a comparison of two runs to the terminal."""
     console = report_console()
     console.print(_compared_side("a", comparison.a))
     console.print(_compared_side("b", comparison.b))

@@ -23,7 +23,7 @@ PLAIN_WIDTH = 240
 
 
 def report_console() -> Console:
-    """A console on stdout; plain text when it is not a terminal.
+    """Console for reports in the terminal; plain text when stdout is not one.
 
     A broken pipe is left to the command, which knows the exit code.
     """
@@ -43,7 +43,7 @@ def report_console() -> Console:
 
 
 def report_table(*columns: str, title: str | None = None) -> Table:
-    """A table without outer lines; columns whose title begins with '>' are aligned right."""
+    """Table of a report in the terminal; columns whose title begins with '>' are aligned right."""
     from rich import box
     from rich.table import Table
 
@@ -58,7 +58,7 @@ SHOWN_AFTER_SECONDS = 1.0
 
 @contextmanager
 def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A callback (done, total, path) that draws a bar on stderr."""
+    """Progress bar in the terminal over files that are read: a callback (done, total, path)."""
     if not sys.stderr.isatty():
         yield lambda _done, _total, _path: None
         return
@@ -83,7 +83,7 @@ def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[int, int, str], None]]]:
-    """For runs of minutes each: a function that prints a line, and a callback (done, total, name) that draws a bar.
+    """Progress bar in the terminal over runs of minutes each: a function that prints a line, and a callback.
 
     Both write to stderr. The bar is drawn by these calls, not by a thread: ranks are forked in between, where a lock
     that a thread holds would stay held.

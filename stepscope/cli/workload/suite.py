@@ -79,7 +79,7 @@ def _run_suite(cases: list[Any], out: Path, options: dict[str, Any], *, as_json:
     from stepscope.reference_workloads.suite.cases import find_cases
     from stepscope.reference_workloads.suite.results import SuiteFolder
     from stepscope.reference_workloads.suite.runner import SuiteOptions, SuiteRuns, known_results, run_suite
-    from stepscope.reference_workloads.suite.score import score
+    from stepscope.reference_workloads.suite.score import score_case
 
     folder = SuiteFolder(out)
     minutes = options["budget_minutes"]
@@ -95,23 +95,25 @@ def _run_suite(cases: list[Any], out: Path, options: dict[str, Any], *, as_json:
     # other cases of the folder are scored again, so that a call for a few loses none of the rest
     results = {**known_results([case for case in every if case.name not in chosen], folder), **runs.by_name}
     scores = [
-        score(case, results.get(case.run.name), results.get(case.control.name), refusal=runs.refused.get(case.name))
+        score_case(
+            case, results.get(case.run.name), results.get(case.control.name), refusal=runs.refused.get(case.name)
+        )
         for case in every
         if case.name in chosen or case.run.name in results
     ]
     devices = [result.device for result in results.values() if result.device is not None]
-    report = suite_report.make_report(
+    report = suite_report.make_suite_report(
         scores,
         preset=options["preset"],
         command=_command_line(options),
         device=devices[0] if devices else None,
         is_complete=runs.is_complete,
     )
-    suite_report.write_report(report, folder)
+    suite_report.write_suite_report(report, folder)
     click.echo(
-        suite_report.encode_report(report).decode()
+        suite_report.encode_suite_report(report).decode()
         if as_json
-        else f"{suite_report.as_markdown(report)}\n{out / suite_report.TEXT_FILE}"
+        else f"{suite_report.suite_report_markdown(report)}\n{out / suite_report.TEXT_FILE}"
     )
     if options["require_accuracy"] is not None:
         rows = [row for row in scores if row.case in chosen]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.cli.options import FOLDER
-from stepscope.cli.workload.layout import Layout, layout_options, read_layout
+from stepscope.cli.workload.layout import WorkloadLayout, layout_options, read_layout
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import Progress
+    from stepscope.reference_workloads.job import TrainingProgress
     from stepscope.reference_workloads.launch import WorkloadResult
 
 
@@ -59,7 +59,7 @@ def plan_command(name: str, as_json: bool, emit: str | None, **options: Any) -> 
     if options["tokens"]:
         cost = planning.training_cost(
             num_parameters=estimated.num_parameters,
-            num_tokens=planning.parse_amount(options["tokens"], option="--tokens"),
+            num_tokens=planning.parse_num_tokens(options["tokens"], option="--tokens"),
             tokens_per_second=estimated.tokens_per_second,
             num_gpus=layout.plan.world_size,
             price_per_gpu_hour=options["price_per_gpu_hour"],
@@ -127,7 +127,7 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
         return
     rows = None
     if options["with_plan"]:
-        rows = against_plan(result, profiled=not options["no_profile"])
+        rows = rows_against_plan(result, profiled=not options["no_profile"])
     if as_json:
         document = _run_document(name, layout, result, profiled=not options["no_profile"])
         document["injections"] = [] if options["as_control"] else list(options["injections"])
@@ -158,11 +158,11 @@ def _check_gpu(device: str) -> None:
         )
 
 
-def _show_progress(progress: Progress) -> None:
+def _show_progress(progress: TrainingProgress) -> None:
     click.echo(f"step {progress.step:3d}  loss {progress.loss:.4f}  {progress.step_ms:8.1f} ms", err=True)
 
 
-def _run_document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
+def _run_document(name: str, layout: WorkloadLayout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
     plan = layout.plan
     warnings = []
     num_steps, num_skipped = len(result.losses), result.outcomes[0].num_skipped_steps
@@ -207,8 +207,8 @@ def _run_document(name: str, layout: Layout, result: WorkloadResult, *, profiled
     }
 
 
-def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
-    """One row a quantity: what, unit, planned, measured, ratio. The run was on this machine's GPUs.
+def rows_against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
+    """Rows of `workload run --against-plan`: what, unit, planned, measured, ratio.
 
     Raises:
         UsageError: the estimate does not know the layout or the GPU.

@@ -74,8 +74,8 @@ def _header() -> Component:
 
 def _waiting() -> Component:
     return dcc.Loading(
-        html.Div(skeleton(), id="page", tabIndex=-1),
-        custom_spinner=skeleton(),
+        html.Div(_skeleton(), id="page", tabIndex=-1),
+        custom_spinner=_skeleton(),
         delay_show=250,
         parent_className="ss-loading",
     )
@@ -87,7 +87,7 @@ def _footer(root: Path) -> Component:
     )
 
 
-def skeleton() -> Component:
+def _skeleton() -> Component:
     """Grey blocks of the size of a page while it loads."""
     return html.Div(
         [

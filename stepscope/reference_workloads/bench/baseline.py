@@ -48,7 +48,7 @@ _GATED = ("step_time", "step_time_mean")
 
 
 def read_bench(path: Path) -> bench_result.Bench:
-    """A bench from the file that `workload bench -o` wrote.
+    """Read the JSON document of an earlier throughput benchmark (`workload bench -o`).
 
     Raises:
         DataError: it does not exist or is not such a document.
@@ -75,8 +75,8 @@ def _is_sound(scale: bench_result.BenchScale) -> bool:
     return all(run.step_ms for run in scale.runs) and bool(steps) and all(0 < step < float("inf") for step in steps)
 
 
-def parse_gates(texts: Sequence[str]) -> list[Condition]:
-    """What `--gate` asks.
+def parse_bench_gates(texts: Sequence[str]) -> list[Condition]:
+    """Parse the `--gate` conditions of a throughput benchmark.
 
     Raises:
         UsageError: it is malformed, or asks for what a bench does not measure.
@@ -92,15 +92,15 @@ def parse_gates(texts: Sequence[str]) -> list[Condition]:
     return conditions
 
 
-def against_baseline(
+def compare_with_baseline(
     bench: bench_result.Bench, baseline: bench_result.Bench, conditions: Sequence[Condition], *, name: str
 ) -> bench_result.Bench:
-    """The bench with each of its scales held against the baseline's, where that has the same.
+    """Compare each scale of a benchmark with the same scale of an earlier benchmark.
 
     Raises:
         DataError: the baseline trained something else, or shares no scale.
     """
-    bench_result.check_same_work(bench_result.work_of(bench), bench_result.work_of(baseline), name)
+    bench_result.check_same_work(bench_result.benched_work_of(bench), bench_result.benched_work_of(baseline), name)
     earlier = {scale.dp: scale for scale in baseline.scales}
     rows = [_row(scale, earlier[scale.dp], conditions) for scale in bench.scales if scale.dp in earlier]
     warnings = [*bench.warnings, *_other_places(bench.environment, baseline.environment)]
@@ -110,12 +110,13 @@ def against_baseline(
     return replace(bench, baseline=rows, warnings=warnings)
 
 
-def not_compared(bench: bench_result.Bench, why: DataError) -> bench_result.Bench:
-    """The bench, which tells why it is held against none."""
+def with_no_baseline(bench: bench_result.Bench, why: DataError) -> bench_result.Bench:
+    """The benchmark with a warning why it was not compared with its baseline."""
     return replace(bench, warnings=[*bench.warnings, bench_result.BenchWarning("not_compared", str(why))])
 
 
-def failed(bench: bench_result.Bench) -> bool:
+def has_failed_gate(bench: bench_result.Bench) -> bool:
+    """Whether a gate of the benchmark failed."""
     return any(gate.outcome is GateOutcome.FAILED for row in bench.baseline for gate in row.gates)
 
 

@@ -40,7 +40,7 @@ STEADY = 1.1
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What to measure. Checks itself.
+    """Request of a throughput benchmark: workload, layout, scales and repetitions. Checks itself.
 
     Attributes:
         plan: the layout; its dp is replaced by each of `scales`, and its zero level by 0 where dp is 1.
@@ -110,13 +110,13 @@ class BenchRequest:
             raise UsageError(f"a batch of {self.preset.batch_size} for dp {smallest} cannot grow to dp {dp}")
         return replace(self.preset, batch_size=self.preset.batch_size * dp // smallest)
 
-    def work(self) -> bench_result.Work:
+    def work(self) -> bench_result.BenchedWork:
         """Description of what it measures, printed before the run."""
         presets = {dp: self.preset_of(dp) for dp in self.scales}
         sizes = {
             dp: {"batch_size": preset.batch_size, "num_items": _num_items(preset)} for dp, preset in presets.items()
         }
-        return bench_result.as_work(
+        return bench_result.make_benched_work(
             workload=self.workload,
             scaling=self.scaling,
             simulate_ms=self.simulate_compute_ms,
@@ -127,8 +127,8 @@ class BenchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What came of a request.
+class MeasuredBench:
+    """A benchmark of the runs that ended, and the error that ended it early.
 
     Attributes:
         bench: of the runs that came to their end.
@@ -139,8 +139,8 @@ class Measured:
     ended_by: BaseException | None
 
 
-def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
-    """Measure all scales; `on_run` is called with each run before it starts.
+def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> MeasuredBench:
+    """Measure a workload's throughput at all scales; `on_run` is called with each run before it starts.
 
     Scales take turns, so that whatever drifts meanwhile touches all alike. A rank that dies and Ctrl-C end the bench;
     what was measured until then stays.
@@ -167,15 +167,15 @@ def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
         ended_by = error
     measured = {dp: results[dp] for dp in scales if results[dp]}
     environment = describe_environment(results[scales[0]][0].device_type)
-    bench = summarise(request, measured, environment)
+    bench = summarise_bench(request, measured, environment)
     if ended_by is not None:
         bench = replace(bench, warnings=[*bench.warnings, _incomplete(request, measured, ended_by)])
-    return Measured(bench, ended_by)
+    return MeasuredBench(bench, ended_by)
 
 
 def _run(request: BenchRequest, dp: int) -> WorkloadResult:
     plan, recipe = request.plan_of(dp), request.recipe_of(dp)
-    with checkpoint_folder(plan, is_needed=recipe.checkpoint_every is not None) as out:
+    with bench_checkpoint_folder(plan, is_needed=recipe.checkpoint_every is not None) as out:
         return run_workload(
             plan,
             out=out,
@@ -198,10 +198,10 @@ def _incomplete(
     )
 
 
-def summarise(
+def summarise_bench(
     request: BenchRequest, results: dict[int, list[WorkloadResult]], environment: dict[str, Any]
 ) -> bench_result.Bench:
-    """The bench's figures from its runs, by data-parallel size in rising order."""
+    """Compute a benchmark's figures from its runs, by data-parallel size in rising order."""
     runs = {dp: [_bench_run(request, result) for result in results[dp]] for dp in results}
     smallest = min(runs)
     points = {dp: bench_result.scale_point(dp, [run.step_ms for run in runs[dp]]) for dp in runs}
@@ -242,8 +242,8 @@ def _bench_run(request: BenchRequest, result: WorkloadResult) -> bench_result.Be
 def _scale(
     request: BenchRequest,
     runs: list[bench_result.BenchRun],
-    point: bench_result.Point,
-    smallest: bench_result.Point,
+    point: bench_result.ScalePoint,
+    smallest: bench_result.ScalePoint,
     *,
     peak: float | None,
 ) -> bench_result.BenchScale:
@@ -253,7 +253,7 @@ def _scale(
     flops = _model_flops(preset, request.recipe)
     # The share of a rank's rate: at equal items for weak scaling, at equal work of all for strong scaling.
     work = 1.0 if request.scaling == bench_result.WEAK else smallest.scale / point.scale
-    share, low, high = bench_result.efficiency(
+    share, low, high = bench_result.scaling_efficiency(
         point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms
     )
     p50 = median(steps)
@@ -335,8 +335,8 @@ _PREFIX = ".stepscope-bench-"
 
 
 @contextmanager
-def checkpoint_folder(plan: ParallelPlan, *, is_needed: bool) -> Iterator[Path]:
-    """The folder; none is made where no checkpoint is written.
+def bench_checkpoint_folder(plan: ParallelPlan, *, is_needed: bool) -> Iterator[Path]:
+    """Folder for a benchmark's checkpoints, deleted afterwards; none is made where none are written.
 
     Raises:
         DataError: it cannot be made.

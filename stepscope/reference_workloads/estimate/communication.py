@@ -16,7 +16,7 @@ _DEFAULT_BUCKET_MB = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Alike collectives (or sends) of one rank and step.
+    """Collectives or sends of one kind in the estimated step of one rank.
 
     Attributes:
         dimension: tp, pp or dp.
@@ -38,7 +38,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What connects the GPUs.
+    """Links between GPUs that an estimate assumes.
 
     Attributes:
         gpus_per_node: GPUs that scale-up links join; groups that reach further use the network.
@@ -61,7 +61,7 @@ class Fabric:
 def exchanges(
     plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, *, pp_rank: int
 ) -> tuple[Exchange, ...]:
-    """All that one rank of this pipeline rank exchanges in a step."""
+    """Estimate all collectives and sends of one pipeline rank's ranks in a step."""
     found = _tensor_parallel(plan, preset, recipe, pp_rank) + _pipeline(plan, preset, pp_rank)
     found += _data_parallel(plan, preset, recipe, pp_rank)
     return tuple(_exchange(plan, fabric, *each) for each in found if each[3])
@@ -95,7 +95,7 @@ def _tokens(plan: ParallelPlan, preset: Preset) -> float:
 
 
 def micro_batch_all_reduces(plan: ParallelPlan, recipe: Recipe, num_layers: int) -> tuple[int, int]:
-    """Tensor-parallel all-reduces of one micro-batch through so many layers, forwards and backwards.
+    """Estimate one micro-batch's tensor-parallel all-reduces through some layers, forward and backward.
 
     Of a layer that is computed again the second one, of its last product, is not repeated.
     """
@@ -111,7 +111,7 @@ def _hidden_bytes(plan: ParallelPlan, preset: Preset) -> float:
 
 
 def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
-    """One all-reduce of a micro-batch."""
+    """Estimate the time of one tensor-parallel all-reduce of a micro-batch."""
     if plan.tp == 1:
         return 0.0
     return expected_seconds(fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset)))
@@ -129,7 +129,7 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
 
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:
-    """What one micro-batch sends from stage to stage: float32 under autocast, the products' type under fully_shard."""
+    """Estimate the bytes that one micro-batch sends from one pipeline stage to the next."""
     element = model_flops.element_bytes(preset) if model_flops.is_fully_sharded(plan) else model_flops.FLOAT32_BYTES
     return element * _tokens(plan, preset) * preset.hidden_size
 
@@ -173,7 +173,7 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
 
 
 def bucket_bytes(recipe: Recipe) -> float:
-    """Of gradients that are reduced together, where they go in buckets; by default as many as DDP's."""
+    """Estimate the bytes of gradients that are reduced together; by default those of DDP's buckets."""
     return (_DEFAULT_BUCKET_MB if recipe.bucket_mb is None else recipe.bucket_mb) * 2**20
 
 

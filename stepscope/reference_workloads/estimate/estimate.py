@@ -18,7 +18,12 @@ from stepscope.core.hardware.links import expected_seconds
 from stepscope.reference_workloads.estimate import communication
 from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
-from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
+from stepscope.reference_workloads.estimate.pipeline import (
+    SchedulePeriod,
+    StageSeconds,
+    refuse_not_estimated,
+    replay_schedule,
+)
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -34,7 +39,7 @@ _ADAM_BYTES_PER_PARAMETER = 28
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the estimate takes for granted.
+    """Assumptions of an estimate: the GPU, its efficiency, and the links.
 
     Attributes:
         efficiency: share of its dense peak that it reaches while it computes.
@@ -58,8 +63,8 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """The parts of a step in seconds, of the busiest pipeline rank; they add up to `total`.
+class EstimatedStepTime:
+    """Estimated parts of a step in seconds, of the busiest pipeline rank; they add up to `total`.
 
     Attributes:
         compute: matrix products and attention.
@@ -82,7 +87,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """All of it.
+    """Estimate of a workload: memory, FLOPs, communication, bubble and step time.
 
     Attributes:
         mfu: model FLOPs / (GPUs x dense peak x step).
@@ -96,8 +101,8 @@ class Estimate:
     outside_allocator_bytes: int
     flops: model_flops.StepFlops
     exchanges: tuple[tuple[communication.Exchange, ...], ...]
-    period: Period
-    step: StepTime
+    period: SchedulePeriod
+    step: EstimatedStepTime
     mfu: float
     not_modelled: tuple[str, ...]
 
@@ -113,7 +118,7 @@ class Estimate:
 
 
 def known_gpu(name: str) -> GpuModel:
-    """The catalogue's model of this name.
+    """The GPU model that an estimate is for, by name.
 
     Raises:
         UsageError: there is none.
@@ -127,20 +132,20 @@ def known_gpu(name: str) -> GpuModel:
 
 
 def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: Assumptions) -> Estimate:
-    """Estimate one workload.
+    """Estimate a workload's memory, FLOPs, communication, bubble and step time.
 
     Raises:
         UsageError: model, plan and recipe do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
     recipe.check(plan, preset, is_simulated=False)
-    refuse_unknown(plan, preset)
+    refuse_not_estimated(plan, preset)
     peak = _peak(assumptions.gpu, preset)
     fabric = communication.Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
     exchanged = tuple(communication.exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
     flops = model_flops.step_flops(preset, recipe)
     stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
-    period = replay_step(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
+    period = replay_schedule(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
     step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
     return Estimate(
         num_parameters=model_flops.num_parameters(preset),
@@ -193,10 +198,10 @@ def _step_time(
     recipe: Recipe,
     *,
     stages: dict[int, StageSeconds],
-    period: Period,
+    period: SchedulePeriod,
     exchanged: tuple[tuple[communication.Exchange, ...], ...],
     gpu: GpuModel,
-) -> StepTime:
+) -> EstimatedStepTime:
     """The parts of the step of the rank that computes longest."""
     rank = max(range(plan.pp), key=lambda each: period.busy_seconds[each])
     busy = period.busy_seconds[rank]
@@ -206,7 +211,7 @@ def _step_time(
         part.num_parameters for stage in plan.stages_of(rank) for part in model_flops.stage_parts(plan, preset, stage)
     )
     shards = plan.dp if plan.zero else 1
-    return StepTime(
+    return EstimatedStepTime(
         compute=busy - tensor_parallel,
         tensor_parallel=tensor_parallel,
         bubble=period.seconds - busy,
@@ -250,7 +255,7 @@ _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """A whole training.
+    """Estimated cost of a whole training.
 
     Attributes:
         flops: by 6ND.
@@ -274,7 +279,7 @@ def training_cost(
     num_gpus: int = 1,
     price_per_gpu_hour: float | None = None,
 ) -> TrainingCost:
-    """Cost at a pace that the whole job keeps up.
+    """Estimate the cost of a training at a pace that the whole job keeps up.
 
     Raises:
         UsageError: the price is below nothing or no number, or the cost is beyond all numbers.
@@ -289,8 +294,8 @@ def training_cost(
     return TrainingCost(num_tokens, flops, gpu_hours, gpu_hours / num_gpus / 24, money)
 
 
-def parse_amount(text: str, *, option: str = "") -> float:
-    """A number as people write it: 2T, 1.5B, 300e9.
+def parse_num_tokens(text: str, *, option: str = "") -> float:
+    """Parse a number of tokens to estimate the cost for: 2T, 1.5B, 300e9.
 
     Args:
         option: where it was given, for errors.
@@ -308,8 +313,8 @@ def parse_amount(text: str, *, option: str = "") -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One quantity, planned and measured; `unit` is bytes, flops or ms."""
+class EstimateComparison:
+    """One quantity, estimated and measured; `unit` is bytes, flops or ms."""
 
     what: str
     unit: str
@@ -324,8 +329,8 @@ class Comparison:
 
 def compare_with_run(
     estimate: Estimate, result: WorkloadResult, *, flops_per_rank: float | None = None
-) -> tuple[Comparison, ...]:
-    """Peak memory of each rank, the step, and a rank's model FLOPs a step.
+) -> tuple[EstimateComparison, ...]:
+    """Compare an estimate with a run: peak memory of each rank, step time, FLOPs of a rank.
 
     Args:
         flops_per_rank: as the analysis of the captured steps counts them from the operators' shapes; None without.
@@ -333,7 +338,7 @@ def compare_with_run(
     plan = result.job.plan
     ranks_per_stage = plan.dp * plan.tp
     rows = [
-        Comparison(
+        EstimateComparison(
             f"peak memory of rank {rank}",
             "bytes",
             estimate.memory[rank // ranks_per_stage].peak_bytes,
@@ -341,9 +346,9 @@ def compare_with_run(
         )
         for rank, outcome in enumerate(result.outcomes)
     ]
-    rows.append(Comparison("step", "ms", estimate.step.total * 1e3, result.step_seconds * 1e3))
+    rows.append(EstimateComparison("step", "ms", estimate.step.total * 1e3, result.step_seconds * 1e3))
     planned = estimate.flops.model / plan.world_size
-    rows.append(Comparison("model FLOPs of a rank and step", "flops", planned, flops_per_rank))
+    rows.append(EstimateComparison("model FLOPs of a rank and step", "flops", planned, flops_per_rank))
     return tuple(rows)
 
 
@@ -359,7 +364,7 @@ def plan_document(
     estimate: Estimate,
     cost: TrainingCost | None,
 ) -> dict[str, Any]:
-    """One document; bytes, seconds and FLOPs in base units, times of a step in milliseconds."""
+    """An estimate as the JSON document of `workload plan`, in base units; times of a step in milliseconds."""
     step = estimate.step
     not_modelled = [{"code": "not_modelled", "message": f"not modelled: {what}"} for what in estimate.not_modelled]
     return {

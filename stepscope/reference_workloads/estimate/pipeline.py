@@ -19,15 +19,15 @@ from stepscope.reference_workloads.plan import (
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """One micro-batch's passes through one stage."""
+    """Estimated time of one micro-batch's passes through one pipeline stage."""
 
     forward: float
     backward: float
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
-    """One step without its optimizer.
+class SchedulePeriod:
+    """Estimated time of one pipeline schedule, without the optimizer.
 
     Attributes:
         busy_seconds: of each pipeline rank.
@@ -42,9 +42,11 @@ class Period:
     textbook: float | None
 
 
-def replay_step(plan: ParallelPlan, stages: Mapping[int, StageSeconds], *, transfer_seconds: float) -> Period:
-    """Run the schedule with these durations; of a split backward both halves take the same time."""
-    order = step_order(plan)
+def replay_schedule(
+    plan: ParallelPlan, stages: Mapping[int, StageSeconds], *, transfer_seconds: float
+) -> SchedulePeriod:
+    """Estimate a pipeline's step by running its schedule with these durations of stages."""
+    order = schedule_order(plan)
     durations = {task: _seconds(task, stages[task.stage]) for tasks in order for task in tasks}
     # The replay does not care about the unit.
     result = replay(order, durations, num_stages=plan.num_stages, transfer_ns=transfer_seconds)
@@ -53,7 +55,7 @@ def replay_step(plan: ParallelPlan, stages: Mapping[int, StageSeconds], *, trans
     if plan.pp > 1 and plan.schedule in SPLIT_BACKWARD_SCHEDULES:
         textbook = None
     bubble = 1 - sum(result.busy_ns) / len(result.busy_ns) / result.period_ns
-    return Period(result.period_ns, result.busy_ns, bubble, textbook)
+    return SchedulePeriod(result.period_ns, result.busy_ns, bubble, textbook)
 
 
 def _seconds(task: Task, stage: StageSeconds) -> float:
@@ -62,8 +64,8 @@ def _seconds(task: Task, stage: StageSeconds) -> float:
     return stage.backward if task.kind is Pass.BACKWARD else stage.backward / 2
 
 
-def step_order(plan: ParallelPlan) -> Order:
-    """The order of torch's schedule classes, by pipeline rank; without a pipeline one micro-batch after another."""
+def schedule_order(plan: ParallelPlan) -> Order:
+    """Order of passes in torch's pipeline schedules, by pipeline rank, as an estimate replays it."""
     numbers = range(plan.num_micro_batches)
     if plan.pp == 1:
         return [[Task(kind, 0, number) for number in numbers for kind in (Pass.FORWARD, Pass.BACKWARD)]]
@@ -119,8 +121,8 @@ def _chunk_order(plan: ParallelPlan) -> tuple[list[tuple[int, int]], int]:
 KNOWN_SCHEDULES = SINGLE_STAGE_SCHEDULES + LOOPED_SCHEDULES
 
 
-def refuse_unknown(plan: ParallelPlan, preset: Preset) -> None:
-    """Raises UsageError, with the name of what is not modelled."""
+def refuse_not_estimated(plan: ParallelPlan, preset: Preset) -> None:
+    """Refuse layouts and models that no estimate covers."""
     unknown = [
         option.replace("_", " ")
         for option in ("sequence_parallel", "loss_parallel", "cpu_offload")

@@ -40,7 +40,7 @@ _CALLED = {int: "a whole number", float: "a number"}
 
 
 def parse_injection(text: str) -> Injection:
-    """The fault that NAME or NAME:field=value,... means, e.g. `slow_loader:milliseconds_per_item=5`.
+    """Parse `--inject` NAME or NAME:field=value,..., e.g. `slow_loader:milliseconds_per_item=5`.
 
     Raises:
         UsageError: there is no such fault or field, or the value is not of the field's kind, or out of its bounds.
@@ -66,7 +66,7 @@ def parse_injection(text: str) -> Injection:
 
 
 def list_faults() -> list[dict[str, Any]]:
-    """Each fault's name, docstring's first line, expected verdict, needs, and default severity."""
+    """List all injectable faults: name, expected verdict, needs, and default severity."""
     return [
         {
             "name": kind.name,

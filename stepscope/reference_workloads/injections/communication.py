@@ -49,7 +49,7 @@ class TinyBuckets(_ExchangeFault):
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, bucket_mb=self.message_mb))
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         """A bucket holds at least one parameter, and those of wide layers are large: cut them too."""
         from torch.nn.parallel import DistributedDataParallel
 

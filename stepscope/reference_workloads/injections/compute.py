@@ -28,7 +28,7 @@ class MemoryBound(faults.Injection):
 
     passes_per_layer: int = faults.severity(64, least=1)
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         def go_through_memory(_module: Any, _inputs: Any, output: Any) -> Any:
             for _ in range(self.passes_per_layer):
                 output = output * 1.0  # the same values; the backward pass does it again
@@ -82,7 +82,7 @@ class Straggler(faults.Injection):
         """A trace without kernels does not tell more work from slower work."""
         return self.reasons if device_type == "cuda" else ()
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         if site.rank != self.rank:
             return
         if site.device.type == "cpu":
@@ -97,7 +97,7 @@ class Straggler(faults.Injection):
             )
             site.kept[self.name] = matrix, torch.empty_like(matrix), num_products
 
-    def before_step(self, site: faults.Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         if site.rank != self.rank or site.device.type == "cpu":
             return
         import torch
@@ -108,7 +108,7 @@ class Straggler(faults.Injection):
 
 
 def rank_flops(job: TrainingJob, pp_rank: int) -> float:
-    """FLOPs of a step in the layers of one rank, forwards and backwards, from the shapes alone.
+    """FLOPs of a step in one rank's layers, against which an injected straggler's work is measured.
 
     Not from the modules: DDP takes tensor-parallel parameters out of them in its first forward pass.
     """

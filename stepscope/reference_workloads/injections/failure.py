@@ -24,7 +24,7 @@ _DUMP_SECONDS = 8.0
 
 
 class Hang(faults.Injection):
-    """A fault after which the other ranks wait for ever: they give up soon, and each leaves its flight recorder."""
+    """An injected fault that makes the other ranks wait for ever; each leaves its flight recorder."""
 
     __slots__ = ()
 
@@ -49,14 +49,14 @@ class Hang(faults.Injection):
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
         }
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         if site.job.profiled:
             Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenData(Hang):
-    """One data-parallel rank has fewer batches, leaves the loop, and waits for peers that wait for it."""
+    """Injected hang: one data-parallel rank has fewer batches, leaves the loop, and waits for its peers."""
 
     name = "uneven_data"
     needs = (faults.DATA_PARALLEL,)
@@ -66,7 +66,7 @@ class UnevenData(Hang):
     num_batches: int = faults.severity(7, least=1)
     timeout_seconds: float = faults.severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """Ranks must have waited in vain for each other, and all have lived to tell."""
         error = ending.error.lower()
         waited = any(sign in error for sign in _SIGNS_OF_TIMEOUT)
@@ -89,7 +89,7 @@ class UnevenData(Hang):
 
 @dataclass(frozen=True, slots=True)
 class DyingRank(Hang):
-    """One rank is killed between its backward pass and its optimizer, as by the kernel when memory runs out."""
+    """Injected hang: one rank is killed before its optimizer, as by the kernel when memory runs out."""
 
     name = "dying_rank"
     reasons = (Reason.MISSING_RANK,)
@@ -100,7 +100,7 @@ class DyingRank(Hang):
     at_step: int = faults.severity(7, least=0)
     timeout_seconds: float = faults.severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """This rank must have been killed, and the others must have reported what they waited for."""
         if f"rank {self.rank} was killed by {signal.SIGKILL.name}" not in ending.error:
             return f"rank {self.rank} was to be killed, but: {ending.error}"
@@ -114,12 +114,12 @@ class DyingRank(Hang):
             return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
         return faults.Injection.refusal(self, job)
 
-    def after_backward(self, site: faults.Site, step: int) -> None:
+    def after_backward(self, site: faults.FaultSite, step: int) -> None:
         if site.rank == self.rank and step == self.at_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _missing_recorders(ending: faults.Ending, ranks: Iterable[int]) -> str | None:
+def _missing_recorders(ending: faults.FaultyRunEnding, ranks: Iterable[int]) -> str | None:
     missing = [str(rank) for rank in ranks if flight_path(rank).as_posix() not in ending.left]
     return f"no flight recorder of rank {', '.join(missing)} was left: {ending.error}" if missing else None
 

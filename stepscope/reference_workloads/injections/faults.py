@@ -36,15 +36,15 @@ _ALLOWED = "allowed"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a job must have for a fault to mean anything; `text` completes "it needs"."""
+    """What a job must have for an injected fault to mean anything; `text` completes "it needs"."""
 
     text: str
     met: Callable[[TrainingJob], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """Bounds of a severity, which is always finite; None is no bound."""
+class SeverityBounds:
+    """Bounds of an injected fault's severity, which is always finite; None is no bound."""
 
     least: float | None = None
     above: float | None = None
@@ -66,22 +66,22 @@ class Allowed:
 
 
 def severity(default: _Number, **bounds: float) -> _Number:
-    """A field of a fault, with the bounds of `Allowed`."""
-    allowed: _Number = field(default=default, metadata={_ALLOWED: Allowed(**bounds)})
+    """A field of an injected fault: one severity, with its `SeverityBounds`."""
+    allowed: _Number = field(default=default, metadata={_ALLOWED: SeverityBounds(**bounds)})
     return allowed
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a failed run ended: the line that says why, and the files that it left, relative to its run directory."""
+class FaultyRunEnding:
+    """How a run with an injected fault failed: the error line, and the files it left in its run directory."""
 
     error: str
     left: frozenset[str]
 
 
 @dataclass(slots=True)
-class Site:
-    """The rank on which a fault acts, once its model is built.
+class FaultSite:
+    """The rank on which an injected fault acts, once its model is built.
 
     Attributes:
         rank: of the whole job.
@@ -100,7 +100,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault. Fields of subclasses are its severity, with units in their names; hooks do nothing by default.
+    """One injected fault. Fields of subclasses are its severity; hooks do nothing by default.
 
     Attributes:
         name: of the case, as `--inject` takes it.
@@ -140,7 +140,7 @@ class Injection:
         """Those of `reasons` that a trace of this kind of device ("cpu", "cuda") can tell."""
         return self.reasons
 
-    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: FaultyRunEnding) -> str | None:
         """Difference between how a failed run ended and what this fault causes; None where they agree."""
         return None
 
@@ -165,21 +165,21 @@ class Injection:
         """The map-style dataset that this data-parallel rank reads."""
         return dataset
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: FaultSite) -> None:
         """The model and optimizer are there; the first step has not begun."""
 
-    def before_step(self, site: Site, step: int) -> None:
+    def before_step(self, site: FaultSite, step: int) -> None:
         """The batch is there; nothing of step `step` has been computed."""
 
-    def after_backward(self, site: Site, step: int) -> None:
+    def after_backward(self, site: FaultSite, step: int) -> None:
         """The gradients are there; the optimizer has not run."""
 
-    def after_step(self, site: Site, step: int) -> None:
+    def after_step(self, site: FaultSite, step: int) -> None:
         """The optimizer has run; the step is still open."""
 
 
-def layers_of(site: Site) -> Iterator[nn.Module]:
-    """The blocks of this rank's stages, first to last; none for models without blocks."""
+def layers_of(site: FaultSite) -> Iterator[nn.Module]:
+    """The blocks that an injected fault changes on its rank, first to last; none for models without blocks."""
     from torch import nn
 
     for module in site.modules:
@@ -190,13 +190,14 @@ def layers_of(site: Site) -> Iterator[nn.Module]:
 
 
 def widest_matrix(layer: nn.Module) -> nn.Linear:
+    """The layer's widest matrix, on which an injected fault acts."""
     from torch import nn
 
     return max((part for part in layer.modules() if isinstance(part, nn.Linear)), key=lambda part: part.out_features)
 
 
 def control_of(job: TrainingJob) -> TrainingJob:
-    """The same job without its faults, as they all ask for it; what a faulty run is measured against.
+    """The control of a faulty job: the same job without its faults, as they all ask for it.
 
     Raises:
         UsageError: the layout or model that a fault asks for cannot be.
@@ -207,8 +208,8 @@ def control_of(job: TrainingJob) -> TrainingJob:
     return replace(job, injections=())
 
 
-def injected(job: TrainingJob) -> TrainingJob:
-    """The control as its faults change it.
+def inject_faults(job: TrainingJob) -> TrainingJob:
+    """The control job as its injected faults change it.
 
     Raises:
         UsageError: a fault means nothing for this job, what it changes does not fit, or was asked for otherwise.
@@ -269,7 +270,7 @@ def _lies_in_the_job(injection: Injection) -> bool:
 
 
 def write_injections(run_directory: Path, injections: Sequence[Injection]) -> None:
-    """What was built in, as truth/injected.json beside the traces; read by no analysis. Nothing for a control."""
+    """Write which faults were injected, as truth/injected.json; read by no analysis. Nothing for a control."""
     if not injections:
         return
     faults = [

@@ -32,7 +32,7 @@ _SEGMENT_BYTES = 64 * 2**20
 
 
 class Churn:
-    """Spends a part of each step in the allocator, in equal parts after each layer.
+    """Injected churn: spends a part of each step in the allocator, in equal parts after each layer.
 
     Args:
         extra_ratio: of a step without it.
@@ -96,7 +96,7 @@ class AllocatorChurn(faults.Injection):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         import torch
 
         def cycle() -> None:
@@ -113,7 +113,7 @@ class AllocatorChurn(faults.Injection):
         for layer in faults.layers_of(site):
             layer.register_forward_hook(after_layer)
 
-    def before_step(self, site: faults.Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         site.kept[self.name].begin_step(step)
 
 
@@ -133,14 +133,14 @@ _SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
 
 
 class OutOfMemory(faults.Injection):
-    """A fault after which an allocation fails."""
+    """An injected fault after which an allocation fails."""
 
     __slots__ = ()
 
     cause = Cause.OUT_OF_MEMORY
     needs = (faults.GPUS,)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """The error must be the device's."""
         if any(sign in ending.error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
             return None
@@ -164,8 +164,8 @@ class OomGrowth(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.Site) -> None:
-        keep_snapshot(site)
+    def prepare(self, site: faults.FaultSite) -> None:
+        _keep_snapshot(site)
         kept: list[Any] = site.kept.setdefault(self.name, [])
 
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
@@ -201,10 +201,10 @@ class OomFragmentation(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.Site) -> None:
-        keep_snapshot(site)
+    def prepare(self, site: faults.FaultSite) -> None:
+        _keep_snapshot(site)
 
-    def before_step(self, site: faults.Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         if step == self.at_step:
             site.kept[self.name] = _in_pieces(site.device, self.segment_mb * 2**20, self.kept_ratio)
 
@@ -223,7 +223,7 @@ def _in_pieces(device: Any, segment_bytes: int, kept_ratio: float) -> list[Any]:
     return kept
 
 
-def keep_snapshot(site: faults.Site) -> None:
+def _keep_snapshot(site: faults.FaultSite) -> None:
     """Have torch write what holds the memory when it runs out."""
     import torch
 

@@ -154,7 +154,7 @@ class HostSync(faults.Injection):
 
     reads_per_layer: int = faults.severity(400, least=1)
 
-    def prepare(self, site: faults.Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         def read(_module: Any, _inputs: Any, output: Any) -> None:
             values = output.detach().flatten()
             for place in range(self.reads_per_layer):

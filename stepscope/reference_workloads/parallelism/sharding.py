@@ -74,7 +74,7 @@ def replicate_by_ddp(model: nn.Module, plan: ParallelPlan, recipe: Recipe, mesh:
 def make_optimizer(
     modules: Iterable[nn.Module], plan: ParallelPlan, preset: Preset, mesh: DeviceMesh
 ) -> torch.optim.Optimizer:
-    """AdamW over all parameters of this rank's stages."""
+    """AdamW over this rank's sharded parameters, or ZeroRedundancyOptimizer."""
     groups = _parameters_by_mesh(parameter for module in modules for parameter in module.parameters())
     if plan.zero == 1:
         return _zero_one(groups, preset, mesh)

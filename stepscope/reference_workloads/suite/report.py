@@ -18,12 +18,12 @@ SCHEMA = "stepscope.suite/1"
 JSON_FILE = "confusion.json"
 TEXT_FILE = "confusion.md"
 
-_MISSED = (scoring.Outcome.WRONG_CAUSE, scoring.Outcome.WRONG_REASON, scoring.Outcome.FAILED)
+_MISSED = (scoring.CaseOutcome.WRONG_CAUSE, scoring.CaseOutcome.WRONG_REASON, scoring.CaseOutcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """The whole answer.
+    """Report of a suite: scores of the verdicts on labelled runs.
 
     Attributes:
         device: the GPU's name, or "cpu".
@@ -48,9 +48,10 @@ class SuiteReport:
     schema: str = SCHEMA
 
 
-def make_report(
+def make_suite_report(
     scores: Sequence[scoring.CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
 ) -> SuiteReport:
+    """Make the report of a suite from its cases' scores."""
     judged = [row.prediction.is_right for row in scores if row.prediction is not None]
     known = [is_right for is_right in judged if is_right is not None]
     warnings = [
@@ -86,21 +87,23 @@ def make_report(
     )
 
 
-def write_report(report: SuiteReport, folder: SuiteFolder) -> None:
-    """Write both files.
+def write_suite_report(report: SuiteReport, folder: SuiteFolder) -> None:
+    """Write the suite's report as confusion.md and confusion.json.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    write_whole(folder.path / JSON_FILE, encode_report(report))
-    write_whole(folder.path / TEXT_FILE, as_markdown(report).encode())
+    write_whole(folder.path / JSON_FILE, encode_suite_report(report))
+    write_whole(folder.path / TEXT_FILE, suite_report_markdown(report).encode())
 
 
-def encode_report(report: SuiteReport) -> bytes:
+def encode_suite_report(report: SuiteReport) -> bytes:
+    """Encode the suite's report as JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
-def as_markdown(report: SuiteReport) -> str:
+def suite_report_markdown(report: SuiteReport) -> str:
+    """The suite's report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
     parts.append(_failed_controls(report))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -161,7 +164,7 @@ def _prediction_table(report: SuiteReport) -> str:
     return f"## What-if against the control\n\n{_table(header, rows)}\n\n{note}"
 
 
-def _prediction_row(case: str, prediction: scoring.Prediction) -> list[str]:
+def _prediction_row(case: str, prediction: scoring.SuitePrediction) -> list[str]:
     judged = "bound" if prediction.is_bound else {True: "right", False: "wrong", None: ""}[prediction.is_right]
     return [
         case,
@@ -180,8 +183,8 @@ def _misses(report: SuiteReport) -> str:
     parts = []
     for title, outcomes in (
         ("Misses", _MISSED),
-        ("Runs that their fault ended", (scoring.Outcome.ENDED_AS_EXPECTED,)),
-        ("Refused", (scoring.Outcome.REFUSED,)),
+        ("Runs that their fault ended", (scoring.CaseOutcome.ENDED_AS_EXPECTED,)),
+        ("Refused", (scoring.CaseOutcome.REFUSED,)),
     ):
         rows = [row for row in report.cases if row.outcome in outcomes]
         if rows:

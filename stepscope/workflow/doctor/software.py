@@ -27,7 +27,7 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 
 @dataclass(frozen=True, slots=True)
-class DriverFacts:
+class _DriverFacts:
     """The driver and its GPUs, by NVML.
 
     Attributes:
@@ -44,21 +44,21 @@ class DriverFacts:
     gpm: Mapping[int, tuple[MissingReason, str] | None] | None = None
 
 
-def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
+def ask_driver(programs: Programs, seconds: float = _SECONDS) -> _DriverFacts:
     """Read driver and GPUs through NVML, in processes that may hang."""
     driver = look(programs, seconds)
     if not driver.gpus:
-        return DriverFacts(driver)
+        return _DriverFacts(driver)
     with DriverWatch({gpu.index: gpu.key for gpu in driver.gpus}, programs, seconds) as watch:
         watch.begin()
         states = watch.end(None)
         facts = next(filter(None, (watch.facts(gpu.index) for gpu in driver.gpus)), {})
     silent = {index: why_failed(state) for index, state in states.items() if isinstance(state, Failure)}
     gpm = {index: _why_no_gpm(state) for index, state in states.items() if isinstance(state, GpuState)}
-    return DriverFacts(driver, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
+    return _DriverFacts(driver, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
 
 
-def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]:
+def look_at_driver(machine: Machine, facts: _DriverFacts) -> Iterator[DoctorLine]:
     """Check the driver, its GPUs, and their device files."""
     on_bus, num_up = count_gpus_on_bus(machine.files), len(facts.look.gpus) - len(facts.silent)
     if facts.look.why_not:
@@ -100,7 +100,7 @@ def _opens(machine: Machine, name: str) -> bool:
     return os.access(machine.path(f"dev/{name}"), os.R_OK | os.W_OK)
 
 
-def _look_at_gpm(facts: DriverFacts) -> Iterator[DoctorLine]:
+def _look_at_gpm(facts: _DriverFacts) -> Iterator[DoctorLine]:
     whys = {index: why for index, why in (facts.gpm or {}).items() if why is not None}
     if facts.gpm and not whys:
         yield DoctorLine("profiling counters", _OK, "tensor, SM and memory activity through GPM")

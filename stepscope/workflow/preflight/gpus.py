@@ -109,9 +109,9 @@ def _by_slurm(
     if not names:
         raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
     devices = _devices(driver)
-    visible_names = device_names.parse_device_list(visible)
-    if visible_names and len(device_names.devices_visible_to_cuda(devices, visible)) == len(visible_names):
-        names = visible_names
+    _visible_names = device_names.parse_device_list(visible)
+    if _visible_names and len(device_names.devices_visible_to_cuda(devices, visible)) == len(_visible_names):
+        names = _visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
         what = f"{listed(numbers)} {form(len(numbers), 'identifies', 'identify')} no GPU"
@@ -238,7 +238,7 @@ class Discovery:
     warnings: tuple[Notice, ...] = ()
 
 
-def visible_names(programs: Programs, variable: str) -> list[str] | None:
+def _visible_names(programs: Programs, variable: str) -> list[str] | None:
     """Devices that the environment lets CUDA see, in CUDA's order; None for all."""
     text = programs.environment.get(variable)
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
@@ -279,7 +279,7 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
         reply = ask(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
     devices = [DeviceFacts(**one) for one in reply["devices"]] if isinstance(reply, dict) else []
-    visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
+    visible = _visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
     warnings: list[Notice] = []
     unseen: list[tuple[int, str]] = []
     if devices:

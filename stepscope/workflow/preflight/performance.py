@@ -154,7 +154,7 @@ _PAIR_EFFECT = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
+class _Outlier:
     """A GPU that is slower than the others.
 
     Attributes:
@@ -168,7 +168,7 @@ class Outlier:
     limit: float
 
 
-def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
+def low_outliers(values: Mapping[int, float]) -> dict[int, _Outlier]:
     """GPUs that are slower than the others, by index: `values` are rates of GPUs of one kind."""
     if len(values) < 2:
         return {}
@@ -179,7 +179,7 @@ def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
         usual = median(values.values())
         deviation = _SCALE * median(abs(value - usual) for value in values.values())
         limit = usual - max(MAX_DEVIATIONS * deviation, MIN_EFFECT * usual)
-    return {index: Outlier(value, usual, limit) for index, value in values.items() if value < limit}
+    return {index: _Outlier(value, usual, limit) for index, value in values.items() if value < limit}
 
 
 WARN_SHARE = 0.85

@@ -13,8 +13,8 @@ from stepscope.cli.workload.suite import suite_command
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.suite import runner as suite_run
-from stepscope.reference_workloads.suite.cases import Run
-from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder
+from stepscope.reference_workloads.suite.cases import SuiteRun
+from stepscope.reference_workloads.suite.results import SuiteFolder, SuiteRunResult
 
 
 def test_cases_are_listed_with_their_controls() -> None:
@@ -48,9 +48,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cause]:
     """What runs are called that are not made, by their name; others fail."""
     causes: dict[str, Cause] = {}
 
-    def make(run: Run, _folder: SuiteFolder, fingerprint: str) -> RunResult:
+    def make(run: SuiteRun, _folder: SuiteFolder, fingerprint: str) -> SuiteRunResult:
         cause = causes.get(run.name)
-        return RunResult(run.name, fingerprint, 1.0, cause=cause, error=None if cause else "no")
+        return SuiteRunResult(run.name, fingerprint, 1.0, cause=cause, error=None if cause else "no")
 
     monkeypatch.setattr(suite_run, "_make", make)
     return causes
