@@ -46,7 +46,7 @@ from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.junit import gates_as_junit
-from stepscope.workflow.panels.report import render
+from stepscope.workflow.panels.report import render_report
 from stepscope.workflow.panels.timeline import make_tile, make_track
 from stepscope.workflow.run_records import read_steps
 from stepscope.workflow.trace_info import describe_trace
@@ -206,7 +206,7 @@ def _assert_finite(value: Any, where: str) -> None:
 
 def show(analysis: Analysis, timelines: Sequence[RankTimeline], *, in_terminal: bool) -> None:
     """Report, terminal (slow) and comparison with another run, as they would be written."""
-    page = render(analysis, timelines, title="a run", version="0").encode()
+    page = render_report(analysis, timelines, title="a run", version="0").encode()
     assert len(page) < LARGEST_REPORT_BYTES, f"a report of {len(page)} bytes"
     for track in map(make_track, timelines):
         origin, length = int(track.edges_ns[0]), int(track.edges_ns[-1] - track.edges_ns[0])

@@ -18,7 +18,7 @@ from stepscope.core.documents import machine_checks
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.protocol.messages import SOCKET_VARIABLE
 from stepscope.core.text.numbers import listed, number_runs
-from stepscope.workflow.junit import who_of
+from stepscope.workflow.junit import gpus_of_check
 
 if TYPE_CHECKING:
     from stepscope.workflow.preflight.phases import Progress
@@ -144,9 +144,9 @@ def preflight_command(
     request = preflight_request.PreflightRequest(
         device_type=device,
         quick=quick,
-        groups=frozenset(machine_checks.CheckGroup) if checks is None else preflight_request.groups_of(checks),
-        gpus=None if gpus is None else preflight_request.gpus_of(gpus),
-        slurm_gpus=None if slurm_gpus is None else preflight_request.slurm_gpus_of(slurm_gpus),
+        groups=frozenset(machine_checks.CheckGroup) if checks is None else preflight_request.parse_check_groups(checks),
+        gpus=None if gpus is None else preflight_request.parse_gpu_names(gpus),
+        slurm_gpus=None if slurm_gpus is None else preflight_request.parse_slurm_gpus(slurm_gpus),
         expected_gpus=expected_gpus,
         seconds=timeout,
         driver_seconds=preflight_request.driver_seconds_of(timeout),
@@ -261,7 +261,7 @@ def _sentence(check: machine_checks.CheckResult) -> str:
     measured = (
         f" {_scaled_number(check.value, check.unit)} {_SCALES[check.unit][1]}," if check.value and check.unit else ""
     )
-    who = f"{who_of(check)}  " if check.gpus else ""
+    who = f"{gpus_of_check(check)}  " if check.gpus else ""
     return f"{check.outcome.value.upper()}  {who}{check.check}:{measured} {check.detail}"
 
 

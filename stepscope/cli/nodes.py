@@ -221,14 +221,14 @@ def top_command(clients: list[AgentClient], once: bool, interval: float, job: st
 
     An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim.
     """
-    from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, chosen, unknown_job
+    from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, select_devices, unknown_job
 
     if not once and not as_json:
         with NodeWatch(clients) as watch:
-            _show_live(watch, interval, lambda: chosen(watch.answers(), job=job, sick=sick))
+            _show_live(watch, interval, lambda: select_devices(watch.answers(), job=job, sick=sick))
         return
     answers = answers_of(clients)
-    _print_nodes(chosen(answers, job=job, sick=sick), unknown_job(answers, job), as_json=as_json)
+    _print_nodes(select_devices(answers, job=job, sick=sick), unknown_job(answers, job), as_json=as_json)
     check_answers(answers)
 
 

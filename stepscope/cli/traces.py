@@ -19,7 +19,7 @@ from stepscope.core.vocabulary import Cause
 if TYPE_CHECKING:
     from stepscope.workflow.analyze import AnalysisResult
     from stepscope.workflow.fan_out.engine import FanOut
-    from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
+    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo, TraceProblems
 
 
 @click.command("analyze")
@@ -66,9 +66,9 @@ def analyze_command(
         )
     try:
         if html is not None:
-            from stepscope.workflow.panels.report import title_of, write_report
+            from stepscope.workflow.panels.report import report_title, write_html_report
 
-            write_report(result.analysis, result.timelines, html, title=title_of(paths))
+            write_html_report(result.analysis, result.timelines, html, title=report_title(paths))
     finally:  # the verdict is shown even if the file cannot be written
         _show_analysis(result, as_json=as_json)
 
@@ -96,10 +96,10 @@ def report_command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> Non
     RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. An analysis that
     is kept in the run and up to date is used.
     """
-    from stepscope.workflow.panels.report import report
+    from stepscope.workflow.panels.report import report_of_run
 
     with file_progress("reading") as on_progress:
-        written = report(paths, output, fan_out=fan_out, on_progress=on_progress)
+        written = report_of_run(paths, output, fan_out=fan_out, on_progress=on_progress)
     click.echo(f"wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)", err=True)
 
 
@@ -221,7 +221,10 @@ def _print_what_if(report: WhatIfReport) -> None:
     for fix in report.fixes:
         table.add_row(*_fix_cells(fix))
     console.print(table)
-    for who, share in (("slowest workers", report.worst_workers_share), ("last stage", report.last_stage_share)):
+    for who, share in (
+        ("slowest workers", report.worst_workers_share),
+        ("last stage", report.last_stage_share),
+    ):
         if share is not None:
             console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
     for what, slowdowns in (
@@ -341,7 +344,7 @@ def _steps(steps: list[int]) -> str:
     return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MAX_STEPS_SHOWN else shown or "not marked"
 
 
-def _problems(problems: Problems) -> str:
+def _problems(problems: TraceProblems) -> str:
     numbers = {"repaired": problems.repaired, "dropped": problems.dropped, "clipped": problems.clipped}
     parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
     if problems.clipped:

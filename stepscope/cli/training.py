@@ -186,14 +186,14 @@ def _check_verdict(analysis: Analysis, case: _DemoCase, run: Path) -> None:
 
 
 def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
-    from stepscope.dashboard.app import serve
+    from stepscope.dashboard.app import serve_dashboard
 
     def announce(url: str) -> None:
         page = f"{url.rstrip('/')}/runs/{run_id}"
         click.echo(f"stepscope dashboard: {page}; stop it with Ctrl-C", err=True)
         webbrowser.open(page)
 
-    serve(runs, host="127.0.0.1", port=port, when_listening=announce)
+    serve_dashboard(runs, host="127.0.0.1", port=port, when_listening=announce)
 
 
 def _program() -> str:
@@ -224,11 +224,11 @@ def dashboard_command(
     root: Path, host: str, port: int, open_browser: bool, insecure: bool, allowed_hosts: tuple[str, ...]
 ) -> None:
     """Serve the web app of runs and their verdicts."""
-    from stepscope.dashboard.app import serve
+    from stepscope.dashboard.app import serve_dashboard
 
     def announce(url: str) -> None:
         click.echo(f"stepscope dashboard: {url} shows the runs in {root.resolve()}; stop it with Ctrl-C", err=True)
         if open_browser:
             webbrowser.open(url)
 
-    serve(root, host=host, port=port, insecure=insecure, allowed_hosts=allowed_hosts, when_listening=announce)
+    serve_dashboard(root, host=host, port=port, insecure=insecure, allowed_hosts=allowed_hosts, when_listening=announce)

@@ -74,7 +74,7 @@ class _TileDocument:
 
 
 def make_api(store: RunStore) -> APIRouter:
-    """The routes over `store`. Handlers are plain functions: FastAPI runs them on worker threads."""
+    """REST routes of the dashboard over `store`. FastAPI runs the plain functions on worker threads."""
     described = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL_SCHEMA}}}
     router = APIRouter(responses={"default": described})
     tracks = _TrackCache(store)
@@ -202,13 +202,13 @@ def _response(make: Callable[[], bytes]) -> Response:
 
 
 def refusal(status: int, error: StepscopeError) -> Response:
-    """The response of every refused request."""
+    """HTTP response of a request that the dashboard refuses."""
     content = encode_document({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
 
 
 class HeadMiddleware:
-    """Answers HEAD with the headers of GET: FastAPI's routes take only GET, load balancers send HEAD."""
+    """Answers the dashboard's HEAD requests with the headers of GET: FastAPI's routes take only GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -226,7 +226,7 @@ class HeadMiddleware:
 
 
 def refuse_in_one_shape(server: FastAPI) -> None:
-    """Give the framework's own errors (wrong query, wrong method) the shape of the API's."""
+    """Give FastAPI's own errors (wrong query, wrong method) the shape of the dashboard's."""
     server.add_exception_handler(RequestValidationError, _wrong_question)
     server.add_exception_handler(HTTPException, _wrong_method)
 
@@ -297,7 +297,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def log_failure(error: Exception, *, doing: str) -> str:
-    """Log `error` with its traceback; returns the id of the log line."""
+    """Log an unexpected error of the dashboard with its traceback; returns the id of the log line."""
     error_id = secrets.token_hex(4)
     _LOG.error("error %s while %s", error_id, doing, exc_info=error)
     return error_id

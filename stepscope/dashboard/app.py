@@ -24,13 +24,13 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
 from stepscope.dashboard.pages.runs import make_run_page, make_runs_page
-from stepscope.dashboard.pages.shell import failed, make_shell, not_found
+from stepscope.dashboard.pages.shell import make_shell, not_found, page_failed
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
 from stepscope.store.runs import RunStore, UnknownRunError
 from stepscope.workflow.panels.report import style_sheet
 
 
-def serve(
+def serve_dashboard(
     root: Path,
     *,
     host: str,
@@ -39,7 +39,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     when_listening: Callable[[str], None],
 ) -> None:
-    """Serve the runs under `root` until SIGINT or SIGTERM.
+    """Serve the dashboard of the runs under `root` until SIGINT or SIGTERM.
 
     Args:
         port: port; 0 takes a free one.
@@ -107,7 +107,7 @@ _COLOUR_SCHEME_SCRIPT = """
 
 
 def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -> FastAPI:
-    """The ASGI app over `store`.
+    """The dashboard's ASGI app over `store`.
 
     Args:
         allowed_hosts: accepted names in a request's Host header; None for all.
@@ -146,10 +146,10 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
 
     async def show(path: str | None) -> tuple[Any, Any, str]:
         try:
-            page: Page = await render(store, path or "/")
+            page: Page = await render_page(store, path or "/")
         except Exception as error:  # at the pages' edge: a page that fails must say so
             page = Page(
-                failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
+                page_failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
             )
         return page.body, page.breadcrumb, page.title
 
@@ -203,15 +203,15 @@ _NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/rea
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Content of the shell for a path: Dash components and the browser's title."""
+    """Content of the dashboard's shell for a path: Dash components and the browser's title."""
 
     body: Any
     breadcrumb: Any
     title: str
 
 
-async def render(store: RunStore, path: str) -> Page:
-    """The page at `path`, built on a worker thread: Dash calls its callbacks on the server's event loop."""
+async def render_page(store: RunStore, path: str) -> Page:
+    """The dashboard's page at `path`, built on a worker thread: Dash calls its callbacks on the event loop."""
     return await anyio.to_thread.run_sync(_render, store, path)
 
 

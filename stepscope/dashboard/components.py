@@ -27,7 +27,7 @@ _PROPERTIES = {"class": "className", "tabindex": "tabIndex"}
 
 
 def to_dash(node: str | elements.Element) -> Any:
-    """The tree as Dash components; a text is itself."""
+    """A panel's tree as Dash components; a text is itself."""
     if isinstance(node, str):
         return elements.clean(node)
     if node.kind == "info":
@@ -69,12 +69,12 @@ def _tabs(node: elements.Element) -> Component:
 
 
 def attributes(named: Mapping[str, object]) -> dict[str, Any]:
-    """Keyword arguments for `html.*`: Dash takes any `data-*` and `aria-*`, but its signatures know none of them."""
+    """Keyword arguments for Dash's `html.*`, whose signatures know no `data-*` and `aria-*`."""
     return dict(named)
 
 
-def timeline_panel(run_id: str, analysis: Analysis) -> elements.Element:
-    """The canvas that assets/20-timeline.js draws, and its steps as a table.
+def timeline_canvas_panel(run_id: str, analysis: Analysis) -> elements.Element:
+    """Panel of the dashboard's canvas that assets/20-timeline.js draws, and its steps as a table.
 
     The script mounts itself where it finds `data-timeline`; all it needs is in the data attributes.
     """

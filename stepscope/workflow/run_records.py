@@ -92,7 +92,7 @@ _SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 
 
 def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
-    """Reports by file name for snapshot files, folders or run directories, out-of-memory snapshots first.
+    """Memory reports by file name for snapshot files, folders or run directories, out-of-memory ones first.
 
     Raises:
         DataError: a path does not exist, contains no snapshot, or no snapshot can be read.

@@ -15,7 +15,7 @@ from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
 from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES
-from stepscope.dashboard.components import attributes, timeline_panel, to_dash
+from stepscope.dashboard.components import attributes, timeline_canvas_panel, to_dash
 from stepscope.dashboard.pages.shell import no_runs, not_analysed, not_found, unreadable
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.elements import swatch, tag
@@ -40,7 +40,7 @@ _COLUMNS: list[tuple[str, bool]] = [
 
 
 def make_runs_page(store: RunStore) -> Component:
-    """The page of all runs, or why there is none."""
+    """Dashboard page of all runs, or why there is none."""
     try:
         runs = store.list_runs()
     except DataError as error:
@@ -153,7 +153,7 @@ def _status(run: RunSummary) -> Any:
 
 
 def make_run_page(store: RunStore, run_id: str) -> Component:
-    """The page of a run, or why it cannot be shown."""
+    """Dashboard page of a run, or why it cannot be shown."""
     try:
         summary = store.get(run_id)
         if summary.status is RunStatus.UNREADABLE and summary.problem:
@@ -175,5 +175,5 @@ def _panels_of(summary: RunSummary, analysis: Analysis) -> Component:
         problem = [
             dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")
         ]
-    panels = tag("div", all_panels(analysis, timeline_panel(summary.id, analysis)), class_="ss-stack")
+    panels = tag("div", all_panels(analysis, timeline_canvas_panel(summary.id, analysis)), class_="ss-stack")
     return html.Div([head, *problem, to_dash(panels)], className="ss-stack")

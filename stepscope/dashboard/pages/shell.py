@@ -21,7 +21,7 @@ THEME = {
 
 
 def make_shell(root: Path) -> Component:
-    """The frame; the callback on the URL fills `page` and `breadcrumb`."""
+    """Frame of the dashboard's pages; the callback on the URL fills `page` and `breadcrumb`."""
     shell: Component = dmc.MantineProvider(
         theme=THEME,
         defaultColorScheme="auto",
@@ -111,21 +111,24 @@ def not_analysed(run_id: str, path: str) -> Component:
     return _state(
         None,
         f"{run_id} is not analysed yet",
-        [html.P("The traces are here. Run this, then reload the page:"), command(f"stepscope analyze {quoted(path)}")],
+        [
+            html.P("The traces are here. Run this, then reload the page:"),
+            command_block(f"stepscope analyze {shell_word(path)}"),
+        ],
     )
 
 
 def unreadable(name: str, problem: str, *, path: str | None = None) -> Component:
     """Page of an unreadable file or directory; `path` is the run that can be analysed again."""
     again = (
-        [html.P("If its traces are there, analyse it again:"), command(f"stepscope analyze {quoted(path)}")]
+        [html.P("If its traces are there, analyse it again:"), command_block(f"stepscope analyze {shell_word(path)}")]
         if path
         else []
     )
     return _state("!", f"{name} cannot be read", [html.P(problem, className="ss-error", role="alert"), *again])
 
 
-def failed(error_id: str, path: str) -> Component:
+def page_failed(error_id: str, path: str) -> Component:
     """Page of an unexpected error; its link loads the page again."""
     return _state(
         "!",
@@ -150,16 +153,16 @@ def no_runs(root: str) -> Component:
         [
             html.P(["Looked in ", html.Code(root), " for directories with a run.json, an analysis.json or traces/."]),
             html.P("Make a run on this machine, GPU or not:"),
-            command(f"stepscope demo --out {quoted(root)}"),
+            command_block(f"stepscope demo --out {shell_word(root)}"),
             html.P("Or point the dashboard elsewhere:"),
-            command("stepscope dashboard --runs DIR"),
+            command_block("stepscope dashboard --runs DIR"),
         ],
         has_link=False,
     )
 
 
-def command(text: str) -> Component:
-    """A shell command that can be copied."""
+def command_block(text: str) -> Component:
+    """A shell command on a page that can be copied."""
     return html.Div(
         [
             html.Code(text, className="ss-command-text"),
@@ -169,8 +172,8 @@ def command(text: str) -> Component:
     )
 
 
-def quoted(path: str) -> str:
-    """The path as one word of a shell."""
+def shell_word(path: str) -> str:
+    """The path as one word of a shell, for a command on a page."""
     plain = all(letter.isalnum() or letter in "/._-+=@%:," for letter in path)
     return path if plain and path else "'" + path.replace("'", "'\\''") + "'"
 

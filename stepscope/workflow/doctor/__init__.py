@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from stepscope.collectors.host.gpus import count_gpus_on_bus
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, Doctor, DoctorLine
 from stepscope.workflow.doctor import communication, machine, software
-from stepscope.workflow.preflight.workers import Programs
+from stepscope.workflow.preflight.workers import WorkerPrograms
 
 
 def examine(*, agent_address: str, agent_socket: str) -> Doctor:
-    """Run all checks; takes a second or two, and more where a driver hangs.
+    """Run all checks of `stepscope doctor`; takes some seconds, more where a driver hangs.
 
     Args:
         agent_address: host:port of the agent.
@@ -23,7 +23,7 @@ def examine(*, agent_address: str, agent_socket: str) -> Doctor:
 
 
 def _lines(node: machine.Machine, address: str, agent_socket: str) -> Iterator[DoctorLine]:
-    torch, driver = software.find_torch(), software.ask_driver(Programs())
+    torch, driver = software.find_torch(), software.ask_driver(WorkerPrograms())
     yield from software.look_at_python()
     num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(node.files))
     yield software.judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)

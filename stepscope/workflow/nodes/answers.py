@@ -24,7 +24,7 @@ _MAX_THREADS = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """Last answer of one machine.
+    """Last answer of one node's agent.
 
     Attributes:
         node: its last document; None before the first.
@@ -39,12 +39,12 @@ class NodeAnswer:
 
 
 def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
-    """Agents that did not answer, as warnings of a document."""
+    """Agents of nodes that did not answer, as warnings of a document."""
     return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
 
 
 def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
-    """Answers of all agents, each asked once, in parallel."""
+    """Ask the agents of all nodes once, in parallel."""
     with NodeWatch(clients) as watch:
         watch.ask()
         watch.wait()
@@ -52,7 +52,7 @@ def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
 
 
 def check_answers(answers: Sequence[NodeAnswer]) -> None:
-    """Check that an agent answered.
+    """Check that an agent of the nodes answered.
 
     Raises:
         UnreachableError: none did.
@@ -61,8 +61,8 @@ def check_answers(answers: Sequence[NodeAnswer]) -> None:
         raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
-def ask(client: AgentClient) -> node_documents.Node:
-    """Request a machine's document.
+def ask_node(client: AgentClient) -> node_documents.Node:
+    """Ask one node's agent for its document.
 
     Raises:
         UnreachableError: no answer, or not such a document.
@@ -84,7 +84,7 @@ def ask(client: AgentClient) -> node_documents.Node:
 
 
 def read_node(document: Mapping[str, Any]) -> node_documents.Node:
-    """The node that `node_document` encoded.
+    """Decode a node's document, which its agent encoded with `node_document`.
 
     Raises:
         msgspec.ValidationError, KeyError, TypeError, AttributeError: it is not such a document.
@@ -134,7 +134,7 @@ def _class_shape(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 class NodeWatch:
-    """Requests documents repeatedly, never two of one agent at a time. A context manager; its threads are daemons."""
+    """Asks the agents of nodes repeatedly, never one twice at a time. A context manager; threads are daemons."""
 
     def __init__(self, clients: Sequence[AgentClient]) -> None:
         self._clients = {str(client): client for client in clients}
@@ -174,7 +174,7 @@ class NodeWatch:
     def _run(self) -> None:
         while (agent := self._queue.get()) is not None:
             try:
-                node, error = ask(self._clients[agent]), ""
+                node, error = ask_node(self._clients[agent]), ""
             except StepscopeError as failed:
                 node, error = None, failed.what
             except Exception as failed:  # the thread's edge: one agent's answer stops no requests to others
@@ -190,8 +190,8 @@ class NodeWatch:
 _SICK = (HealthState.DEGRADED, HealthState.FAILED)
 
 
-def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) -> tuple[NodeAnswer, ...]:
-    """Answers with only the selected devices; machines without any are left out.
+def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) -> tuple[NodeAnswer, ...]:
+    """Answers of nodes with only the devices of one job, or sick ones; nodes without any are left out.
 
     Args:
         job: name or id of a job that has the device; empty: all devices.
@@ -210,10 +210,10 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
 
 
 def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
-    """A warning if no device of the machines that answer has the job."""
+    """A warning if no device of the nodes that answer has the job."""
     answers = tuple(answers)
     answering = any(answer.node for answer in answers)
-    if not job or not answering or any(answer.node for answer in chosen(answers, job=job)):
+    if not job or not answering or any(answer.node for answer in select_devices(answers, job=job)):
         return ()
     return (
         Notice("job_unknown", f"no GPU of a job called {job!r} is known to these agents; --job takes a name or id"),

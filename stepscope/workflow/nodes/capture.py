@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class CapturedJob:
-    """A capture at all agents of a job.
+    """A capture of a job through the agents of all its nodes.
 
     Attributes:
         order: the newest one, where it had to be repeated.
@@ -79,7 +79,7 @@ class CapturedJob:
 def capture_job(
     agents: Sequence[AgentClient], order: captures.CaptureOrder, *, wait: bool = True, log: Log = lambda _: None
 ) -> CapturedJob:
-    """Capture a job, which may just have been started, and wait for the traces; interrupting the wait cancels it.
+    """Capture a job through its nodes' agents and wait for the traces; interrupting the wait cancels it.
 
     Args:
         agents: of the job's nodes, each once.

@@ -42,7 +42,7 @@ _ARRIVAL_COLUMNS = [
 
 
 def communication_panel(analysis: Analysis) -> html.Element | None:
-    """A row for each kind, size and group, the most expensive first; None on one rank."""
+    """Panel of communication: a row for each kind, size and group; None on one rank."""
     if not analysis.collectives:
         return None
     ordered = sorted(analysis.collectives, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
@@ -134,7 +134,7 @@ def _arrival(row: RankArrivals) -> list[html.Child]:
 
 
 def pipeline_panel(analysis: Analysis) -> html.Element | None:
-    """Measured bubble = structural + imbalance + variance, beside the textbook's; None without a pipeline."""
+    """Panel of the pipeline's bubble: structural + imbalance + variance; None without a pipeline."""
     pipeline = analysis.pipeline
     if pipeline is None:
         return None

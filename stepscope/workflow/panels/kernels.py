@@ -39,7 +39,7 @@ _COPY_COLUMNS = [
 
 
 def kernels_panel(analysis: Analysis) -> html.Element | None:
-    """The kernels with the most time by name, operator, module and call, and the copies; None without kernels."""
+    """Panel of the kernels with the most time by name, operator, module and call, and the copies."""
     roofline = analysis.roofline
     if not roofline.kernels:
         return None

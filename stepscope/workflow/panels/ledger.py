@@ -17,7 +17,7 @@ MAX_STEPS = 40
 
 
 def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> html.Element:
-    """A bar per rank that adds up to 100 %, the same as a table, and with `with_steps` a bar per step."""
+    """Panel of the time breakdown: a bar per rank that adds up to 100 %, a table, and perhaps a bar per step."""
     categories = present_categories(analysis)
     ranks = most_different_ranks(analysis, MAX_RANKS)
     job = [_bar("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
@@ -38,12 +38,12 @@ def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> html.Elemen
 
 
 def present_categories(analysis: Analysis) -> list[TimeCategory]:
-    """The categories that take time on any rank."""
+    """Time categories that a panel shows: those that take time on any rank."""
     return [c for c in CATEGORY_ORDER if any(rank.ledger.get(c, 0.0) > 0 for rank in analysis.ranks)]
 
 
 def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
-    """Up to `most` ranks, in order: all of them, else those whose ledgers differ most from the job's."""
+    """Ranks that a panel shows: up to `most`, whose time breakdowns differ most from the job's."""
     if len(analysis.ranks) <= most:
         return analysis.ranks
 

@@ -26,10 +26,10 @@ from stepscope.workflow.panels.ledger import ledger_panel
 from stepscope.workflow.panels.timeline import timeline_panel
 
 
-def report(
+def report_of_run(
     paths: Sequence[str], destination: Path, *, fan_out: FanOut = HERE, on_progress: Progress | None = None
 ) -> Path:
-    """Write the report of a run; returns the path of the file.
+    """Write the HTML report of a run; returns the path of the file.
 
     Args:
         paths: as for `analyze`, or one saved analysis (then without time lines). An up-to-date analysis that is kept in
@@ -44,25 +44,27 @@ def report(
         check_readable(paths[0])
         place = Path(paths[0])
         if place.is_file() and is_saved_analysis(place):
-            return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)
+            return write_html_report(
+                decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem
+            )
         if has_current_analysis(place):
-            return write_report(load_analysis(place), load_timeline(place), destination, title=title_of(paths))
+            return write_html_report(load_analysis(place), load_timeline(place), destination, title=report_title(paths))
     result = analyze(paths, keep=False, with_timelines=True, fan_out=fan_out, on_progress=on_progress)
-    return write_report(result.analysis, result.timelines, destination, title=title_of(paths))
+    return write_html_report(result.analysis, result.timelines, destination, title=report_title(paths))
 
 
-def write_report(analysis: Analysis, timelines: Sequence[RankTimeline], destination: Path, *, title: str) -> Path:
-    """Write the report of an analysis; returns the path of the file.
+def write_html_report(analysis: Analysis, timelines: Sequence[RankTimeline], destination: Path, *, title: str) -> Path:
+    """Write the HTML report of an analysis; returns the path of the file.
 
     Raises:
         DataError: the file cannot be written.
     """
-    write_whole(destination, render(analysis, timelines, title=title, version=__version__).encode())
+    write_whole(destination, render_report(analysis, timelines, title=title, version=__version__).encode())
     return destination
 
 
-def title_of(paths: Sequence[str]) -> str:
-    """Name of the run: that of its folder."""
+def report_title(paths: Sequence[str]) -> str:
+    """Title of a report: the name of the run's folder."""
     return paths[0].rstrip("/").rsplit("/", 1)[-1] if "://" in paths[0] else Path(paths[0]).resolve().name or paths[0]
 
 
@@ -70,8 +72,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Even if an escape failed, a browser would run nothing and send no request."""
 
 
-def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str, version: str) -> str:
-    """The whole document.
+def render_report(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str, version: str) -> str:
+    """Render the HTML report.
 
     Args:
         timelines: the ranks' time lines; empty leaves their panel out.
@@ -99,7 +101,7 @@ def _style() -> str:
 
 
 def page_head(title: str, job: Job, *, started_ns: int | None = None) -> Element:
-    """The run, its size, and when it began."""
+    """Head of a report or page of a run: its name, size, and when it began."""
     mesh = mesh_words(job.mesh)
     missing = "" if len(job.ranks) == job.world_size else f"{len(job.ranks)} of "
     facts = [
@@ -114,7 +116,7 @@ def page_head(title: str, job: Job, *, started_ns: int | None = None) -> Element
 
 
 def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False) -> list[Child]:
-    """Trace quality first, then the verdict, then its evidence.
+    """All panels of an analysis: trace quality first, then the verdict, then its evidence.
 
     Args:
         timeline: the panel of the time lines, which page and report draw differently.
@@ -149,5 +151,5 @@ def _figures(job: Job) -> Element:
 
 
 def style_sheet(file_name: str) -> str:
-    """A style sheet: `panels.css` of all panels, `report.css` of the report around them."""
+    """Style sheet of the panels (`panels.css`) or of the report around them (`report.css`)."""
     return (files(__package__) / "assets" / file_name).read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ MIN_SHOWN_SHARE = 0.0005
 
 
 def quality_block(analysis: Analysis) -> html.Element:
-    """What is wrong with the traces, or that they are clean; above the verdict, so that no number is read without."""
+    """Panel of trace quality, above the verdict, so that no number is read without."""
     lines = quality_lines(analysis.trace_quality)
     counted = html.tag("div", " ".join(f"{about}: {line}." for about, line in lines.items()), class_="ss-note")
     problems = find_problems(analysis.job, analysis.trace_quality)
@@ -38,7 +38,7 @@ def quality_block(analysis: Analysis) -> html.Element:
 
 
 def verdict_card(analysis: Analysis) -> html.Element:
-    """The card above all figures: the cause, its size, what to do, and the evidence."""
+    """Panel of the verdict: the cause, its size, what to do, and the evidence."""
     verdict, world_size = analysis.verdict, analysis.job.world_size
     row = next((row for row in analysis.root_causes if row.cause == verdict.cause), None)
     kind = "The job is healthy; what bounds it:" if verdict.cause in HEALTHY_CAUSES else "Where the time goes:"
@@ -141,7 +141,7 @@ def _secondary(causes: list[SecondaryCause]) -> html.Child:
 
 
 def root_causes_panel(analysis: Analysis) -> html.Element:
-    """A bar per cause, the largest first; losses and useful work are distinguished."""
+    """Panel of root causes: a bar per cause, the largest first."""
     rows = sorted((row for row in analysis.root_causes if row.fraction > 0), key=lambda row: -row.fraction)
     largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
     items = [_cause(row, largest, analysis.job.world_size) for row in rows]
@@ -180,7 +180,7 @@ def _cause(row: RootCause, largest: float, world_size: int) -> html.Element:
 
 
 def what_if_panel(analysis: Analysis) -> html.Element | None:
-    """The predicted step with one cause removed; None when nothing was replayed."""
+    """Panel of what-if: the predicted step with one cause removed; None when nothing was replayed."""
     if not analysis.what_if:
         return None
     columns = [
@@ -218,7 +218,7 @@ def _fix(fix: WhatIf) -> list[html.Child]:
 
 
 def warnings_panel(analysis: Analysis) -> html.Element | None:
-    """The analysis's warnings; None when there are none."""
+    """Panel of the analysis's warnings; None when there are none."""
     if not analysis.warnings:
         return None
     shown = analysis.warnings[:MAX_WARNINGS]

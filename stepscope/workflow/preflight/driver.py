@@ -10,8 +10,17 @@ from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.metrics.readings import GPU, Collection, Finding, labels_from, read_alone
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
-from stepscope.workflow.preflight.performance import why_failed
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Programs, Reply, Worker, ask, ask_all, close_all
+from stepscope.workflow.preflight.performance import why_worker_failed
+from stepscope.workflow.preflight.workers import (
+    FailureKind,
+    Reply,
+    Worker,
+    WorkerFailure,
+    WorkerPrograms,
+    ask_worker,
+    ask_workers,
+    close_workers,
+)
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
 """Beginning of a process's error of this kind."""
@@ -19,7 +28,7 @@ _UNUSABLE = f"{DriverUnusableError.__name__}: "
 
 @dataclass(frozen=True, slots=True)
 class DriverGpu:
-    """A GPU that NVML knows.
+    """A GPU of a preflight that NVML knows.
 
     Attributes:
         key: its PCI address, by which it is asked for.
@@ -39,7 +48,7 @@ class DriverGpu:
 
 @dataclass(frozen=True, slots=True)
 class DriverLook:
-    """The GPUs that NVML knows.
+    """The GPUs that NVML knows before a preflight.
 
     Attributes:
         gpus: those that answer.
@@ -56,8 +65,8 @@ class DriverLook:
     is_drivers: bool = False
 
 
-def check_answers(driver: DriverLook) -> None:
-    """Check that a GPU is known.
+def check_driver_answers(driver: DriverLook) -> None:
+    """Check that NVML knows a GPU for the preflight.
 
     Raises:
         DataError: NVML cannot be used, or knows no GPU.
@@ -69,24 +78,24 @@ def check_answers(driver: DriverLook) -> None:
         raise DataError(driver.why_not or "NVML knows no GPU here", what_next="run: stepscope doctor")
 
 
-def look(programs: Programs, seconds: float) -> DriverLook:
-    """Find the GPUs. Each is asked in a process of its own, all at once: one that hangs hides no other.
+def look_by_driver(programs: WorkerPrograms, seconds: float) -> DriverLook:
+    """Find a preflight's GPUs through NVML, each in a process of its own: one that hangs hides no other.
 
     Args:
         seconds: after which the driver, or a GPU, counts as hanging.
     """
     with Worker(programs.state, programs.environment) as worker:
-        reply = ask(worker, {"do": "count"}, seconds)
-    if isinstance(reply, Failure):
+        reply = ask_worker(worker, {"do": "count"}, seconds)
+    if isinstance(reply, WorkerFailure):
         text = reply.detail.removeprefix(_UNUSABLE)
         is_drivers = reply.kind is FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
         return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG, is_drivers=is_drivers)
     assert isinstance(reply, dict)
     workers = [Worker(programs.state, programs.environment) for _ in range(reply["count"])]
     try:
-        replies = ask_all({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
+        replies = ask_workers({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
     finally:
-        close_all(workers)
+        close_workers(workers)
     gpus, lost = [], []
     for index, worker in enumerate(workers):
         gpu = _gpu_of(index, replies[worker])
@@ -98,8 +107,8 @@ def look(programs: Programs, seconds: float) -> DriverLook:
 
 
 def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
-    if isinstance(reply, Failure):
-        return why_failed(reply)
+    if isinstance(reply, WorkerFailure):
+        return why_worker_failed(reply)
     assert isinstance(reply, dict)
     if "lost" in reply:
         reason, detail = reply["lost"]
@@ -111,9 +120,9 @@ def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
 
 
 class DriverWatch:
-    """Readings of some GPUs before, during and after their measurement. A context manager."""
+    """NVML's readings of GPUs before, during and after a preflight's measurement. A context manager."""
 
-    def __init__(self, keys: Mapping[int, str], programs: Programs, seconds: float) -> None:
+    def __init__(self, keys: Mapping[int, str], programs: WorkerPrograms, seconds: float) -> None:
         """
         Args:
             keys: PCI address of each GPU, by index.
@@ -130,7 +139,7 @@ class DriverWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        close_all(list(self._workers.values()))
+        close_workers(list(self._workers.values()))
 
     def begin(self) -> None:
         """Read all before."""
@@ -143,18 +152,18 @@ class DriverWatch:
         """Sample from now on what changes under load."""
         self._ask_all("watch")
 
-    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | Failure]:
+    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | WorkerFailure]:
         """Read all again: the state of each GPU, or how its process failed.
 
         Args:
             logged: what the kernel logged meanwhile, by address on PCI; None where its log cannot be read.
         """
         samples = self._ask_all("samples")
-        states: dict[int, GpuState | Failure] = {}
+        states: dict[int, GpuState | WorkerFailure] = {}
         for index, reply in self._ask_all("read").items():
             sampled = samples[index]
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
-                states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it sent nothing")
+                states[index] = self._workers[index].failure or WorkerFailure(FailureKind.DIED, "it sent nothing")
                 continue
             after = read_alone(reply["collection"])
             states[index] = GpuState(
@@ -184,5 +193,5 @@ class DriverWatch:
         requests: dict[Worker, Mapping[str, Any]] = {
             worker: {"do": do, "key": self._keys[index]} for index, worker in self._workers.items()
         }
-        replies = ask_all(requests, self._seconds)
+        replies = ask_workers(requests, self._seconds)
         return {index: replies[worker] for index, worker in self._workers.items()}

@@ -18,17 +18,31 @@ from stepscope.workflow.preflight import performance
 from stepscope.workflow.preflight.device import Pace
 from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported, Worker, ask, ask_all
+from stepscope.workflow.preflight.workers import (
+    FailureKind,
+    Reply,
+    Unsupported,
+    Worker,
+    WorkerFailure,
+    ask_worker,
+    ask_workers,
+)
 
 _BYTES, _OPERATIONS = "bytes/s", "FLOP/s"
 _DESCRIBE = {"do": "describe"}
 
 
 class Measuring:
-    """Measurements of each GPU in its worker."""
+    """Preflight measurements of each GPU in its worker."""
 
     def __init__(
-        self, gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, *, seconds: float, is_cuda: bool
+        self,
+        gpus: Sequence[MeasuredGpu],
+        workers: Mapping[int, Worker],
+        sizes: MeasurementSizes,
+        *,
+        seconds: float,
+        is_cuda: bool,
     ) -> None:
         self.results: list[CheckResult] = []
         self._gpus = {gpu.index: gpu for gpu in gpus}
@@ -47,12 +61,12 @@ class Measuring:
         requests: dict[Worker, Mapping[str, Any]] = {
             worker: {**_DESCRIBE, "beside": self._gpus[index].pci_bus_id} for index, worker in self._workers.items()
         }
-        replies = ask_all(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
+        replies = ask_workers(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
         for index, worker in self._workers.items():
             reply = replies[worker]
             if isinstance(reply, dict) and not reply["devices"]:
                 reply = worker.fail(FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone")
-            if isinstance(reply, Failure):
+            if isinstance(reply, WorkerFailure):
                 self._add(judge_failure("start", (index,), reply))
 
     def healthy(self) -> list[MeasuredGpu]:
@@ -112,7 +126,7 @@ class Measuring:
                 self.results.append(CheckResult(check, (index,), Outcome.SKIPPED, why))
             else:
                 asked[self._workers[index]] = index
-        replies = ask_all(dict.fromkeys(asked, request), self._seconds)
+        replies = ask_workers(dict.fromkeys(asked, request), self._seconds)
         return {asked[worker]: reply for worker, reply in replies.items()}
 
     def _rate(
@@ -136,9 +150,13 @@ MAX_RESTARTS = 3
 
 
 def measure_peers(
-    gpus: Sequence[MeasuredGpu], worker: Worker | None, restart: Callable[[], Worker], sizes: Sizes, seconds: float
+    gpus: Sequence[MeasuredGpu],
+    worker: Worker | None,
+    restart: Callable[[], Worker],
+    sizes: MeasurementSizes,
+    seconds: float,
 ) -> list[CheckResult]:
-    """Measure copies between each two GPUs, one pair after the other.
+    """Measure a preflight's copies between each two GPUs, one pair after the other.
 
     Args:
         gpus: at least two.
@@ -170,7 +188,7 @@ def measure_peers(
                     "num_bytes": sizes.peer_bytes,
                     "pace": asdict(sizes.link_pace),
                 }
-                reply = ask(worker, request, seconds)
+                reply = ask_worker(worker, request, seconds)
                 results.append(_judge_pair(source, target, reply, sizes.peer_bytes))
     finally:
         worker.close()
@@ -178,9 +196,14 @@ def measure_peers(
 
 
 def measure_all_reduce(
-    gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, seconds: float, *, is_cuda: bool
+    gpus: Sequence[MeasuredGpu],
+    workers: Mapping[int, Worker],
+    sizes: MeasurementSizes,
+    seconds: float,
+    *,
+    is_cuda: bool,
 ) -> CheckResult:
-    """Measure an all-reduce over all GPUs, in their workers.
+    """Measure a preflight's all-reduce over all GPUs, in their workers.
 
     Args:
         gpus: at least two.
@@ -194,7 +217,7 @@ def measure_all_reduce(
             worker: {"do": "join", "rank": rank, "world_size": len(gpus), "path": path, "seconds": seconds}
             for rank, worker in enumerate(members)
         }
-        replies = ask_all(joins, seconds)
+        replies = ask_workers(joins, seconds)
         if all(isinstance(reply, dict) for reply in replies.values()):
             request = {
                 "do": "all_reduce",
@@ -202,7 +225,7 @@ def measure_all_reduce(
                 "num_warm": sizes.num_warm,
                 "num_runs": sizes.num_runs,
             }
-            replies = ask_all(dict.fromkeys(members, request), seconds)
+            replies = ask_workers(dict.fromkeys(members, request), seconds)
     expected = _expect_all_reduce(gpus) if is_cuda else None
     return _judge_all_reduce(
         tuple(gpu.index for gpu in gpus), [replies[worker] for worker in members], sizes.all_reduce_bytes, expected
@@ -223,12 +246,12 @@ def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_byte
 def _judge_all_reduce(
     gpus: tuple[int, ...], replies: Sequence[Reply], num_bytes: int, expected: Expectation | None
 ) -> CheckResult:
-    failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, Failure)]
+    failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, WorkerFailure)]
     if failed:
         # a worker that only hangs waits for the others: one that ended gives the reason
         _, first = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
         who = ", ".join(str(index) for index, _ in failed)
-        return judge_failure("all_reduce", gpus, Failure(first.kind, f"GPU {who}: {first.detail}"))
+        return judge_failure("all_reduce", gpus, WorkerFailure(first.kind, f"GPU {who}: {first.detail}"))
     unsupported = next((reply for reply in replies if isinstance(reply, Unsupported)), None)
     if unsupported is not None:
         return judge_failure("all_reduce", gpus, unsupported)
@@ -258,7 +281,7 @@ _MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MeasurementSizes:
     """Sizes of the measurements of a preflight.
 
     Attributes:
@@ -286,7 +309,7 @@ class Sizes:
     num_runs: int
 
 
-FULL = Sizes(
+FULL = MeasurementSizes(
     copy_bytes=2048 * _MIB,
     host_bytes=512 * _MIB,
     peer_bytes=512 * _MIB,
@@ -300,7 +323,7 @@ FULL = Sizes(
     num_warm=5,
     num_runs=20,
 )
-QUICK = Sizes(
+QUICK = MeasurementSizes(
     copy_bytes=1024 * _MIB,
     host_bytes=256 * _MIB,
     peer_bytes=256 * _MIB,
@@ -314,7 +337,7 @@ QUICK = Sizes(
     num_warm=3,
     num_runs=10,
 )
-CPU = Sizes(
+CPU = MeasurementSizes(
     copy_bytes=64 * _MIB,
     host_bytes=_MIB,
     peer_bytes=_MIB,
@@ -331,6 +354,6 @@ CPU = Sizes(
 """Small: on the CPU the code is tried, not the machine."""
 
 
-def sizes_for(device_type: str, *, quick: bool) -> Sizes:
-    """The sizes of a preflight."""
+def sizes_for(device_type: str, *, quick: bool) -> MeasurementSizes:
+    """The sizes of a preflight's measurements."""
     return CPU if device_type == "cpu" else QUICK if quick else FULL

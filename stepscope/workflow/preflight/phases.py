@@ -16,17 +16,24 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.metrics.readings import Finding
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight import gpus as node_gpus
-from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
+from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look_by_driver
 from stepscope.workflow.preflight.gpu_state import GpuState, judge_state
 from stepscope.workflow.preflight.measuring import Measuring, measure_all_reduce, measure_peers, sizes_for
-from stepscope.workflow.preflight.performance import is_board, judge_failure, with_neighbours
-from stepscope.workflow.preflight.workers import Failure, PreflightRequest, Programs, Worker, ask, close_all
+from stepscope.workflow.preflight.performance import is_sxm_board, judge_failure, with_neighbours
+from stepscope.workflow.preflight.workers import (
+    PreflightRequest,
+    Worker,
+    WorkerFailure,
+    WorkerPrograms,
+    ask_worker,
+    close_workers,
+)
 
 
 def run_preflight(
-    request: PreflightRequest, *, programs: Programs | None = None, on_progress: Progress = lambda _: None
+    request: PreflightRequest, *, programs: WorkerPrograms | None = None, on_progress: Progress = lambda _: None
 ) -> machine_checks.Preflight:
-    """Check the GPUs of this node; takes some seconds to minutes.
+    """Run a preflight: check the GPUs of this node; takes some seconds to minutes.
 
     Args:
         programs: worker processes; ours where none are given.
@@ -36,12 +43,12 @@ def run_preflight(
         DataError: nothing can be measured: no torch that can, no GPU.
         UnreachableError: the driver does not answer at all.
     """
-    programs = programs or Programs()
+    programs = programs or WorkerPrograms()
     began, time_ns = time.monotonic(), time.time_ns()
     on_progress("looking for GPUs")
     is_cuda = request.device_type == "cuda"
-    driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is not a GPU")
-    selection = node_gpus.select(request, driver, programs, count_gpus_on_bus(Files()))
+    driver = look_by_driver(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is not a GPU")
+    selection = node_gpus.select_gpus(request, driver, programs, count_gpus_on_bus(Files()))
     request = selection.request
     programs = programs if request.slurm_gpus is None else node_gpus.without_visible(programs)
     try:
@@ -49,10 +56,10 @@ def run_preflight(
     except (DataError, UsageError) as error:
         if not selection.results:
             raise
-        found = node_gpus.Discovery(
+        found = node_gpus.GpuDiscovery(
             (), {}, warnings=(Notice("not_measured", str(error)),)
         )  # a GPU that is gone counts more
-    states: dict[int, GpuState | Failure] = {}
+    states: dict[int, GpuState | WorkerFailure] = {}
     with ExitStack() as stack:
         log = stack.enter_context(KernelLog()) if is_cuda else None
         watched = {gpu.index: gpu.pci_bus_id for gpu in found.gpus if gpu.pci_bus_id in {g.key for g in driver.gpus}}
@@ -63,7 +70,7 @@ def run_preflight(
         results: list[machine_checks.CheckResult] = []
         if request.runs:
             on_start = watch.watch if machine_checks.CheckGroup.STATE in request.groups else lambda: None
-            results = measure(gpus, request, programs, on_start=on_start, on_progress=on_progress)
+            results = measure_gpus(gpus, request, programs, on_start=on_start, on_progress=on_progress)
         if machine_checks.CheckGroup.STATE in request.groups:
             on_progress("asking the driver")
             states = watch.end(_logged(log))
@@ -86,17 +93,19 @@ def run_preflight(
     )
 
 
-def _discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> node_gpus.Discovery:
+def _discover(request: PreflightRequest, programs: WorkerPrograms, driver: DriverLook) -> node_gpus.GpuDiscovery:
     if request.device_type == "cpu":
         return node_gpus.discover_cpu(request)
     return (
-        node_gpus.discover(request, programs, driver) if request.runs else node_gpus.discover_by_driver(request, driver)
+        node_gpus.discover_gpus(request, programs, driver)
+        if request.runs
+        else node_gpus.discover_by_driver(request, driver)
     )
 
 
 def _judge_states(
     gpus: Sequence[node_gpus.MeasuredGpu],
-    states: Mapping[int, GpuState | Failure],
+    states: Mapping[int, GpuState | WorkerFailure],
     driver: DriverLook,
     *,
     is_loaded: bool,
@@ -112,10 +121,10 @@ def _judge_states(
             why = driver.why_not or "NVML does not know this device: it is a part of a GPU, or none of NVIDIA's"
             outcome = machine_checks.Outcome.FAIL if driver.hangs else machine_checks.Outcome.SKIPPED
             results.append(machine_checks.CheckResult("driver", (gpu.index,), outcome, why))
-        elif isinstance(state, Failure):
+        elif isinstance(state, WorkerFailure):
             results.append(judge_failure("driver", (gpu.index,), state))
         else:
-            results += judge_state(gpu.index, state, is_board=is_board(gpu.model, gpu.name), is_loaded=is_loaded)
+            results += judge_state(gpu.index, state, is_board=is_sxm_board(gpu.model, gpu.name), is_loaded=is_loaded)
     return results
 
 
@@ -149,7 +158,7 @@ def _driver_version(gpus: Sequence[node_gpus.MeasuredGpu], watch: DriverWatch) -
 
 
 def _document_gpu(
-    gpu: node_gpus.MeasuredGpu, results: Sequence[machine_checks.CheckResult], state: GpuState | Failure | None
+    gpu: node_gpus.MeasuredGpu, results: Sequence[machine_checks.CheckResult], state: GpuState | WorkerFailure | None
 ) -> machine_checks.PreflightGpu:
     outcome = machine_checks.worst(result.outcome for result in results if gpu.index in result.gpus)
     about = machine_checks.PreflightGpu(gpu.index, gpu.name, gpu.uuid, gpu.pci_bus_id, outcome)
@@ -167,15 +176,15 @@ def _document_gpu(
 Progress = Callable[[str], None]
 
 
-def measure(
+def measure_gpus(
     gpus: Sequence[node_gpus.MeasuredGpu],
     request: PreflightRequest,
-    programs: Programs,
+    programs: WorkerPrograms,
     *,
     on_start: Callable[[], None],
     on_progress: Progress,
 ) -> list[machine_checks.CheckResult]:
-    """Run all measurements of the request.
+    """Run all measurements of a preflight's request.
 
     Args:
         on_start: called when all workers are ready.
@@ -189,12 +198,12 @@ def measure(
 
     def start_again(*visible: node_gpus.MeasuredGpu) -> Worker:
         worker = start(*visible)
-        ask(worker, {"do": "describe"}, request.start_seconds)
+        ask_worker(worker, {"do": "describe"}, request.start_seconds)
         return worker
 
     with ExitStack() as stack:
         workers = {gpu.index: start(gpu) for gpu in gpus}
-        stack.callback(close_all, list(workers.values()))
+        stack.callback(close_workers, list(workers.values()))
         has_pairs = machine_checks.CheckGroup.PEERS in groups and is_cuda and len(gpus) > 1
         all_seeing = stack.enter_context(start(*gpus)) if has_pairs else None
         measuring = Measuring(gpus, workers, sizes, seconds=request.seconds, is_cuda=is_cuda)
@@ -221,7 +230,7 @@ def measure(
         if machine_checks.CheckGroup.PEERS in groups:
             on_progress("copies between GPUs")
             if all_seeing is not None and len(fit) > 1:
-                close_all(list(workers.values()))  # a GPU in exclusive mode takes one process
+                close_workers(list(workers.values()))  # a GPU in exclusive mode takes one process
                 first = all_seeing if len(fit) == len(gpus) else None
                 results += measure_peers(fit, first, lambda: start_again(*fit), sizes, request.seconds)
             else:
@@ -235,7 +244,7 @@ def _alone(check: str, gpus: Sequence[node_gpus.MeasuredGpu], why: str = "") -> 
     )
 
 
-def _environment(programs: Programs, visible: Sequence[node_gpus.MeasuredGpu]) -> Mapping[str, str]:
+def _environment(programs: WorkerPrograms, visible: Sequence[node_gpus.MeasuredGpu]) -> Mapping[str, str]:
     """Environment of a process that sees only these GPUs, so that a lost one does not take the others with it."""
     variable = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in programs.environment else "CUDA_VISIBLE_DEVICES"
     return {**programs.environment, variable: ",".join(gpu.visible for gpu in visible)}

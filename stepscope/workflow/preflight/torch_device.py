@@ -22,7 +22,7 @@ _PERIOD = 97
 
 
 class CudaStopwatch:
-    """CUDA events around each run, all queued before the first is waited for: launching costs the host's time only."""
+    """Preflight's clock by CUDA events, all queued before the first is waited for: launches cost host time only."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """See `Stopwatch`; on the current stream of the current device."""
@@ -37,7 +37,7 @@ class CudaStopwatch:
 
 
 class HostStopwatch:
-    """The host's clock, for work that is done when its call returns."""
+    """Preflight's clock of the host, for work that is done when its call returns."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """See `Stopwatch`."""
@@ -50,7 +50,7 @@ class HostStopwatch:
 
 
 class TorchDevice:
-    """One device, or all that a process sees.
+    """A device that a preflight measures with torch, or all that a process sees.
 
     The parent calls its methods by name, with their arguments as JSON (`worker_process`). A call may raise
     UnsupportedError; anything else is the device's failure.
@@ -67,7 +67,7 @@ class TorchDevice:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-    def describe(self, beside: str = "") -> answers.Description:
+    def describe(self, beside: str = "") -> answers.WorkerDescription:
         """The devices that this process sees.
 
         Args:
@@ -75,14 +75,14 @@ class TorchDevice:
         """
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return answers.Description(versions, [answers.DeviceFacts(0, "CPU", "")])
+            return answers.WorkerDescription(versions, [answers.DeviceFacts(0, "CPU", "")])
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
-            return answers.Description(versions, [])
+            return answers.WorkerDescription(versions, [])
         if beside:
             _run_beside(beside)
-        return answers.Description(versions, [_facts(index) for index in range(torch.cuda.device_count())])
+        return answers.WorkerDescription(versions, [_facts(index) for index in range(torch.cuda.device_count())])
 
     def copy(self, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy within the device's memory."""
@@ -106,10 +106,10 @@ class TorchDevice:
         """
         return answers.time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
-    def check_products(self, dtype: str, size: int, num_repeats: int) -> answers.Products:
+    def check_products(self, dtype: str, size: int, num_repeats: int) -> answers.ProductErrors:
         """Repeat one product, and make one whose exact result is known."""
         differing = count_differing(normal_product(dtype, size, self._device), num_repeats)
-        return answers.Products(num_repeats, differing, count_wrong(dtype, size, self._device))
+        return answers.ProductErrors(num_repeats, differing, count_wrong(dtype, size, self._device))
 
     def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy from one visible device to another.
@@ -208,7 +208,7 @@ _SEED = 20
 
 
 def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Multiplies two square matrices, always the same.
+    """Preflight's product of two square matrices, always the same.
 
     They are normally distributed, as weights and activations are: zeros and whole numbers draw less power.
 
@@ -221,7 +221,7 @@ def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], 
 
 
 def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> int:
-    """How many repeats of a product are not bit for bit the first.
+    """Number of repeats of a preflight's product that are not bit for bit the first.
 
     Args:
         product: may give its result in the same memory each time.
@@ -232,7 +232,7 @@ def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> in
 
 
 def count_wrong(dtype: str, size: int, device: torch.device) -> int:
-    """Elements of a product of -1, 0 and 1 that are wrong.
+    """Wrong elements of a preflight's product of -1, 0 and 1.
 
     All its sums are whole numbers far below 2 ** 24, so that every order of summation and every unit gives the same
     bits once rounded to the result's type. It is compared with the float32 product, which other units make, and rows

@@ -27,7 +27,7 @@ MAX_ANSWER_BYTES = 32 * 1024**2
 
 
 class FailureKind(StrEnum):
-    """How a process failed to answer."""
+    """How a preflight's worker failed to answer."""
 
     HUNG = "hung"
     DIED = "died"
@@ -35,8 +35,8 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that was not answered."""
+class WorkerFailure:
+    """A request that a preflight's worker did not answer."""
 
     kind: FailureKind
     detail: str
@@ -44,16 +44,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request that the device does not support, and why."""
+    """A request that a preflight's device does not support, and why."""
 
     detail: str
 
 
-Reply = dict[str, Any] | Unsupported | Failure
+Reply = dict[str, Any] | Unsupported | WorkerFailure
 
 
 class Worker:
-    """One process that answers requests, a line of JSON each way. A context manager."""
+    """One worker process of a preflight: answers requests, a line of JSON each way. A context manager."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the process."""
@@ -72,7 +72,7 @@ class Worker:
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._output.fileno(), False)
         self._partial = b""
-        self.failure: Failure | None = None
+        self.failure: WorkerFailure | None = None
 
     def __enter__(self) -> Worker:
         return self
@@ -115,14 +115,14 @@ class Worker:
             return Unsupported(str(answer["unsupported"]))
         return self.fail(FailureKind.ERROR, str(answer["error"])) if "error" in answer else answer
 
-    def fail(self, kind: FailureKind, detail: str) -> Failure:
+    def fail(self, kind: FailureKind, detail: str) -> WorkerFailure:
         """Record that it takes no more requests, and why."""
-        self.failure = Failure(kind, detail)
+        self.failure = WorkerFailure(kind, detail)
         return self.failure
 
     def close(self) -> None:
         """End the process. One that hangs in the kernel cannot be ended and is left."""
-        close_all([self])
+        close_workers([self])
 
     def _has_ended(self, seconds: float) -> bool:
         try:
@@ -145,8 +145,8 @@ class Worker:
         return f"{how}: {printed[-1][:300]}" if printed else how
 
 
-def close_all(workers: Sequence[Worker]) -> None:
-    """End the processes together: each way of ending is waited for once, not once per process."""
+def close_workers(workers: Sequence[Worker]) -> None:
+    """End a preflight's workers together: each way of ending is waited for once, not once per process."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker._input.close()
@@ -165,8 +165,8 @@ def close_all(workers: Sequence[Worker]) -> None:
         worker._errors.close()
 
 
-def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
-    """Send each worker its request, and wait for all answers. A worker that failed before gives its failure again.
+def ask_workers(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
+    """Send each preflight worker its request, and wait for all; one that failed before gives its failure again.
 
     Args:
         seconds: deadline; workers without an answer count as hung.
@@ -193,9 +193,9 @@ def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dic
     return replies
 
 
-def ask(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
-    """Send one worker a request, and wait for its answer."""
-    return ask_all({worker: request}, seconds)[worker]
+def ask_worker(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
+    """Send one preflight worker a request, and wait for its answer."""
+    return ask_workers({worker: request}, seconds)[worker]
 
 
 MAX_GPUS = 1024
@@ -207,7 +207,7 @@ _WORKER = (sys.executable, "-m", "stepscope.workflow.preflight.worker_process")
 
 
 def driver_seconds_of(seconds: float) -> float:
-    """Deadline of NVML for all readings of a GPU, from that of a check; some tens of ms are usual."""
+    """Preflight's deadline of NVML for all readings of a GPU, from that of a check."""
     least, most = _DRIVER_SECONDS
     return min(most, max(least, seconds))
 
@@ -245,8 +245,8 @@ class PreflightRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
-    """Commands of the worker processes.
+class WorkerPrograms:
+    """Commands of a preflight's worker processes.
 
     Attributes:
         device: measures; the kind of device is appended.
@@ -258,8 +258,8 @@ class Programs:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-def gpus_of(text: str) -> tuple[str, ...]:
-    """Names in a list such as "0,2-4,GPU-1b2c3d4e"."""
+def parse_gpu_names(text: str) -> tuple[str, ...]:
+    """Parse preflight's `--gpus`, a list such as "0,2-4,GPU-1b2c3d4e"."""
     names: list[str] = []
     for name in (word.strip() for word in text.split(",")):
         first, dash, last = name.partition("-")
@@ -270,13 +270,13 @@ def gpus_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def slurm_gpus_of(text: str) -> tuple[str, ...]:
-    """Names in a list of SLURM_JOB_GPUS such as "0,2-4,GPU-1b2c3d4e"; none in "NoDevFiles"."""
+def parse_slurm_gpus(text: str) -> tuple[str, ...]:
+    """Parse preflight's `--slurm-gpus`: SLURM_JOB_GPUS such as "0,2-4,GPU-1b2c3d4e"; none in "NoDevFiles"."""
     return tuple(dict.fromkeys(parse_device_list(text)))
 
 
-def groups_of(text: str) -> frozenset[CheckGroup]:
-    """Groups in a list of groups or checks such as "memory,matmul".
+def parse_check_groups(text: str) -> frozenset[CheckGroup]:
+    """Parse preflight's `--checks`, a list of groups or checks such as "memory,matmul".
 
     Raises:
         UsageError: there is no group or check of a name.
