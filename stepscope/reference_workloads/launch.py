@@ -13,15 +13,9 @@ from statistics import median
 
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
+from stepscope.reference_workloads import placement
 from stepscope.reference_workloads.injections.faults import Injection, control_of, inject_faults
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
-from stepscope.reference_workloads.placement import (
-    claimed_run_directory,
-    device_type_of,
-    is_launched_rank,
-    refuse_on_processors,
-    share_run_directory,
-)
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe
@@ -137,7 +131,7 @@ def run_workload(
     model = find_preset(preset) if isinstance(preset, str) else preset
     plan.check_preset(model)
     _check_numbers(num_steps, simulate_compute_ms, seed)
-    is_rank = is_launched_rank(plan)
+    is_rank = placement.is_launched_rank(plan)
     job = TrainingJob(
         plan=plan,
         preset=model,
@@ -145,7 +139,7 @@ def run_workload(
         run=_run_name(run, plan, model, is_rank=is_rank),
         num_steps=num_steps,
         seed=seed,
-        device_type=device_type_of(device, plan, simulate_compute_ms, is_rank=is_rank),
+        device_type=placement.device_type_of(device, plan, simulate_compute_ms, is_rank=is_rank),
         simulate_ms=simulate_compute_ms,
         profiled=profiled,
         schedule=schedule,
@@ -160,7 +154,7 @@ def run_workload(
     job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
-    refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
+    placement.refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
     return _train(job, on_progress or (lambda _: None), is_rank=is_rank, may_be_numbered=run is None)
 
 
@@ -217,11 +211,11 @@ def _folder(job: TrainingJob, *, is_rank: bool, may_be_numbered: bool) -> Iterat
     if not job.profiled and job.recipe.checkpoint_every is None:
         yield wanted
     elif is_rank:
-        share_run_directory(wanted)
+        placement.share_run_directory(wanted)
         yield wanted
     else:
         first_folder = STEPS_FOLDER if job.profiled else CHECKPOINT_FOLDER
-        with claimed_run_directory(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
+        with placement.claimed_run_directory(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
             yield run_directory
 
 

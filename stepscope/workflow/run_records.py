@@ -91,6 +91,12 @@ def _dumps_of(path: str) -> Path:
 _SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 
 
+def _nothing_in(paths: Sequence[str], what: str, what_next: str) -> DataError:
+    """The error of paths in which nothing was found; refuses a folder of many runs with their names."""
+    refuse_many_runs(paths)
+    return DataError(what, where=", ".join(paths), what_next=what_next)
+
+
 def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     """Memory reports by file name for snapshot files, folders or run directories, out-of-memory ones first.
 
@@ -99,12 +105,8 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     """
     files = [file for path in paths for file in _snapshots_of(path)]
     if not files:
-        refuse_many_runs(paths)
-        raise DataError(
-            "holds no memory snapshot",
-            where=", ".join(paths),
-            what_next="take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)",
-        )
+        what_next = "take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)"
+        raise _nothing_in(paths, "holds no memory snapshot", what_next)
     reports, errors = [], []
     for file in files:
         try:
@@ -143,12 +145,8 @@ def read_steps(path: str) -> StepReport:
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=path) from error
     if not any(rank.steps for rank in ranks):
-        refuse_many_runs([path])
-        raise DataError(
-            "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs",
-            where=path,
-            what_next="give the directory of a run that finished a step",
-        )
+        what = "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs"
+        raise _nothing_in([path], what, "give the directory of a run that finished a step")
     outliers = gradient_outliers(ranks, are_alike=_is_pure_data_parallel(folder))
     return replace(step_report(ranks), warnings=[*notices, *outliers])
 
@@ -200,13 +198,9 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
         for file in files:
             _read_file(file, parsed)
     if parsed.is_empty:
-        refuse_many_runs(paths)
         trouble = f" ({parsed.notices[0].message})" if parsed.notices else ""
-        raise DataError(
-            f"nothing of NCCL's in {counted(parsed.num_files, 'file')}{trouble}",
-            where=", ".join(paths),
-            what_next="run the job with NCCL_DEBUG=INFO and give its log",
-        )
+        what = f"nothing of NCCL's in {counted(parsed.num_files, 'file')}{trouble}"
+        raise _nothing_in(paths, what, "run the job with NCCL_DEBUG=INFO and give its log")
     report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
     return replace(report, warnings=parsed.notices)
 

@@ -15,15 +15,9 @@ from typing import Any
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, find_gpu
 from stepscope.core.hardware.links import expected_seconds
-from stepscope.reference_workloads.estimate import communication
+from stepscope.reference_workloads.estimate import communication, pipeline
 from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
-from stepscope.reference_workloads.estimate.pipeline import (
-    SchedulePeriod,
-    StageSeconds,
-    refuse_not_estimated,
-    replay_schedule,
-)
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -101,7 +95,7 @@ class Estimate:
     outside_allocator_bytes: int
     flops: model_flops.StepFlops
     exchanges: tuple[tuple[communication.Exchange, ...], ...]
-    period: SchedulePeriod
+    period: pipeline.SchedulePeriod
     step: EstimatedStepTime
     mfu: float
     not_modelled: tuple[str, ...]
@@ -139,13 +133,13 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
     """
     plan.check_preset(preset)
     recipe.check(plan, preset, is_simulated=False)
-    refuse_not_estimated(plan, preset)
+    pipeline.refuse_not_estimated(plan, preset)
     peak = _peak(assumptions.gpu, preset)
     fabric = communication.Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
     exchanged = tuple(communication.exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
     flops = model_flops.step_flops(preset, recipe)
     stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
-    period = replay_schedule(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
+    period = pipeline.replay_schedule(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
     step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
     return Estimate(
         num_parameters=model_flops.num_parameters(preset),
@@ -171,7 +165,7 @@ def _peak(gpu: GpuModel, preset: Preset) -> float:
 
 def _stage_seconds(
     plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: communication.Fabric, rate: float
-) -> dict[int, StageSeconds]:
+) -> dict[int, pipeline.StageSeconds]:
     """Each stage's computing and tensor-parallel exchange of one micro-batch."""
     all_reduce = communication.tensor_parallel_seconds(plan, preset, fabric)
     stages = {}
@@ -180,7 +174,7 @@ def _stage_seconds(
         forward, backward = communication.micro_batch_all_reduces(
             plan, recipe, len(plan.layers_of(stage, preset.num_layers))
         )
-        stages[stage] = StageSeconds(
+        stages[stage] = pipeline.StageSeconds(
             flops.forward / rate + forward * all_reduce, flops.executed_backward / rate + backward * all_reduce
         )
     return stages
@@ -197,8 +191,8 @@ def _step_time(
     preset: Preset,
     recipe: Recipe,
     *,
-    stages: dict[int, StageSeconds],
-    period: SchedulePeriod,
+    stages: dict[int, pipeline.StageSeconds],
+    period: pipeline.SchedulePeriod,
     exchanged: tuple[tuple[communication.Exchange, ...], ...],
     gpu: GpuModel,
 ) -> EstimatedStepTime:

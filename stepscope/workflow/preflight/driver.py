@@ -9,18 +9,9 @@ from typing import Any
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.metrics.readings import GPU, Collection, Finding, labels_from, read_alone
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
 from stepscope.workflow.preflight.performance import why_worker_failed
-from stepscope.workflow.preflight.workers import (
-    FailureKind,
-    Reply,
-    Worker,
-    WorkerFailure,
-    WorkerPrograms,
-    ask_worker,
-    ask_workers,
-    close_workers,
-)
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
 """Beginning of a process's error of this kind."""
@@ -78,24 +69,28 @@ def check_driver_answers(driver: DriverLook) -> None:
         raise DataError(driver.why_not or "NVML knows no GPU here", what_next="run: stepscope doctor")
 
 
-def look_by_driver(programs: WorkerPrograms, seconds: float) -> DriverLook:
+def look_by_driver(programs: processes.WorkerPrograms, seconds: float) -> DriverLook:
     """Find a preflight's GPUs through NVML, each in a process of its own: one that hangs hides no other.
 
     Args:
         seconds: after which the driver, or a GPU, counts as hanging.
     """
-    with Worker(programs.state, programs.environment) as worker:
-        reply = ask_worker(worker, {"do": "count"}, seconds)
-    if isinstance(reply, WorkerFailure):
+    with processes.Worker(programs.state, programs.environment) as worker:
+        reply = processes.ask_worker(worker, {"do": "count"}, seconds)
+    if isinstance(reply, processes.WorkerFailure):
         text = reply.detail.removeprefix(_UNUSABLE)
-        is_drivers = reply.kind is FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
-        return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG, is_drivers=is_drivers)
+        is_drivers = (
+            reply.kind is processes.FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
+        )
+        return DriverLook(why_not=text, hangs=reply.kind is processes.FailureKind.HUNG, is_drivers=is_drivers)
     assert isinstance(reply, dict)
-    workers = [Worker(programs.state, programs.environment) for _ in range(reply["count"])]
+    workers = [processes.Worker(programs.state, programs.environment) for _ in range(reply["count"])]
     try:
-        replies = ask_workers({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
+        replies = processes.ask_workers(
+            {worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds
+        )
     finally:
-        close_workers(workers)
+        processes.close_workers(workers)
     gpus, lost = [], []
     for index, worker in enumerate(workers):
         gpu = _gpu_of(index, replies[worker])
@@ -106,8 +101,8 @@ def look_by_driver(programs: WorkerPrograms, seconds: float) -> DriverLook:
     return DriverLook(tuple(gpus), tuple(lost))
 
 
-def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
-    if isinstance(reply, WorkerFailure):
+def _gpu_of(index: int, reply: processes.Reply) -> DriverGpu | str:
+    if isinstance(reply, processes.WorkerFailure):
         return why_worker_failed(reply)
     assert isinstance(reply, dict)
     if "lost" in reply:
@@ -122,7 +117,7 @@ def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
 class DriverWatch:
     """NVML's readings of GPUs before, during and after a preflight's measurement. A context manager."""
 
-    def __init__(self, keys: Mapping[int, str], programs: WorkerPrograms, seconds: float) -> None:
+    def __init__(self, keys: Mapping[int, str], programs: processes.WorkerPrograms, seconds: float) -> None:
         """
         Args:
             keys: PCI address of each GPU, by index.
@@ -131,7 +126,7 @@ class DriverWatch:
         """
         self._keys = keys
         self._seconds = seconds
-        self._workers = {index: Worker(programs.state, programs.environment) for index in keys}
+        self._workers = {index: processes.Worker(programs.state, programs.environment) for index in keys}
         self._before: dict[int, Collection] = {}
         self._ends: dict[int, Mapping[str, int]] = {}
 
@@ -139,7 +134,7 @@ class DriverWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        close_workers(list(self._workers.values()))
+        processes.close_workers(list(self._workers.values()))
 
     def begin(self) -> None:
         """Read all before."""
@@ -152,18 +147,20 @@ class DriverWatch:
         """Sample from now on what changes under load."""
         self._ask_all("watch")
 
-    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | WorkerFailure]:
+    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | processes.WorkerFailure]:
         """Read all again: the state of each GPU, or how its process failed.
 
         Args:
             logged: what the kernel logged meanwhile, by address on PCI; None where its log cannot be read.
         """
         samples = self._ask_all("samples")
-        states: dict[int, GpuState | WorkerFailure] = {}
+        states: dict[int, GpuState | processes.WorkerFailure] = {}
         for index, reply in self._ask_all("read").items():
             sampled = samples[index]
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
-                states[index] = self._workers[index].failure or WorkerFailure(FailureKind.DIED, "it sent nothing")
+                states[index] = self._workers[index].failure or processes.WorkerFailure(
+                    processes.FailureKind.DIED, "it sent nothing"
+                )
                 continue
             after = read_alone(reply["collection"])
             states[index] = GpuState(
@@ -189,9 +186,9 @@ class DriverWatch:
         """Active NVLinks by where they end, see `collectors.nvml`; None where not known."""
         return self._ends.get(index)
 
-    def _ask_all(self, do: str) -> dict[int, Reply]:
-        requests: dict[Worker, Mapping[str, Any]] = {
+    def _ask_all(self, do: str) -> dict[int, processes.Reply]:
+        requests: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {"do": do, "key": self._keys[index]} for index, worker in self._workers.items()
         }
-        replies = ask_workers(requests, self._seconds)
+        replies = processes.ask_workers(requests, self._seconds)
         return {index: replies[worker] for index, worker in self._workers.items()}

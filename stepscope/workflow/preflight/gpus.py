@@ -17,16 +17,9 @@ from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.vocabulary import Notice
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.device import DeviceFacts
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_driver_answers
-from stepscope.workflow.preflight.workers import (
-    PreflightRequest,
-    Reply,
-    Worker,
-    WorkerFailure,
-    WorkerPrograms,
-    ask_worker,
-)
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ONLY_STATE = frozenset({CheckGroup.STATE})
@@ -42,13 +35,13 @@ class GpuSelection:
         warnings: on the names.
     """
 
-    request: PreflightRequest
+    request: processes.PreflightRequest
     results: tuple[CheckResult, ...] = ()
     warnings: tuple[Notice, ...] = ()
 
 
 def select_gpus(
-    request: PreflightRequest, driver: DriverLook, programs: WorkerPrograms, num_on_bus: int
+    request: processes.PreflightRequest, driver: DriverLook, programs: processes.WorkerPrograms, num_on_bus: int
 ) -> GpuSelection:
     """Look up the GPUs that a preflight's request or Slurm names.
 
@@ -72,13 +65,13 @@ def select_gpus(
     return replace(selection, results=(*too_few, *selection.results))
 
 
-def without_visible(programs: WorkerPrograms) -> WorkerPrograms:
+def without_visible(programs: processes.WorkerPrograms) -> processes.WorkerPrograms:
     """Preflight's programs without CUDA_VISIBLE_DEVICES: in a prolog it has Slurm's numbers, not CUDA's."""
     kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
     return replace(programs, environment=kept)
 
 
-def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
+def _too_few(request: processes.PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
     """A failure where the driver knows fewer GPUs than expected, or is missing.
 
     A driver that hangs is reported elsewhere; a broken installation of stepscope must not drain the node.
@@ -92,7 +85,9 @@ def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult
     return (CheckResult("driver", (), Outcome.FAIL, what),)
 
 
-def _named(request: PreflightRequest, driver: DriverLook, programs: WorkerPrograms, num_on_bus: int) -> GpuSelection:
+def _named(
+    request: processes.PreflightRequest, driver: DriverLook, programs: processes.WorkerPrograms, num_on_bus: int
+) -> GpuSelection:
     if request.slurm_gpus is not None:
         check_driver_answers(driver)
         visible = programs.environment.get("CUDA_VISIBLE_DEVICES", "")
@@ -108,7 +103,7 @@ def _named(request: PreflightRequest, driver: DriverLook, programs: WorkerProgra
 
 
 def _by_slurm(
-    request: PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
+    request: processes.PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
 ) -> GpuSelection:
     """Select by minor numbers and UUIDs.
 
@@ -139,7 +134,9 @@ def _by_slurm(
     return _by_names(request, names, driver, num_on_bus)
 
 
-def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> GpuSelection:
+def _by_names(
+    request: processes.PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int
+) -> GpuSelection:
     devices = _devices(driver)
     found = {
         name: device_names.find_by_minor(devices, name)
@@ -154,7 +151,7 @@ def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLoo
 
 
 def _with_unknown(
-    request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int
+    request: processes.PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int
 ) -> GpuSelection:
     """Select for names that no answering GPU has: such a GPU is lost, or does not report its minor number.
 
@@ -204,8 +201,8 @@ def _no_gpus(names: Sequence[str]) -> str:
 
 
 def _with_unknown_minor(
-    request: PreflightRequest, numbers: Sequence[str], without_minor: Sequence[str], num_lost: int
-) -> tuple[PreflightRequest, tuple[Notice, ...]]:
+    request: processes.PreflightRequest, numbers: Sequence[str], without_minor: Sequence[str], num_lost: int
+) -> tuple[processes.PreflightRequest, tuple[Notice, ...]]:
     """Add GPUs without a known minor number; where they may be another job's, nothing is run."""
     why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(without_minor)}, without a minor number, "
     why += form(len(without_minor), "is checked", "are checked")
@@ -253,13 +250,13 @@ class GpuDiscovery:
     warnings: tuple[Notice, ...] = ()
 
 
-def _visible_names(programs: WorkerPrograms, variable: str) -> list[str] | None:
+def _visible_names(programs: processes.WorkerPrograms, variable: str) -> list[str] | None:
     """Devices that the environment lets CUDA see, in CUDA's order; None for all."""
     text = programs.environment.get(variable)
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def discover_cpu(request: PreflightRequest) -> GpuDiscovery:
+def discover_cpu(request: processes.PreflightRequest) -> GpuDiscovery:
     """Processes on the CPU that stand for a preflight's GPUs.
 
     Raises:
@@ -271,7 +268,7 @@ def discover_cpu(request: PreflightRequest) -> GpuDiscovery:
     return GpuDiscovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
 
 
-def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> GpuDiscovery:
+def discover_by_driver(request: processes.PreflightRequest, driver: DriverLook) -> GpuDiscovery:
     """Find a preflight's GPUs through NVML, where nothing runs on them: that needs no torch.
 
     Raises:
@@ -282,7 +279,9 @@ def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> GpuDisc
     return _chosen([_by_driver(one) for one in driver.gpus], driver.lost, request)
 
 
-def discover_gpus(request: PreflightRequest, programs: WorkerPrograms, driver: DriverLook) -> GpuDiscovery:
+def discover_gpus(
+    request: processes.PreflightRequest, programs: processes.WorkerPrograms, driver: DriverLook
+) -> GpuDiscovery:
     """Find a preflight's GPUs through CUDA and NVML.
 
     Raises:
@@ -290,8 +289,8 @@ def discover_gpus(request: PreflightRequest, programs: WorkerPrograms, driver: D
         DataError: this torch cannot use GPUs, or there is none.
         UnreachableError: the driver hangs.
     """
-    with Worker((*programs.device, "cuda"), programs.environment) as scout:
-        reply = ask_worker(scout, {"do": "describe"}, request.start_seconds)
+    with processes.Worker((*programs.device, "cuda"), programs.environment) as scout:
+        reply = processes.ask_worker(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
     devices = [DeviceFacts(**one) for one in reply["devices"]] if isinstance(reply, dict) else []
     visible = _visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
@@ -304,10 +303,10 @@ def discover_gpus(request: PreflightRequest, programs: WorkerPrograms, driver: D
             gpus = _whole(gpus, driver, visible)
     else:
         _check_torch(reply, versions)
-        why = reply.detail if isinstance(reply, WorkerFailure) else "torch sees no GPU"
+        why = reply.detail if isinstance(reply, processes.WorkerFailure) else "torch sees no GPU"
         gpus = [_by_driver(one) for one in driver.gpus if visible is None or _is_among(one, visible)]
         if not gpus:
-            if isinstance(reply, WorkerFailure):
+            if isinstance(reply, processes.WorkerFailure):
                 raise UnreachableError(f"torch cannot look for GPUs: {why}", what_next=_DOCTOR)
             raise DataError(f"{why} here", what_next=f"{_DOCTOR}, or try --device cpu")
         # one GPU off the bus can hide all others from CUDA: each is tried alone
@@ -333,9 +332,9 @@ def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> 
     return MeasuredGpu(known.index, name, device.name, device.uuid, known.key)
 
 
-def _check_torch(reply: Reply, versions: dict[str, str]) -> None:
+def _check_torch(reply: processes.Reply, versions: dict[str, str]) -> None:
     """Raise a UsageError or DataError where this Python cannot measure a GPU at all."""
-    if isinstance(reply, WorkerFailure) and "No module named 'torch'" in reply.detail:
+    if isinstance(reply, processes.WorkerFailure) and "No module named 'torch'" in reply.detail:
         raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
     if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
         what = f"no GPU can be measured: this torch ({versions['torch']}) is built without CUDA"
@@ -360,7 +359,9 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
     ]
 
 
-def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> GpuDiscovery:
+def _chosen(
+    gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: processes.PreflightRequest
+) -> GpuDiscovery:
     chosen: list[MeasuredGpu] = []
     results = []
     for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):

@@ -15,18 +15,10 @@ from typing import Any
 from stepscope.core.documents.machine_checks import DTYPES, CheckResult, Outcome
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.workflow.preflight import performance
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.device import Pace
 from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate
-from stepscope.workflow.preflight.workers import (
-    FailureKind,
-    Reply,
-    Unsupported,
-    Worker,
-    WorkerFailure,
-    ask_worker,
-    ask_workers,
-)
 
 _BYTES, _OPERATIONS = "bytes/s", "FLOP/s"
 _DESCRIBE = {"do": "describe"}
@@ -38,7 +30,7 @@ class Measuring:
     def __init__(
         self,
         gpus: Sequence[MeasuredGpu],
-        workers: Mapping[int, Worker],
+        workers: Mapping[int, processes.Worker],
         sizes: MeasurementSizes,
         *,
         seconds: float,
@@ -52,21 +44,23 @@ class Measuring:
         self._is_cuda = is_cuda
         self._failed_in: dict[int, str] = {}
 
-    def start(self, seconds: float, *, beside: Worker | None = None) -> None:
+    def start(self, seconds: float, *, beside: processes.Worker | None = None) -> None:
         """Wait until every worker has its device; only failures become results.
 
         Args:
             beside: a further worker that must be ready.
         """
-        requests: dict[Worker, Mapping[str, Any]] = {
+        requests: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {**_DESCRIBE, "beside": self._gpus[index].pci_bus_id} for index, worker in self._workers.items()
         }
-        replies = ask_workers(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
+        replies = processes.ask_workers(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
         for index, worker in self._workers.items():
             reply = replies[worker]
             if isinstance(reply, dict) and not reply["devices"]:
-                reply = worker.fail(FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone")
-            if isinstance(reply, WorkerFailure):
+                reply = worker.fail(
+                    processes.FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone"
+                )
+            if isinstance(reply, processes.WorkerFailure):
                 self._add(judge_failure("start", (index,), reply))
 
     def healthy(self) -> list[MeasuredGpu]:
@@ -117,7 +111,7 @@ class Measuring:
     def _model(self, index: int) -> GpuModel | None:
         return self._gpus[index].model if self._is_cuda else None
 
-    def _ask(self, check: str, request: Mapping[str, Any], *, only: int | None = None) -> dict[int, Reply]:
+    def _ask(self, check: str, request: Mapping[str, Any], *, only: int | None = None) -> dict[int, processes.Reply]:
         """Ask all GPUs, or one; a check of a GPU that failed before is skipped."""
         asked = {}
         for index in self._gpus if only is None else (only,):
@@ -126,11 +120,11 @@ class Measuring:
                 self.results.append(CheckResult(check, (index,), Outcome.SKIPPED, why))
             else:
                 asked[self._workers[index]] = index
-        replies = ask_workers(dict.fromkeys(asked, request), self._seconds)
+        replies = processes.ask_workers(dict.fromkeys(asked, request), self._seconds)
         return {asked[worker]: reply for worker, reply in replies.items()}
 
     def _rate(
-        self, check: str, index: int, reply: Reply, amount: float, unit: str, expected: Expectation | None
+        self, check: str, index: int, reply: processes.Reply, amount: float, unit: str, expected: Expectation | None
     ) -> None:
         self._add(
             judge_rate(
@@ -151,8 +145,8 @@ MAX_RESTARTS = 3
 
 def measure_peers(
     gpus: Sequence[MeasuredGpu],
-    worker: Worker | None,
-    restart: Callable[[], Worker],
+    worker: processes.Worker | None,
+    restart: Callable[[], processes.Worker],
     sizes: MeasurementSizes,
     seconds: float,
 ) -> list[CheckResult]:
@@ -188,7 +182,7 @@ def measure_peers(
                     "num_bytes": sizes.peer_bytes,
                     "pace": asdict(sizes.link_pace),
                 }
-                reply = ask_worker(worker, request, seconds)
+                reply = processes.ask_worker(worker, request, seconds)
                 results.append(_judge_pair(source, target, reply, sizes.peer_bytes))
     finally:
         worker.close()
@@ -197,7 +191,7 @@ def measure_peers(
 
 def measure_all_reduce(
     gpus: Sequence[MeasuredGpu],
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, processes.Worker],
     sizes: MeasurementSizes,
     seconds: float,
     *,
@@ -213,11 +207,11 @@ def measure_all_reduce(
     members = [workers[gpu.index] for gpu in gpus]
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = str(Path(folder) / "rendezvous")
-        joins: dict[Worker, Mapping[str, Any]] = {
+        joins: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {"do": "join", "rank": rank, "world_size": len(gpus), "path": path, "seconds": seconds}
             for rank, worker in enumerate(members)
         }
-        replies = ask_workers(joins, seconds)
+        replies = processes.ask_workers(joins, seconds)
         if all(isinstance(reply, dict) for reply in replies.values()):
             request = {
                 "do": "all_reduce",
@@ -225,14 +219,14 @@ def measure_all_reduce(
                 "num_warm": sizes.num_warm,
                 "num_runs": sizes.num_runs,
             }
-            replies = ask_workers(dict.fromkeys(members, request), seconds)
+            replies = processes.ask_workers(dict.fromkeys(members, request), seconds)
     expected = _expect_all_reduce(gpus) if is_cuda else None
     return _judge_all_reduce(
         tuple(gpu.index for gpu in gpus), [replies[worker] for worker in members], sizes.all_reduce_bytes, expected
     )
 
 
-def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_bytes: int) -> CheckResult:
+def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: processes.Reply, num_bytes: int) -> CheckResult:
     expected = None
     if source.model is not None and source.nvlinks is not None:
         num_links = sum(source.nvlinks.values())
@@ -244,15 +238,19 @@ def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_byte
 
 
 def _judge_all_reduce(
-    gpus: tuple[int, ...], replies: Sequence[Reply], num_bytes: int, expected: Expectation | None
+    gpus: tuple[int, ...], replies: Sequence[processes.Reply], num_bytes: int, expected: Expectation | None
 ) -> CheckResult:
-    failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, WorkerFailure)]
+    failed = [
+        (index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, processes.WorkerFailure)
+    ]
     if failed:
         # a worker that only hangs waits for the others: one that ended gives the reason
-        _, first = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
+        _, first = next(
+            ((index, one) for index, one in failed if one.kind is not processes.FailureKind.HUNG), failed[0]
+        )
         who = ", ".join(str(index) for index, _ in failed)
-        return judge_failure("all_reduce", gpus, WorkerFailure(first.kind, f"GPU {who}: {first.detail}"))
-    unsupported = next((reply for reply in replies if isinstance(reply, Unsupported)), None)
+        return judge_failure("all_reduce", gpus, processes.WorkerFailure(first.kind, f"GPU {who}: {first.detail}"))
+    unsupported = next((reply for reply in replies if isinstance(reply, processes.Unsupported)), None)
     if unsupported is not None:
         return judge_failure("all_reduce", gpus, unsupported)
     answers = [reply for reply in replies if isinstance(reply, dict)]

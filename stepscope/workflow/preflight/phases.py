@@ -16,22 +16,18 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.metrics.readings import Finding
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.preflight import gpus as node_gpus
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look_by_driver
 from stepscope.workflow.preflight.gpu_state import GpuState, judge_state
 from stepscope.workflow.preflight.measuring import Measuring, measure_all_reduce, measure_peers, sizes_for
 from stepscope.workflow.preflight.performance import is_sxm_board, judge_failure, with_neighbours
-from stepscope.workflow.preflight.workers import (
-    PreflightRequest,
-    Worker,
-    WorkerFailure,
-    WorkerPrograms,
-    ask_worker,
-    close_workers,
-)
 
 
 def run_preflight(
-    request: PreflightRequest, *, programs: WorkerPrograms | None = None, on_progress: Progress = lambda _: None
+    request: processes.PreflightRequest,
+    *,
+    programs: processes.WorkerPrograms | None = None,
+    on_progress: Progress = lambda _: None,
 ) -> machine_checks.Preflight:
     """Run a preflight: check the GPUs of this node; takes some seconds to minutes.
 
@@ -43,7 +39,7 @@ def run_preflight(
         DataError: nothing can be measured: no torch that can, no GPU.
         UnreachableError: the driver does not answer at all.
     """
-    programs = programs or WorkerPrograms()
+    programs = programs or processes.WorkerPrograms()
     began, time_ns = time.monotonic(), time.time_ns()
     on_progress("looking for GPUs")
     is_cuda = request.device_type == "cuda"
@@ -59,7 +55,7 @@ def run_preflight(
         found = node_gpus.GpuDiscovery(
             (), {}, warnings=(Notice("not_measured", str(error)),)
         )  # a GPU that is gone counts more
-    states: dict[int, GpuState | WorkerFailure] = {}
+    states: dict[int, GpuState | processes.WorkerFailure] = {}
     with ExitStack() as stack:
         log = stack.enter_context(KernelLog()) if is_cuda else None
         watched = {gpu.index: gpu.pci_bus_id for gpu in found.gpus if gpu.pci_bus_id in {g.key for g in driver.gpus}}
@@ -93,7 +89,9 @@ def run_preflight(
     )
 
 
-def _discover(request: PreflightRequest, programs: WorkerPrograms, driver: DriverLook) -> node_gpus.GpuDiscovery:
+def _discover(
+    request: processes.PreflightRequest, programs: processes.WorkerPrograms, driver: DriverLook
+) -> node_gpus.GpuDiscovery:
     if request.device_type == "cpu":
         return node_gpus.discover_cpu(request)
     return (
@@ -105,7 +103,7 @@ def _discover(request: PreflightRequest, programs: WorkerPrograms, driver: Drive
 
 def _judge_states(
     gpus: Sequence[node_gpus.MeasuredGpu],
-    states: Mapping[int, GpuState | WorkerFailure],
+    states: Mapping[int, GpuState | processes.WorkerFailure],
     driver: DriverLook,
     *,
     is_loaded: bool,
@@ -121,7 +119,7 @@ def _judge_states(
             why = driver.why_not or "NVML does not know this device: it is a part of a GPU, or none of NVIDIA's"
             outcome = machine_checks.Outcome.FAIL if driver.hangs else machine_checks.Outcome.SKIPPED
             results.append(machine_checks.CheckResult("driver", (gpu.index,), outcome, why))
-        elif isinstance(state, WorkerFailure):
+        elif isinstance(state, processes.WorkerFailure):
             results.append(judge_failure("driver", (gpu.index,), state))
         else:
             results += judge_state(gpu.index, state, is_board=is_sxm_board(gpu.model, gpu.name), is_loaded=is_loaded)
@@ -158,7 +156,9 @@ def _driver_version(gpus: Sequence[node_gpus.MeasuredGpu], watch: DriverWatch) -
 
 
 def _document_gpu(
-    gpu: node_gpus.MeasuredGpu, results: Sequence[machine_checks.CheckResult], state: GpuState | WorkerFailure | None
+    gpu: node_gpus.MeasuredGpu,
+    results: Sequence[machine_checks.CheckResult],
+    state: GpuState | processes.WorkerFailure | None,
 ) -> machine_checks.PreflightGpu:
     outcome = machine_checks.worst(result.outcome for result in results if gpu.index in result.gpus)
     about = machine_checks.PreflightGpu(gpu.index, gpu.name, gpu.uuid, gpu.pci_bus_id, outcome)
@@ -178,8 +178,8 @@ Progress = Callable[[str], None]
 
 def measure_gpus(
     gpus: Sequence[node_gpus.MeasuredGpu],
-    request: PreflightRequest,
-    programs: WorkerPrograms,
+    request: processes.PreflightRequest,
+    programs: processes.WorkerPrograms,
     *,
     on_start: Callable[[], None],
     on_progress: Progress,
@@ -193,17 +193,17 @@ def measure_gpus(
     is_cuda = request.device_type == "cuda"
     groups, sizes = request.groups, sizes_for(request.device_type, quick=request.quick)
 
-    def start(*visible: node_gpus.MeasuredGpu) -> Worker:
-        return Worker((*programs.device, request.device_type), _environment(programs, visible))
+    def start(*visible: node_gpus.MeasuredGpu) -> processes.Worker:
+        return processes.Worker((*programs.device, request.device_type), _environment(programs, visible))
 
-    def start_again(*visible: node_gpus.MeasuredGpu) -> Worker:
+    def start_again(*visible: node_gpus.MeasuredGpu) -> processes.Worker:
         worker = start(*visible)
-        ask_worker(worker, {"do": "describe"}, request.start_seconds)
+        processes.ask_worker(worker, {"do": "describe"}, request.start_seconds)
         return worker
 
     with ExitStack() as stack:
         workers = {gpu.index: start(gpu) for gpu in gpus}
-        stack.callback(close_workers, list(workers.values()))
+        stack.callback(processes.close_workers, list(workers.values()))
         has_pairs = machine_checks.CheckGroup.PEERS in groups and is_cuda and len(gpus) > 1
         all_seeing = stack.enter_context(start(*gpus)) if has_pairs else None
         measuring = Measuring(gpus, workers, sizes, seconds=request.seconds, is_cuda=is_cuda)
@@ -230,7 +230,7 @@ def measure_gpus(
         if machine_checks.CheckGroup.PEERS in groups:
             on_progress("copies between GPUs")
             if all_seeing is not None and len(fit) > 1:
-                close_workers(list(workers.values()))  # a GPU in exclusive mode takes one process
+                processes.close_workers(list(workers.values()))  # a GPU in exclusive mode takes one process
                 first = all_seeing if len(fit) == len(gpus) else None
                 results += measure_peers(fit, first, lambda: start_again(*fit), sizes, request.seconds)
             else:
@@ -244,7 +244,7 @@ def _alone(check: str, gpus: Sequence[node_gpus.MeasuredGpu], why: str = "") -> 
     )
 
 
-def _environment(programs: WorkerPrograms, visible: Sequence[node_gpus.MeasuredGpu]) -> Mapping[str, str]:
+def _environment(programs: processes.WorkerPrograms, visible: Sequence[node_gpus.MeasuredGpu]) -> Mapping[str, str]:
     """Environment of a process that sees only these GPUs, so that a lost one does not take the others with it."""
     variable = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in programs.environment else "CUDA_VISIBLE_DEVICES"
     return {**programs.environment, variable: ",".join(gpu.visible for gpu in visible)}
