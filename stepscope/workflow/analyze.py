@@ -97,7 +97,7 @@ def read_job(
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
-        UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
+        UsageError, UnreachableError: as in map_of_engine's engines; a URL's store does not answer.
     """
     files = find_trace_files(paths)
     notices = [*files.notices, *_silent_ranks(files.run_directory)]

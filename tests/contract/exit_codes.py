@@ -27,7 +27,7 @@ from stepscope.core.errors import (
 )
 from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
-from stepscope.workflow.fan_out.tasks import WorkerKilledError
+from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
 
 _ERRORS: tuple[type[StepscopeError], ...] = (
@@ -39,7 +39,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     UnreachableError,
     DriverUnusableError,
     GpuUnusableError,
-    WorkerKilledError,
+    KilledError,
     NotAnalysedError,
     OnlyRunError,
     RankFailedError,

@@ -34,7 +34,7 @@ def in_dask(
         connection = _Connection(client, fan_out.Cluster("Dask", address), on_file=partial(fan_out.on_worker, work))
         suspects = []
         for result in connection.results(tasks, check=True):
-            if isinstance(result.error, fan_out.WorkerKilledError):
+            if isinstance(result.error, fan_out.KilledError):
                 suspects.append(result.task)
             else:
                 yield result

@@ -107,7 +107,7 @@ def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileView
     return work(task)
 
 
-class WorkerKilledError(DataError):
+class KilledError(DataError):
     """Reading a trace file ends a cluster's workers."""
 
 
@@ -138,7 +138,7 @@ class Cluster:
     def killed(self, task: FileTask, why: str) -> FileViews:
         """Result of a file whose workers died; as with local processes the others are analysed all the same."""
         what = f"the {self.engine} workers that read it died ({why})"
-        return FileViews(task, error=WorkerKilledError(what, where=task.path, what_next="give the workers more memory"))
+        return FileViews(task, error=KilledError(what, where=task.path, what_next="give the workers more memory"))
 
     def lost(self, num_missing: int) -> UnreachableError:
         """The error of a cluster that went away."""

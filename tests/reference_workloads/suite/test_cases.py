@@ -49,7 +49,7 @@ def test_a_changed_definition_changes_only_its_own_fingerprint() -> None:
 def test_cases_are_chosen_by_name_or_pattern() -> None:
     assert [case.name for case in find_cases("tiny", only=["pp-healthy"])] == ["pp-healthy"]
     assert {case.layout for case in find_cases("tiny", only=["ddp-*"])} == {"ddp"}
-    with pytest.raises(UsageError, match="no case 'nothing'"):
+    with pytest.raises(UsageError, match='unknown case "nothing"; known: ddp-healthy'):
         find_cases("tiny", only=["nothing"])
     with pytest.raises(UsageError, match="no suite"):
         find_cases("cluster")

@@ -27,12 +27,12 @@ _CHILD = """
 import os
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.metrics.readings import MissingReason
-from stepscope.workflow.preflight.worker_process import serve
+from stepscope.workflow.preflight.worker_process import serve_requests
 
 def answer(request):
     FAILS
 
-serve(answer)
+serve_requests(answer)
 """
 
 
