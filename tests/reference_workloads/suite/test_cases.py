@@ -51,7 +51,7 @@ def test_cases_are_chosen_by_name_or_pattern() -> None:
     assert {case.layout for case in find_cases("tiny", only=["ddp-*"])} == {"ddp"}
     with pytest.raises(UsageError, match='unknown case "nothing"; known: ddp-healthy'):
         find_cases("tiny", only=["nothing"])
-    with pytest.raises(UsageError, match="no suite"):
+    with pytest.raises(UsageError, match='unknown preset of the suite "cluster"; known: tiny'):
         find_cases("cluster")
 
 
