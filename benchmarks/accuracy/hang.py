@@ -36,7 +36,7 @@ from benchmarks.ranks import FOR_EVER, barrier, device_of, end, forked, occupy_g
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, RUN_FILE, RunManifest
 from stepscope.core.errors import DataError
 from stepscope.store.documents import encode_document
-from stepscope.workflow.hang import read_hang
+from stepscope.workflow.run_records import read_hang
 
 RIGHT_GOAL = 0.95
 LONGEST_SECONDS = 1.0

@@ -25,8 +25,7 @@ import torch
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.reference_workloads import ParallelPlan, plan, run_workload
 from stepscope.reference_workloads.parallelism.gradients import GradientRecorder, largest_deviation, read_gradients
-from stepscope.reference_workloads.plan import SCHEDULES
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import SCHEDULES, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 NUM_STEPS = 6

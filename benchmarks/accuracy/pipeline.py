@@ -20,7 +20,7 @@ from pathlib import Path
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import TRUTH_FOLDER
 from stepscope.reference_workloads import ParallelPlan, run_workload
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

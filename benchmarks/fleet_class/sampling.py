@@ -49,7 +49,7 @@ from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.core.hardware.devices import Device
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.launch import WorkloadResult, run_workload
-from stepscope.reference_workloads.suite.cases import Case, find_cases
+from stepscope.reference_workloads.suite.cases import SuiteCase, find_cases
 from stepscope.store.step_records import read_run_steps
 from stepscope.training import Schedule
 from stepscope.workflow.analyze import analyze
@@ -135,7 +135,7 @@ class Recorder:
 
 
 def record_case(
-    case: Case,
+    case: SuiteCase,
     out: Path,
     num_windows: int,
     window: float,
@@ -164,7 +164,12 @@ def record_case(
 
 
 def _train(
-    case: Case, out: Path, name: str, num_steps: int, schedule: Schedule | None, train: Callable[..., WorkloadResult]
+    case: SuiteCase,
+    out: Path,
+    name: str,
+    num_steps: int,
+    schedule: Schedule | None,
+    train: Callable[..., WorkloadResult],
 ) -> float:
     """Seconds of a step."""
     job = case.run.job
@@ -231,7 +236,7 @@ def windows_of(run: Path, cuts: Sequence[Cut], captures: Captures, *, on_one_gpu
     return windows
 
 
-def chosen(preset: str, names: Sequence[str], *, on_one_gpu: bool) -> list[Case]:
+def chosen(preset: str, names: Sequence[str], *, on_one_gpu: bool) -> list[SuiteCase]:
     """Cases that have labels."""
     cases = find_cases(preset, only=names)
     if not on_one_gpu:

@@ -28,8 +28,7 @@ from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.analyzer.job import analyse_job, what_if_job
 from stepscope.analyzer.summaries import JobContext, timeline_document
-from stepscope.cli.terminal.analysis import print_analysis
-from stepscope.cli.terminal.comparison import print_comparison
+from stepscope.cli.terminal.analysis import print_analysis, print_comparison
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError, StepscopeError
@@ -47,9 +46,9 @@ from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.junit import gates_as_junit
-from stepscope.workflow.panels.report import render
+from stepscope.workflow.panels.report import render_report
 from stepscope.workflow.panels.timeline import make_tile, make_track
-from stepscope.workflow.steps import read_steps
+from stepscope.workflow.run_records import read_steps
 from stepscope.workflow.trace_info import describe_trace
 from stepscope.workflow.what_if import what_if_of_table
 
@@ -207,7 +206,7 @@ def _assert_finite(value: Any, where: str) -> None:
 
 def show(analysis: Analysis, timelines: Sequence[RankTimeline], *, in_terminal: bool) -> None:
     """Report, terminal (slow) and comparison with another run, as they would be written."""
-    page = render(analysis, timelines, title="a run", version="0").encode()
+    page = render_report(analysis, timelines, title="a run", version="0").encode()
     assert len(page) < LARGEST_REPORT_BYTES, f"a report of {len(page)} bytes"
     for track in map(make_track, timelines):
         origin, length = int(track.edges_ns[0]), int(track.edges_ns[-1] - track.edges_ns[0])

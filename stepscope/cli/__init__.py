@@ -1,4 +1,4 @@
-"""The `stepscope` command: one module per verb, loaded only when the verb is called."""
+"""The `stepscope` command: verbs by subject, a module each, loaded only when a verb of it is called."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,31 +16,67 @@ from typing import Any, NoReturn
 import click
 
 from stepscope import __version__
-from stepscope.cli.groups import LazyGroup, unknown
 from stepscope.core.errors import StepscopeError, from_os_error
+from stepscope.core.text.numbers import unknown_name
 
-VERBS: dict[str, str] = {
-    "agent": "Collect this machine's GPU metrics and serve them to Prometheus.",
-    "analyze": "Attribute all GPU time to causes and give a verdict.",
-    "capture": "Profile steps of a running job, without a restart.",
-    "compare": "Compare two runs, and fail on a regression.",
-    "dashboard": "Serve the web app of runs and their verdicts.",
-    "demo": "Train, profile and analyze on this machine, and print the verdict.",
-    "doctor": "Check driver, permissions, limits and settings of this machine.",
-    "hang": "Find the ranks that hold a job up, from flight recorder dumps.",
-    "memory": "Explain what held the GPU's memory, what grows, and why it ran out.",
-    "nccl": "Explain how a job's GPUs communicate, and what is wrong with it.",
-    "preflight": "Measure this node's GPUs before a job, and fail unfit ones.",
-    "report": "Write the report of a run as one HTML file that needs no network.",
-    "run": "Run an unmodified training command and measure its steps.",
-    "status": "List what is wrong with the GPUs of machines, from their agents.",
-    "steps": "Show the duration of every step of a run, profiled or not.",
-    "top": "Show the GPUs of machines as a live table.",
-    "trace": "Inspect trace files.",
-    "whatif": "Predict the step time of a job with one cause removed at a time.",
-    "workload": "Run reference training jobs with known bottlenecks.",
+VERBS: dict[str, tuple[str, str]] = {
+    "agent": ("agent", "Collect this machine's GPU metrics and serve them to Prometheus."),
+    "analyze": ("traces", "Attribute all GPU time to causes and give a verdict."),
+    "capture": ("nodes", "Profile steps of a running job, without a restart."),
+    "compare": ("traces", "Compare two runs, and fail on a regression."),
+    "dashboard": ("training", "Serve the web app of runs and their verdicts."),
+    "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
+    "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
+    "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
+    "memory": ("run_records", "Explain what held the GPU's memory, what grows, and why it ran out."),
+    "nccl": ("run_records", "Explain how a job's GPUs communicate, and what is wrong with it."),
+    "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),
+    "report": ("traces", "Write the report of a run as one HTML file that needs no network."),
+    "run": ("training", "Run an unmodified training command and measure its steps."),
+    "status": ("nodes", "List what is wrong with the GPUs of machines, from their agents."),
+    "steps": ("run_records", "Show the duration of every step of a run, profiled or not."),
+    "top": ("nodes", "Show the GPUs of machines as a live table."),
+    "trace": ("traces", "Inspect trace files."),
+    "whatif": ("traces", "Predict the step time of a job with one cause removed at a time."),
+    "workload": ("workload", "Run reference training jobs with known bottlenecks."),
 }
-"""Verb (module of the same name with a click command `command`) -> one line for --help."""
+"""Verb -> the module of its command, and one line for --help."""
+
+
+class CommandGroup(click.Group):
+    """A click group that names the nearest command where the given one does not exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in known:
+            raise unknown_name("command", args[0], known, listing=f"see {ctx.command_path} --help")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(CommandGroup):
+    """A click group whose verbs are loaded only when called: `<verb>_command` of a module of `package`."""
+
+    def __init__(self, *, package: str, verbs: dict[str, tuple[str, str]], **options: object) -> None:
+        """`verbs`: verb -> its module and one line for --help, in the order in which they are listed."""
+        super().__init__(**options)  # type: ignore[arg-type]  # click's own
+        self._package = package
+        self._verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._verbs:
+            return None
+        module = import_module(f"{self._package}.{self._verbs[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in self._verbs.items()])
 
 
 _TRAINS = frozenset({"demo", "run", "workload"})
@@ -183,8 +220,8 @@ def _run(arguments: list[str]) -> Any:
         error.show()
         return error.exit_code
     except click.NoSuchOption as error:
-        near = next(iter(error.possibilities or ()), None)
-        raise unknown("option", error.option_name, near, command_path=_path_of(error)) from None
+        listing = f"see {_path_of(error)} --help"
+        raise unknown_name("option", error.option_name, error.possibilities or (), listing=listing) from None
     except click.ClickException as error:
         message = " ".join(error.format_message().split()).rstrip(".")
         see = " See" if message.endswith("?") else "; see"

@@ -26,7 +26,7 @@ from stepscope.agent.config.configuration import (
     load_configuration,
 )
 from stepscope.agent.config.settings import KEYS, Key
-from stepscope.cli.groups import CommandGroup
+from stepscope.cli import CommandGroup
 from stepscope.cli.options import FILE, json_option
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.text.numbers import counted
@@ -41,8 +41,8 @@ _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.
 _PATH_OF_FLAG = {key.parameter: path for path, key in KEYS.items() if key.flag}
 
 
-def configured(*sections: str) -> Callable[[_Function], _Function]:
-    """Add the options of settings and of the settings file; the function gets a Configuration first.
+def agent_options(*sections: str) -> Callable[[_Function], _Function]:
+    """Add command-line options for the agent's settings; the command gets a Configuration first.
 
     Args:
         sections: their settings get an option; all where none is named.
@@ -77,15 +77,15 @@ def _option(key: Key) -> Callable[..., Any]:
 
 
 @click.group("config", cls=CommandGroup)
-def config_group() -> None:
+def config_command() -> None:
     """Show or check the agent's settings."""
 
 
-@config_group.command("show")
+@config_command.command("show", short_help="Show the settings that `run` would use.")
 @click.option("--origin", "with_origin", is_flag=True, help="Show where each value comes from.")
 @json_option
-@configured()
-def show_settings(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
+@agent_options()
+def config_show_command(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
     """Show the settings that `run` would use with the same options and environment, without passwords."""
     text = (
         json.dumps(configuration_document(configuration), indent=1)
@@ -95,9 +95,9 @@ def show_settings(configuration: Configuration, with_origin: bool, as_json: bool
     click.echo(text)
 
 
-@config_group.command("check")
+@config_command.command("check", short_help="Check a settings file.")
 @click.argument("file", type=FILE)
-def check_settings(file: Path) -> None:
+def config_check_command(file: Path) -> None:
     """Check a settings file; exit with status 2 and one line on the first wrong setting."""
     from stepscope.agent.service import Agent
 
@@ -109,16 +109,16 @@ _log = logging.getLogger(__name__)
 
 
 @click.group("agent", cls=CommandGroup)
-def command() -> None:
+def agent_command() -> None:
     """Collect this machine's GPU metrics and serve them to Prometheus."""
 
 
-command.add_command(config_group)
+agent_command.add_command(config_command)
 
 
-@command.command("run")
-@configured()
-def run(configuration: Configuration) -> None:
+@agent_command.command("run", short_help="Serve the metrics of GPUs and host.")
+@agent_options()
+def agent_run_command(configuration: Configuration) -> None:
     """Collect metrics of GPUs and host and serve /metrics, until SIGTERM or Ctrl-C.
 
     Starts without a GPU or driver, too, and reports what is missing.
@@ -135,17 +135,17 @@ def run(configuration: Configuration) -> None:
         _leave_log()
 
 
-@command.command("check")
-@configured("gpus", "dcgm")
+@agent_command.command("check", short_help="Show which metrics can be collected, and why not.")
+@agent_options("gpus", "dcgm")
 @json_option
-def check(configuration: Configuration, as_json: bool) -> None:
+def agent_check_command(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
     from stepscope.agent.service import agent_sources_of
     from stepscope.agent.sources import check_agent_sources
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_agent_sources(agent_sources_of(configuration))
-    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(check_lines(found)))
+    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(agent_check_lines(found)))
 
 
 @contextmanager
@@ -189,8 +189,8 @@ _WHY = {
 """For gaps without a detail of their source."""
 
 
-def check_lines(found: AgentCheck) -> list[str]:
-    """Lines of the whole report, none wider than the terminal or 120 columns."""
+def agent_check_lines(found: AgentCheck) -> list[str]:
+    """Lines of `stepscope agent check`, none wider than the terminal or 120 columns."""
     narrow, wide = _WIDTHS
     width = max(narrow, min(wide, shutil.get_terminal_size((wide, 0)).columns))
     lines = _sources(found, width)

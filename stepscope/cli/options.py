@@ -26,20 +26,29 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def print_document(document: Any) -> None:
-    """Print an answer as one line of JSON."""
+    """Print a command's answer as one line of JSON."""
     from stepscope.store.documents import encode_document
 
     click.echo(encode_document(document).decode())
 
 
+def print_report(report: Any, print_text: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print a command's report as one line of JSON, or as text by `print_text`; warnings go to stderr."""
+    if as_json:
+        print_document(report)
+    else:
+        print_text(report)
+    print_warnings(report.warnings)
+
+
 def print_warnings(notices: Iterable[Notice]) -> None:
-    """Print each notice as a line on stderr."""
+    """Print each warning of a command as a line on stderr."""
     for notice in notices:
         click.echo(f"warning: {notice.message}", err=True)
 
 
 def enters_only_run(function: _Function) -> _Function:
-    """Lets the command read the run inside where a folder that holds one run, and nothing else to read, is given."""
+    """Let a command read the only run in the folder that it is given."""
 
     @wraps(function)
     def call(**options: Any) -> None:
@@ -60,8 +69,8 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     return new if value == old else value
 
 
-def asks_agents(function: _Function) -> _Function:
-    """Adds the options that name agents; the command gets their clients first."""
+def agent_client_options(function: _Function) -> _Function:
+    """Add the command-line options that name agents; the command gets their clients first."""
 
     @click.option(
         "--agent",
@@ -131,7 +140,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def fan_out_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds --workers, --engine and --scheduler; the command gets them as one `fan_out`."""
+    """Add --workers, --engine and --scheduler to a command, which gets them as one `fan_out`."""
 
     @wraps(command)
     def with_fan_out(*, workers: int | None, engine: str, scheduler: str | None, **others: Any) -> None:
@@ -174,7 +183,7 @@ _LARGEST_ON_HEAP_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next array, here and in forked processes; no other C library can."""
+    """Have glibc keep freed memory while a command reads traces, here and in forked processes."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)

@@ -74,10 +74,10 @@ class _TileDocument:
 
 
 def make_api(store: RunStore) -> APIRouter:
-    """The routes over `store`. Handlers are plain functions: FastAPI runs them on worker threads."""
+    """REST routes of the dashboard over `store`. FastAPI runs the plain functions on worker threads."""
     described = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL_SCHEMA}}}
     router = APIRouter(responses={"default": described})
-    tracks = TrackCache(store)
+    tracks = _TrackCache(store)
 
     @router.get("/api/v1/runs", summary="The runs in the directory, with their verdicts")
     def runs() -> Response:
@@ -127,7 +127,7 @@ def _add_probes(router: APIRouter, store: RunStore) -> None:
 
 
 def _tile_document(
-    tracks: TrackCache, run_id: str, ranks: list[int] | None, start_ns: int, end_ns: int | None, width: int
+    tracks: _TrackCache, run_id: str, ranks: list[int] | None, start_ns: int, end_ns: int | None, width: int
 ) -> _TileDocument:
     window = tracks.load(run_id)
     end = window.length_ns if end_ns is None else min(end_ns, window.length_ns)
@@ -202,13 +202,13 @@ def _response(make: Callable[[], bytes]) -> Response:
 
 
 def refusal(status: int, error: StepscopeError) -> Response:
-    """The response of every refused request."""
+    """HTTP response of a request that the dashboard refuses."""
     content = encode_document({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
 
 
 class HeadMiddleware:
-    """Answers HEAD with the headers of GET: FastAPI's routes take only GET, load balancers send HEAD."""
+    """Answers the dashboard's HEAD requests with the headers of GET: FastAPI's routes take only GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -226,7 +226,7 @@ class HeadMiddleware:
 
 
 def refuse_in_one_shape(server: FastAPI) -> None:
-    """Give the framework's own errors (wrong query, wrong method) the shape of the API's."""
+    """Give FastAPI's own errors (wrong query, wrong method) the shape of the dashboard's."""
     server.add_exception_handler(RequestValidationError, _wrong_question)
     server.add_exception_handler(HTTPException, _wrong_method)
 
@@ -249,7 +249,7 @@ MAX_CACHED_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RunTracks:
+class _RunTracks:
     """Time lines of one run; the window begins with the first rank and ends with the last."""
 
     origin_ns: int
@@ -257,15 +257,15 @@ class RunTracks:
     tracks: dict[int, Track]
 
 
-class TrackCache:
+class _TrackCache:
     """Cache of the time lines of the runs last requested; thread-safe."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[tuple[int, int], RunTracks]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[tuple[int, int], _RunTracks]] = OrderedDict()
 
-    def load(self, run_id: str) -> RunTracks:
+    def load(self, run_id: str) -> _RunTracks:
         """The run's window.
 
         Raises:
@@ -284,20 +284,20 @@ class TrackCache:
             self._kept.move_to_end(run_id)
             return kept[1]
 
-    def _read(self, run_id: str) -> RunTracks:
+    def _read(self, run_id: str) -> _RunTracks:
         tracks = {line.rank: make_track(line) for line in self._store.load_timeline(run_id) if line.start_ns}
         if not tracks:
             raise DataError("its time line is empty", where=run_id, what_next="analyze the run again")
         origin = min(int(track.edges_ns[0]) for track in tracks.values())
         end = max(int(track.edges_ns[-1]) for track in tracks.values())
-        return RunTracks(origin, max(end - origin, 1), tracks)
+        return _RunTracks(origin, max(end - origin, 1), tracks)
 
 
 _LOG = logging.getLogger(__name__)
 
 
 def log_failure(error: Exception, *, doing: str) -> str:
-    """Log `error` with its traceback; returns the id of the log line."""
+    """Log an unexpected error of the dashboard with its traceback; returns the id of the log line."""
     error_id = secrets.token_hex(4)
     _LOG.error("error %s while %s", error_id, doing, exc_info=error)
     return error_id

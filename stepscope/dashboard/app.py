@@ -23,15 +23,14 @@ from stepscope import __version__
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
-from stepscope.dashboard.pages import run, runs
-from stepscope.dashboard.pages.placeholders import failed, not_found
-from stepscope.dashboard.pages.shell import make_shell
+from stepscope.dashboard.pages.runs import make_run_page, make_runs_page
+from stepscope.dashboard.pages.shell import make_shell, not_found, page_failed
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
 from stepscope.store.runs import RunStore, UnknownRunError
-from stepscope.workflow.panels.page import style_sheet
+from stepscope.workflow.panels.report import style_sheet
 
 
-def serve(
+def serve_dashboard(
     root: Path,
     *,
     host: str,
@@ -40,7 +39,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     when_listening: Callable[[str], None],
 ) -> None:
-    """Serve the runs under `root` until SIGINT or SIGTERM.
+    """Serve the dashboard of the runs under `root` until SIGINT or SIGTERM.
 
     Args:
         port: port; 0 takes a free one.
@@ -52,7 +51,7 @@ def serve(
         UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
         DataError: root is not a directory.
     """
-    check_address(host, insecure=insecure)
+    _check_address(host, insecure=insecure)
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
@@ -64,7 +63,7 @@ def serve(
         server.run(sockets=[listener])
 
 
-def check_address(host: str, *, insecure: bool) -> None:
+def _check_address(host: str, *, insecure: bool) -> None:
     """Refuse an address that other machines can reach, as there is no login.
 
     Raises:
@@ -108,7 +107,7 @@ _COLOUR_SCHEME_SCRIPT = """
 
 
 def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -> FastAPI:
-    """The ASGI app over `store`.
+    """The dashboard's ASGI app over `store`.
 
     Args:
         allowed_hosts: accepted names in a request's Host header; None for all.
@@ -121,7 +120,7 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
     refuse_in_one_shape(server)
     dash_app = _make_dash(server, store)
     policy = content_security_policy([*dash_app.csp_hashes(), _hash(_COLOUR_SCHEME_SCRIPT)])
-    server.add_middleware(PageMiddleware, store=store)
+    server.add_middleware(_PageMiddleware, store=store)
     server.add_middleware(HeadMiddleware)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
     server.add_middleware(SecurityMiddleware, policy=policy, allowed_hosts=allowed_hosts)
@@ -147,10 +146,10 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
 
     async def show(path: str | None) -> tuple[Any, Any, str]:
         try:
-            page: Page = await render(store, path or "/")
+            page: Page = await render_page(store, path or "/")
         except Exception as error:  # at the pages' edge: a page that fails must say so
             page = Page(
-                failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
+                page_failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
             )
         return page.body, page.breadcrumb, page.title
 
@@ -204,19 +203,19 @@ _NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/rea
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Content of the shell for a path: Dash components and the browser's title."""
+    """Content of the dashboard's shell for a path: Dash components and the browser's title."""
 
     body: Any
     breadcrumb: Any
     title: str
 
 
-async def render(store: RunStore, path: str) -> Page:
-    """The page at `path`, built on a worker thread: Dash calls its callbacks on the server's event loop."""
+async def render_page(store: RunStore, path: str) -> Page:
+    """The dashboard's page at `path`, built on a worker thread: Dash calls its callbacks on the event loop."""
     return await anyio.to_thread.run_sync(_render, store, path)
 
 
-def run_of(path: str) -> str | None:
+def _run_of(path: str) -> str | None:
     """Id of the run at `path` (percent-encoded as in the URL); '' for the list of runs, None for no page."""
     parts = path.strip("/").split("/")
     if parts == [""]:
@@ -224,7 +223,7 @@ def run_of(path: str) -> str | None:
     return unquote(parts[1]) if len(parts) == 2 and parts[0] == "runs" and parts[1] else None
 
 
-class PageMiddleware:
+class _PageMiddleware:
     """Serves Dash's one HTML document for every page, with the right status: Dash answers 200 to any path."""
 
     def __init__(self, app: ASGIApp, *, store: RunStore) -> None:
@@ -253,7 +252,7 @@ def _encoded_path(scope: Scope) -> str:
 
 
 def _status(store: RunStore, path: str) -> int:
-    run_id = run_of(path)
+    run_id = _run_of(path)
     if run_id:
         try:
             store.path_of(run_id)
@@ -263,9 +262,9 @@ def _status(store: RunStore, path: str) -> int:
 
 
 def _render(store: RunStore, path: str) -> Page:
-    run_id = run_of(path)
+    run_id = _run_of(path)
     if run_id is None:
         return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
     if not run_id:
-        return Page(runs.make_page(store), [], "Runs – stepscope")
-    return Page(run.make_page(store, run_id), run_id, f"{run_id} – stepscope")
+        return Page(make_runs_page(store), [], "Runs – stepscope")
+    return Page(make_run_page(store, run_id), run_id, f"{run_id} – stepscope")

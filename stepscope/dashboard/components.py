@@ -16,18 +16,7 @@ from stepscope.core.palette import pattern
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
 from stepscope.core.text.wording import category_words
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
-from stepscope.workflow.panels.elements import (
-    Child,
-    Column,
-    Element,
-    clean,
-    legend,
-    number_column,
-    panel,
-    table,
-    tabs,
-    tag,
-)
+from stepscope.workflow.panels import elements
 from stepscope.workflow.panels.ledger import present_categories
 
 MAX_STEP_ROWS = 256
@@ -37,10 +26,10 @@ _PROPERTIES = {"class": "className", "tabindex": "tabIndex"}
 """HTML attribute -> Dash property, where they differ."""
 
 
-def to_dash(node: str | Element) -> Any:
-    """The tree as Dash components; a text is itself."""
+def to_dash(node: str | elements.Element) -> Any:
+    """A panel's tree as Dash components; a text is itself."""
     if isinstance(node, str):
-        return clean(node)
+        return elements.clean(node)
     if node.kind == "info":
         return _tooltip(**node.attributes)
     if node.kind == "tabs":
@@ -65,8 +54,8 @@ def _tooltip(text: str, about: str) -> Component:
     return tooltip
 
 
-def _tabs(node: Element) -> Component:
-    bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, Element)}
+def _tabs(node: elements.Element) -> Component:
+    bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, elements.Element)}
     panels = [dmc.TabsPanel(list(map(to_dash, body)), value=title, pt="md") for title, body in bodies.items()]
     drawn: Component = dmc.Tabs(
         [dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]), *panels],
@@ -80,18 +69,18 @@ def _tabs(node: Element) -> Component:
 
 
 def attributes(named: Mapping[str, object]) -> dict[str, Any]:
-    """Keyword arguments for `html.*`: Dash takes any `data-*` and `aria-*`, but its signatures know none of them."""
+    """Keyword arguments for Dash's `html.*`, whose signatures know no `data-*` and `aria-*`."""
     return dict(named)
 
 
-def timeline_panel(run_id: str, analysis: Analysis) -> Element:
-    """The canvas that assets/20-timeline.js draws, and its steps as a table.
+def timeline_canvas_panel(run_id: str, analysis: Analysis) -> elements.Element:
+    """Panel of the dashboard's canvas that assets/20-timeline.js draws, and its steps as a table.
 
     The script mounts itself where it finds `data-timeline`; all it needs is in the data attributes.
     """
     ranks = [rank.rank for rank in analysis.ranks]
     categories = present_categories(analysis)
-    canvas = tag(
+    canvas = elements.tag(
         "div",
         id="timeline-canvas",
         class_="ss-timeline",
@@ -103,9 +92,11 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Element:
             "the tab Table says the same"
         ),
     )
-    return panel(
+    return elements.panel(
         "What did each rank do, step by step?",
-        tabs("timeline", {"Chart": [legend(categories), canvas], "Table": _step_table(analysis, categories)}),
+        elements.tabs(
+            "timeline", {"Chart": [elements.legend(categories), canvas], "Table": _step_table(analysis, categories)}
+        ),
         key="timeline",
         source=(
             "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's "
@@ -115,11 +106,11 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Element:
     )
 
 
-def _step_table(analysis: Analysis, categories: list[TimeCategory]) -> Child:
+def _step_table(analysis: Analysis, categories: list[TimeCategory]) -> elements.Child:
     columns = [
-        Column("Rank, step"),
-        number_column("Length"),
-        *(number_column(category_words(category)) for category in categories),
+        elements.Column("Rank, step"),
+        elements.number_column("Length"),
+        *(elements.number_column(category_words(category)) for category in categories),
     ]
     steps = [(rank, step) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)]
     rows = [
@@ -130,6 +121,6 @@ def _step_table(analysis: Analysis, categories: list[TimeCategory]) -> Child:
         ]
         for rank, step in steps[:MAX_STEP_ROWS]
     ]
-    return table(
+    return elements.table(
         columns, rows, caption="Every whole step of every rank", num_all=len(steps), what="rows", class_="ss-wide"
     )

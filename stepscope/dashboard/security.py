@@ -13,7 +13,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def content_security_policy(script_hashes: Sequence[str]) -> str:
-    """Policy that allows own files, inline scripts of these hashes, and inline styles, which Mantine needs."""
+    """The dashboard's Content-Security-Policy: own files, inline scripts of these hashes, inline styles."""
     return "; ".join(
         [
             "default-src 'self'",
@@ -32,7 +32,7 @@ def content_security_policy(script_hashes: Sequence[str]) -> str:
 
 
 class SecurityMiddleware:
-    """Adds the security headers to every response and refuses requests under foreign host names.
+    """Adds security headers to the dashboard's responses and refuses requests under foreign host names.
 
     Args:
         allowed_hosts: accepted names in a request's Host header; None for all. Else a foreign page that resolves its
@@ -75,7 +75,7 @@ class SecurityMiddleware:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
+    """Whether only this machine can reach a dashboard bound to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: it may resolve to anything, but for this one

@@ -32,7 +32,7 @@ from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.resnet import ResNet
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.gradients import layout_of, named_parameters, uncut_name
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import Preset
 
 MODEL_PREFIX = "model."
 """Before the names of the model's own tensors."""
@@ -40,7 +40,7 @@ MODEL_PREFIX = "model."
 _PROGRESS = "progress"  # steps done, loss scale, steps since it changed
 
 
-def model_tensors(modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
+def _model_tensors(modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
     """Parameters, and buffers that are part of the model's state (a norm's running statistics), by uncut name."""
     modules = list(modules)
     return {**named_parameters(modules), **_kept_buffers(modules)}
@@ -57,7 +57,7 @@ def _kept_buffers(modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
 
 
 class Checkpointer:
-    """Writes checkpoints of this rank's part, one at a time, and reads one.
+    """Writes checkpoints of a training rank's part, one at a time, and reads one.
 
     Made before the first forward pass (DDP takes tensor-parallel parameters out of their modules then).
     """
@@ -228,7 +228,7 @@ WHAT_NEXT = "give another one of the run's checkpoints/step{n} folders"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointIndex:
+class _CheckpointIndex:
     """What a checkpoint holds.
 
     Attributes:
@@ -240,7 +240,7 @@ class CheckpointIndex:
     least_bytes: dict[str, int]
 
 
-def read_index(folder: Path) -> CheckpointIndex:
+def _read_index(folder: Path) -> _CheckpointIndex:
     """Read a checkpoint's index.
 
     Raises:
@@ -255,7 +255,7 @@ def read_index(folder: Path) -> CheckpointIndex:
             name, end = str(part.relative_path), part.offset + part.length
             least_bytes[name] = max(end, least_bytes.get(name, 0))
         shapes = {str(name): tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
-        return CheckpointIndex(shapes, least_bytes)
+        return _CheckpointIndex(shapes, least_bytes)
     except OSError as error:
         raise from_os_error(error, f"has a {CHECKPOINT_INDEX} that cannot be read", where=where) from error
     except _BROKEN as error:
@@ -288,7 +288,7 @@ _Shapes = dict[str, tuple[int, ...]]
 
 
 def check_checkpoint(folder: Path, preset: Preset) -> None:
-    """Compare a checkpoint's index with the model and with the files that are there.
+    """Compare the index of a workload's checkpoint with the model and with the files that are there.
 
     Raises:
         DataError: there is no complete checkpoint, or it is of another model.
@@ -299,7 +299,7 @@ def check_checkpoint(folder: Path, preset: Preset) -> None:
             where=str(folder),
             what_next="give one of a run's checkpoints/step{n} folders",
         )
-    index = read_index(folder)
+    index = _read_index(folder)
     saved = {
         name.removeprefix(MODEL_PREFIX): shape for name, shape in index.shapes.items() if name.startswith(MODEL_PREFIX)
     }
@@ -336,7 +336,7 @@ def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
 def _model_shapes(preset: Preset) -> _Shapes:
     with torch.device("meta"):
         model: nn.Module = Stage(preset, range(preset.num_layers)) if preset.image is None else ResNet(preset)
-    return {name: tuple(tensor.shape) for name, tensor in model_tensors([model]).items()}
+    return {name: tuple(tensor.shape) for name, tensor in _model_tensors([model]).items()}
 
 
 def _difference(saved: _Shapes, model: _Shapes) -> str | None:

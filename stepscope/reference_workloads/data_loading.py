@@ -21,15 +21,15 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from stepscope.core.errors import DataError, StepscopeError, UsageError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.placement import naming_option
+from stepscope.reference_workloads.plan import Preset
 from stepscope.reference_workloads.processes import die_with_rank
-from stepscope.reference_workloads.run_folder import writing
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
 
 
 class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sequences of token ids. Item i depends on the seed and i alone, so every layout trains on the same batches.
+    """Synthetic training data: sequences of token ids. Item i depends on the seed and i alone.
 
     `first` is the number of sequences that an earlier run has seen.
     """
@@ -62,7 +62,7 @@ class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def make_loader(
     job: TrainingJob, *, dp_rank: int, first_step: int = 0
 ) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """A DataLoader of this data-parallel rank's batches; together the ranks see each sequence once.
+    """Make a training rank's DataLoader; together the data-parallel ranks see each sequence once.
 
     `first_step` steps' batches are left out: an earlier run has trained on them.
     """
@@ -91,7 +91,7 @@ def make_loader(
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches; what one of its workers refuses is raised in its own words.
+    """Batches of a workload's DataLoader; errors of its worker processes are raised as they were.
 
     torch raises a worker's error anew, of the same kind, with the worker's whole traceback for its text. That one's
     last line has kind and text of the error.
@@ -115,7 +115,7 @@ _SUFFIXES = {".jpg", ".jpeg"}
 
 
 class SyntheticImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise with a stripe pattern for each class. Item i depends on the seed and i alone."""
+    """Synthetic training images: noise with stripes by class. Item i depends on the seed and i alone."""
 
     def __init__(self, preset: Preset, *, num_images: int, seed: int, first: int = 0) -> None:
         self._num_images = num_images
@@ -136,7 +136,7 @@ class SyntheticImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Files of a folder with a subfolder a class; each is read, decoded, cropped, resized and perhaps mirrored."""
+    """Training images from JPEG files, a folder a class; read, decoded, cropped, resized, perhaps mirrored."""
 
     def __init__(self, preset: Preset, folder: Path, *, num_images: int, seed: int, first: int = 0) -> None:
         _import_pillow()
@@ -144,7 +144,7 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._num_images = num_images
         self._seed = seed
         self._first = first
-        self._files = labelled_files(preset, folder)
+        self._files = _labelled_files(preset, folder)
 
     def __len__(self) -> int:
         return self._num_images
@@ -179,14 +179,14 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def image_dataset(
     preset: Preset, data_dir: str | None, *, num_images: int, seed: int, first: int = 0
 ) -> Dataset[tuple[torch.Tensor, torch.Tensor]]:
-    """The images of a folder, which is filled before where it is empty, or synthetic ones; from number `first` on."""
+    """Training images of a folder, which is filled first where it is empty, or synthetic ones."""
     if data_dir is None:
         return SyntheticImages(preset, num_images=num_images, seed=seed, first=first)
     write_images(preset, Path(data_dir), seed=seed)
     return JpegImages(preset, Path(data_dir), num_images=num_images, seed=seed, first=first)
 
 
-def labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
+def _labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
     """The folder's JPEG files, each with the number of its class.
 
     Raises:
@@ -212,7 +212,7 @@ def labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
 
 
 def check_images(preset: Preset, folder: Path) -> None:
-    """Find out before any rank starts whether the folder can be learned from, or filled where it is empty.
+    """Check before training that a folder of JPEG images can be used, or filled where it is empty.
 
     It is the ranks that fill it: drawing starts threads of torch, and a process that has some is not to be forked.
 
@@ -221,22 +221,22 @@ def check_images(preset: Preset, folder: Path) -> None:
         UsageError: Pillow is missing, or there are more classes than the model has.
     """
     _import_pillow()
-    with writing(folder, "--data-dir"):
+    with naming_option(folder, "--data-dir"):
         if _is_empty(folder):
             with _beside(folder):
                 return
-    labelled_files(preset, folder)
+    _labelled_files(preset, folder)
 
 
 def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
-    """Fill a folder that is empty or not there with seeded JPEG files; leave one that holds something as it is.
+    """Fill an empty or missing folder with seeded JPEG training images; leave any other as it is.
 
     Several processes may do so at once: the folder appears whole.
 
     Raises:
         DataError: it cannot be written.
     """
-    with writing(folder, "--data-dir"):
+    with naming_option(folder, "--data-dir"):
         if not _is_empty(folder):
             return
         with _beside(folder) as made:

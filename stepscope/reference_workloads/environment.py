@@ -21,10 +21,10 @@ _TIMEOUT_SECONDS = 20
 
 
 def describe_environment(device_type: str) -> dict[str, Any]:
-    """The manifest of a bench: what is not known here is None."""
+    """GPUs, CPU, versions and commit under which a workload is benchmarked; None for what is unknown."""
     return {
         "host": socket.gethostname(),
-        "cpu": cpu_name(),
+        "cpu": _cpu_name(),
         "num_usable_cpus": num_usable_cpus(),
         "gpus": _gpus() if device_type == "cuda" else [],
         "versions": software_versions(),
@@ -56,7 +56,7 @@ def _gpu_limits() -> dict[str, dict[str, str | None]]:
     return found
 
 
-def cpu_name() -> str | None:
+def _cpu_name() -> str | None:
     """The processor's model; None where the system does not tell it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -92,20 +92,21 @@ _READ_RESULTS_ONLY = ("cli", "dashboard", "reference_workloads/suite/score.py", 
 
 
 def provenance(device_type: str) -> str:
-    """Of the code that trains and analyses, of torch, and of the device, "cpu" or "cuda", that it runs on here."""
+    """One line by which a suite knows results of other code, another torch or another device."""
     return f"{code_digest()} with torch {torch_version()} on {device_name(device_type)}"
 
 
 def torch_version() -> str:
-    """With what it was built for: "2.13.0+cu130"."""
+    """Version of torch under which a workload ran, with its build: "2.13.0+cu130"."""
     import torch
 
     return str(torch.__version__)
 
 
 def device_name(device_type: str) -> str:
+    """Name of the GPU or CPU that a workload runs on here."""
     if device_type == "cpu":
-        return cpu_name() or "cpu"
+        return _cpu_name() or "cpu"
     import torch
 
     return torch.cuda.get_device_name()
@@ -113,7 +114,7 @@ def device_name(device_type: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """Of all files of the package that a run goes through, changed ones of a checkout too."""
+    """Digest of the package's files that a workload's run goes through, with local changes."""
     root = Path(stepscope.__file__).parent
     skipped = tuple(root / part for part in _READ_RESULTS_ONLY)
     digest = hashlib.sha256()

@@ -1,35 +1,21 @@
-"""Training job, and the injections that change it. Needs no torch.
-
-An injection (a fault) is a small frozen dataclass of its severity. It states what the analysis must find (`cause`,
-`shows`) and changes the run through the hooks below; the same job without it is its control.
-
-`control` may ask for a job in which the fault matters at all: an exposed all-reduce costs nothing beside hours of
-compute. Control and faulty run then differ in the fault alone.
-"""
+"""Training job of a workload, its progress and its outcome. Needs no torch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from stepscope.core.errors import UsageError
-from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
+    from stepscope.reference_workloads.injections.faults import Injection
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Training job: everything that a rank needs to train.
+    """Training job of a workload: everything that a rank needs to train.
 
     Attributes:
         out, run: the run directory is out/run.
@@ -58,8 +44,8 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """One step, reported by the rank that computes the loss (of its own data-parallel part)."""
+class TrainingProgress:
+    """One training step of a workload, reported by a rank that computes the loss."""
 
     step: int
     loss: float
@@ -68,7 +54,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """Outcome of training, as one rank knows it.
+    """Outcome of a workload's training, as one rank knows it.
 
     Attributes:
         losses: of each step, over the whole batch; the same on every rank.
@@ -90,168 +76,3 @@ class TrainingOutcome:
     num_skipped_steps: int = 0
     loss_scale: float = 1.0
     measured_as: str | None = None
-
-
-_Number = TypeVar("_Number", int, float)
-_ALLOWED = "allowed"
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a job must have for a fault to mean anything; `text` completes "it needs"."""
-
-    text: str
-    met: Callable[[TrainingJob], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Bounds of a severity, which is always finite; None is no bound."""
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-
-    def holds(self, value: float) -> bool:
-        return (
-            math.isfinite(value)
-            and (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        bounds = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
-        return " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
-
-
-def severity(default: _Number, **bounds: float) -> _Number:
-    """A field of a fault, with the bounds of `Allowed`."""
-    allowed: _Number = field(default=default, metadata={_ALLOWED: Allowed(**bounds)})
-    return allowed
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a failed run ended: the line that says why, and the files that it left, relative to its run directory."""
-
-    error: str
-    left: frozenset[str]
-
-
-@dataclass(slots=True)
-class Site:
-    """The rank on which a fault acts, once its model is built.
-
-    Attributes:
-        rank: of the whole job.
-        modules: the model parts this rank trains, sharded.
-        kept: whatever faults must hold on to until the run ends, by the fault's name.
-    """
-
-    job: TrainingJob
-    rank: int
-    mesh: DeviceMesh
-    device: torch.device
-    modules: list[nn.Module]
-    optimizer: torch.optim.Optimizer
-    kept: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """One fault. Fields of subclasses are its severity, with units in their names; hooks do nothing by default.
-
-    Attributes:
-        name: of the case, as `--inject` takes it.
-        cause: what the verdict must say; HANG and OUT_OF_MEMORY end the run.
-        reasons: one of them must be named with the cause; empty when any will do.
-        also_right: causes that are as right, where one fault has two faces.
-        needs: what a job must have for the fault to mean anything.
-        shows: what the trace (or what the run leaves) must show.
-        fix: what `whatif` is to remove so that its prediction meets the control's step; None where the fix is no
-            removal.
-
-    Raises:
-        UsageError: a severity is out of its bounds.
-    """
-
-    name: ClassVar[str]
-    cause: ClassVar[Cause]
-    reasons: ClassVar[tuple[Reason, ...]] = ()
-    also_right: ClassVar[tuple[Cause, ...]] = ()
-    needs: ClassVar[tuple[Need, ...]] = ()
-    shows: ClassVar[str]
-    fix: ClassVar[Cause | None] = None
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            allowed = each.metadata.get(_ALLOWED)
-            value = getattr(self, each.name)
-            if allowed is not None and not allowed.holds(value):
-                raise UsageError(f"{each.name} of injection {self.name} is {allowed}, not {value}")
-
-    @property
-    def ends_run(self) -> bool:
-        """Whether the run fails: RankFailedError is then what is expected."""
-        return self.cause in {Cause.HANG, Cause.OUT_OF_MEMORY}
-
-    def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
-        """Those of `reasons` that a trace of this kind of device ("cpu", "cuda") can tell."""
-        return self.reasons
-
-    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
-        """Difference between how a failed run ended and what this fault causes; None where they agree."""
-        return None
-
-    def refusal(self, job: TrainingJob) -> str | None:
-        """Why the fault means nothing for this job (one GPU has no link to slow down); None when it does."""
-        missing = [need.text for need in self.needs if not need.met(job)]
-        return f"it needs {missing[0]}" if missing else None
-
-    def control(self, job: TrainingJob) -> TrainingJob:
-        """The job that the fault goes into, and that alone is its control: by default the job as it is."""
-        return job
-
-    def change(self, job: TrainingJob) -> TrainingJob:
-        """The control with the fault, for faults of the layout, model or recipe."""
-        return job
-
-    def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        """Variables that each rank sets before its process group is made."""
-        return {}
-
-    def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
-        """The map-style dataset that this data-parallel rank reads."""
-        return dataset
-
-    def prepare(self, site: Site) -> None:
-        """The model and optimizer are there; the first step has not begun."""
-
-    def before_step(self, site: Site, step: int) -> None:
-        """The batch is there; nothing of step `step` has been computed."""
-
-    def after_backward(self, site: Site, step: int) -> None:
-        """The gradients are there; the optimizer has not run."""
-
-    def after_step(self, site: Site, step: int) -> None:
-        """The optimizer has run; the step is still open."""
-
-
-def layers_of(site: Site) -> Iterator[nn.Module]:
-    """The blocks of this rank's stages, first to last; none for models without blocks."""
-    from torch import nn
-
-    for module in site.modules:
-        for part in module.modules():
-            blocks = getattr(part, "blocks", None)
-            if isinstance(blocks, nn.ModuleDict):
-                yield from blocks.values()
-
-
-def widest_matrix(layer: nn.Module) -> nn.Linear:
-    from torch import nn
-
-    return max((part for part in layer.modules() if isinstance(part, nn.Linear)), key=lambda part: part.out_features)

@@ -13,14 +13,12 @@ from statistics import median
 
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.injections.injected_job import control_of, injected
-from stepscope.reference_workloads.job import Injection, Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.placement import device_type_of, is_launched_rank, refuse_on_processors
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset, find_preset
+from stepscope.reference_workloads import placement
+from stepscope.reference_workloads.injections.faults import Injection, control_of, inject_faults
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe
-from stepscope.reference_workloads.run_folder import share_folder, taken_folder
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState
 from stepscope.training.run.identity import check_run_name, choose_run_name, identify_process
@@ -36,7 +34,7 @@ _MAX_SEED = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """What a workload's run left behind.
+    """Result of a workload's run: its job, run directory, losses and step times.
 
     Attributes:
         run_dir: the run directory; it exists only when the run was profiled.
@@ -107,9 +105,9 @@ def run_workload(
     schedule: Schedule | None = None,
     seed: int = 0,
     device: str = "auto",
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> WorkloadResult:
-    """Train the preset's model under the plan; returns when all ranks have ended.
+    """Train a workload: the preset's model under the plan; returns when all ranks have ended.
 
     With RANK and WORLD_SIZE set (torchrun, srun) this process is one rank, else it starts plan.world_size processes.
 
@@ -133,7 +131,7 @@ def run_workload(
     model = find_preset(preset) if isinstance(preset, str) else preset
     plan.check_preset(model)
     _check_numbers(num_steps, simulate_compute_ms, seed)
-    is_rank = is_launched_rank(plan)
+    is_rank = placement.is_launched_rank(plan)
     job = TrainingJob(
         plan=plan,
         preset=model,
@@ -141,7 +139,7 @@ def run_workload(
         run=_run_name(run, plan, model, is_rank=is_rank),
         num_steps=num_steps,
         seed=seed,
-        device_type=device_type_of(device, plan, simulate_compute_ms, is_rank=is_rank),
+        device_type=placement.device_type_of(device, plan, simulate_compute_ms, is_rank=is_rank),
         simulate_ms=simulate_compute_ms,
         profiled=profiled,
         schedule=schedule,
@@ -152,11 +150,11 @@ def run_workload(
         raise UsageError(
             "a control is the job of a fault, and none is injected", what_next="name the fault, or drop it"
         )
-    faulty = injected(job)  # the control of a fault that is refused would be of no use
+    faulty = inject_faults(job)  # the control of a fault that is refused would be of no use
     job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
-    refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
+    placement.refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
     return _train(job, on_progress or (lambda _: None), is_rank=is_rank, may_be_numbered=run is None)
 
 
@@ -182,7 +180,7 @@ def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: b
 
 
 def _train(
-    job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool, may_be_numbered: bool
+    job: TrainingJob, tell: Callable[[TrainingProgress], None], *, is_rank: bool, may_be_numbered: bool
 ) -> WorkloadResult:
     if job.recipe.resume_from is not None:
         from stepscope.reference_workloads.checkpoint import check_checkpoint
@@ -213,11 +211,11 @@ def _folder(job: TrainingJob, *, is_rank: bool, may_be_numbered: bool) -> Iterat
     if not job.profiled and job.recipe.checkpoint_every is None:
         yield wanted
     elif is_rank:
-        share_folder(wanted)
+        placement.share_run_directory(wanted)
         yield wanted
     else:
         first_folder = STEPS_FOLDER if job.profiled else CHECKPOINT_FOLDER
-        with taken_folder(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
+        with placement.claimed_run_directory(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
             yield run_directory
 
 

@@ -7,8 +7,7 @@ from shlex import join
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _TORCHRUN = """\
@@ -45,7 +44,7 @@ _CPUS_PER_GPU = 8
 def launch_script(
     kind: str, workload: str, plan: ParallelPlan, preset: Preset, recipe: Recipe, *, gpus_per_node: int
 ) -> str:
-    """A script of kind "torchrun" or "slurm", with a whole number of machines.
+    """A script that trains a workload's plan by "torchrun" or "slurm", on whole machines.
 
     Raises:
         UsageError: the plan does not fill its machines, or cuts a tensor-parallel group in two; or `workload run` has

@@ -1,14 +1,21 @@
-"""Placement of a job on this machine: its devices, a launcher's ranks, and whether CPU and host memory suffice."""
+"""Placement of a job: devices, a launcher's ranks, whether CPU and host memory suffice, and its own run directory."""
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryFile
 
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import DataError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.estimate.flops import step_flops
 from stepscope.reference_workloads.estimate.memory import memory_by_rank
-from stepscope.reference_workloads.estimate.pipeline import refuse_unknown
+from stepscope.reference_workloads.estimate.pipeline import refuse_not_estimated
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.workflow.fan_out.engine import free_memory_bytes
@@ -18,7 +25,7 @@ _UNSET = "unset it to train on this machine, or start with torchrun"
 
 
 def is_launched_rank(plan: ParallelPlan) -> bool:
-    """Whether a launcher started this process as one rank of the job.
+    """Whether torchrun or Slurm started this process as one rank of the workload.
 
     Raises:
         UsageError: the launcher's variables do not match this plan.
@@ -36,7 +43,7 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
 
 
 def is_main_rank() -> bool:
-    """Whether this process prints and writes: rank 0 of a launcher's ranks, or the only process.
+    """Whether this process of a workload prints and writes: rank 0, or the only process.
 
     Raises:
         UsageError: RANK is not a number.
@@ -46,7 +53,7 @@ def is_main_rank() -> bool:
 
 
 def refuse_launcher(what: str) -> None:
-    """Refuse what starts its own ranks where a launcher has started this process as one of many.
+    """Refuse a command that starts a workload's ranks itself, where a launcher has started this process.
 
     Raises:
         UsageError: it has.
@@ -67,7 +74,7 @@ def _number(variable: str) -> int:
 
 
 def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:
-    """Either "cpu" or "cuda", of "cpu", "cuda" or "auto".
+    """Device type that a workload trains on, "cpu" or "cuda", for "cpu", "cuda" or "auto".
 
     Raises:
         UsageError: there is no such device here, there are too few, or layers would sleep on one.
@@ -101,7 +108,7 @@ _MAX_FLOPS = 1e13
 
 
 def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool = False) -> None:
-    """Refuse a job that the CPUs or the memory of this machine cannot carry; GPU jobs and unknown layouts pass.
+    """Refuse a workload that this machine's CPUs or memory cannot carry; GPU jobs pass.
 
     Args:
         is_asked_for: the user chose the CPU explicitly.
@@ -131,7 +138,7 @@ def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool 
 
 def _is_known(job: TrainingJob) -> bool:
     try:
-        refuse_unknown(job.plan, job.preset)
+        refuse_not_estimated(job.plan, job.preset)
     except UsageError:
         return False
     return True
@@ -146,3 +153,86 @@ def _bytes_on_this_machine(job: TrainingJob, *, is_rank: bool) -> float:
 def _ranks_here() -> int:
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isascii() and text.isdigit() else 1
+
+
+_HOLDS_SOMETHING = {errno.ENOTEMPTY, errno.EEXIST}
+
+
+@contextmanager
+def claimed_run_directory(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Iterator[Path]:
+    """Claim a run directory for one workload run; removed again if it stays empty after a failure.
+
+    Args:
+        wanted: absent, or empty.
+        first_folder: what it has in it from the start on, which is what tells others that it is taken.
+        may_be_numbered: where it is taken, the first free one of <name>-2, <name>-3, ... will do.
+
+    Raises:
+        UsageError: it holds something: another run has it.
+        DataError: it cannot be made or written.
+    """
+    was_there = wanted.exists()
+    run_directory = _take(wanted, first_folder, may_be_numbered=may_be_numbered)
+    try:
+        yield run_directory
+    except BaseException:
+        with suppress(OSError):  # it holds something
+            (run_directory / first_folder).rmdir()
+            if run_directory != wanted or not was_there:
+                run_directory.rmdir()
+        raise
+
+
+def share_run_directory(run_directory: Path) -> None:
+    """Make the run directory that all ranks of a launched workload share, also at its second start.
+
+    Raises:
+        DataError: it cannot be made or written.
+    """
+    with naming_option(run_directory, "--out"):
+        run_directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=run_directory) as file:
+            file.write(b"1")
+
+
+def _take(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Path:
+    with naming_option(wanted, "--out"):
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+            if _appears(run_directory, first_folder):
+                return run_directory
+            if not may_be_numbered:
+                raise UsageError("the run directory is not empty", where=str(wanted), what_next="choose another name")
+    raise AssertionError("count has no end")
+
+
+def _appears(run_directory: Path, first_folder: str) -> bool:
+    """Whether it is ours now: a folder that holds something is moved over an empty one at once, and over no other."""
+    beside = run_directory.resolve().parent
+    with tempfile.TemporaryDirectory(prefix=f".{run_directory.name[:100]}-", dir=beside) as made:
+        whole = Path(made) / "run"
+        (whole / first_folder).mkdir(parents=True)
+        try:
+            whole.rename(run_directory.resolve())  # a link may lead to it
+        except OSError as error:
+            if error.errno not in _HOLDS_SOMETHING:
+                raise
+            return False
+        return True
+
+
+@contextmanager
+def naming_option(folder: Path, option: str) -> Iterator[None]:
+    """Turn errors of writing into an error that names the workload's option for the folder.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(
+            f"cannot be written ({why})", where=str(folder), what_next=f"choose another {option}"
+        ) from error

@@ -23,7 +23,7 @@ from typing import Any
 from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.process import about_to_fork, signal_at_parent_death
 from stepscope.core.text.numbers import form
-from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
 
@@ -52,8 +52,8 @@ class _Rank:
         return self.ended_at is not None
 
 
-def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list[TrainingOutcome]:
-    """Start the plan's ranks on this machine, wait for all; returns what each knows, in their order.
+def run_ranks(job: TrainingJob, on_progress: Callable[[TrainingProgress], None]) -> list[TrainingOutcome]:
+    """Start a workload's ranks on this machine and wait for all; returns their outcomes in order.
 
     Raises:
         RankFailedError: a rank died or raised; all have ended.
@@ -116,7 +116,7 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
         ranks.append(_Rank(number, process, ours))
 
 
-def _wait_for_ranks(ranks: list[_Rank], on_progress: Callable[[Progress], None], linger_seconds: float) -> None:
+def _wait_for_ranks(ranks: list[_Rank], on_progress: Callable[[TrainingProgress], None], linger_seconds: float) -> None:
     """Receive messages until every rank has ended, or one has failed and the others have had time to report."""
     deadline: float | None = None
     while open_ranks := {rank.messages: rank for rank in ranks if not rank.ended}:
@@ -134,7 +134,7 @@ def _wait_for_ranks(ranks: list[_Rank], on_progress: Callable[[Progress], None],
         _raise_first_failure(failed, len(ranks))
 
 
-def _receive(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
+def _receive(rank: _Rank, on_progress: Callable[[TrainingProgress], None]) -> None:
     try:
         kind, content = rank.messages.recv()
     except (EOFError, OSError):
@@ -195,14 +195,14 @@ def _end_all(ranks: list[_Rank]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process when its parent is gone, so that a killed parent leaves no orphans."""
+    """End a workload's process when its parent is gone, so that a killed parent leaves no orphans."""
     signal_at_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def die_with_rank(rank: int, _worker: int) -> None:
-    """The same for a loader's worker, which may be inside an item for long; `rank` is the process of its rank.
+    """End a workload's DataLoader worker when the process of its rank is gone.
 
     A fork server, where Python puts one between the two, ends with the rank and is the parent that counts.
     """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import SPLIT_BACKWARD_SCHEDULES, ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import SPLIT_BACKWARD_SCHEDULES, ParallelPlan, Preset
 
 ACTIVATION_CHECKPOINTING = ("none", "selective", "full")
 CHECKPOINT_MODES = ("sync", "async")
@@ -14,7 +13,7 @@ CHECKPOINT_MODES = ("sync", "async")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Options of training that every layout knows. Checks itself.
+    """Training options of a workload that every layout knows. Checks itself.
 
     Attributes:
         activation_checkpointing: which activations the backward pass computes again: none, those of all but matrix

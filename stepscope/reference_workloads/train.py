@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RankFile
 from stepscope.reference_workloads.checkpoint import Checkpointer
 from stepscope.reference_workloads.data_loading import batches, make_loader
-from stepscope.reference_workloads.injections.injected_job import write_injections
-from stepscope.reference_workloads.job import Progress, Site, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.injections.faults import FaultSite, write_injections
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.simulated_compute import TruthLog
 from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, forget_first_reductions, reduce_gradients
@@ -37,9 +37,9 @@ _START_TIMEOUT = timedelta(seconds=120)
 
 
 def train_rank(
-    job: TrainingJob, on_progress: Callable[[Progress], None], *, init_method: str = "env://"
+    job: TrainingJob, on_progress: Callable[[TrainingProgress], None], *, init_method: str = "env://"
 ) -> list[TrainingOutcome]:
-    """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns what each rank knows, in their order."""
+    """Train a workload on this rank (RANK, WORLD_SIZE, LOCAL_RANK are set); returns all ranks' outcomes."""
     for injection in job.injections:
         os.environ.update(injection.environment(job))
     if job.device_type == "cuda":
@@ -61,7 +61,7 @@ def train_rank(
         set_timeout([*mesh.get_all_groups(), ending, None], job.timeout_seconds)
         return _of_all_ranks(_train(job, mesh, ending, on_progress), ending)
     except BaseException:
-        dump_flight(job, dist.get_rank())
+        _dump_flight(job, dist.get_rank())
         raise
     finally:
         dist.destroy_process_group()
@@ -97,7 +97,7 @@ class _Parts:
     loss_scale: LossScale
     checkpointer: Checkpointer | None
     loader: Iterable[Any]
-    site: Site
+    site: FaultSite
     first_step: int
 
 
@@ -124,13 +124,16 @@ def _build(job: TrainingJob, mesh: DeviceMesh) -> _Parts:
     if checkpointer is not None and recipe.resume_from is not None:
         first_step = checkpointer.load(Path(recipe.resume_from))
     loader = make_loader(job, dp_rank=mesh.get_local_rank("dp"), first_step=first_step)
-    site = Site(job, dist.get_rank(), mesh, device, executor.modules, optimizer)
+    site = FaultSite(job, dist.get_rank(), mesh, device, executor.modules, optimizer)
     update = WeightUpdate(optimizer, mesh, device, recipe, loss_scale)
     return _Parts(executor, update, loss_scale, checkpointer, loader, site, first_step)
 
 
 def _train(
-    job: TrainingJob, mesh: DeviceMesh, ending: dist.ProcessGroup | None, on_progress: Callable[[Progress], None]
+    job: TrainingJob,
+    mesh: DeviceMesh,
+    ending: dist.ProcessGroup | None,
+    on_progress: Callable[[TrainingProgress], None],
 ) -> TrainingOutcome:
     parts = _build(job, mesh)
     site, device = parts.site, parts.site.device
@@ -143,7 +146,7 @@ def _train(
         run_directory = prof.run_directory  # the profiler's own choice; it forgets it at its end
         if run_directory is not None and dist.get_rank() == 0:
             write_injections(run_directory, job.injections)
-        clock = StepClock(device)
+        clock = _StepClock(device)
         started = time.monotonic()
         for step, (inputs, targets) in enumerate(prof.data(batches(parts.loader))):
             for injection in job.injections:
@@ -159,7 +162,7 @@ def _train(
             losses.append(loss)
             # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
             if reports and loss is not None and job.device_type == "cpu":
-                on_progress(Progress(parts.first_step + step, loss.item(), (time.monotonic() - started) * 1e3))
+                on_progress(TrainingProgress(parts.first_step + step, loss.item(), (time.monotonic() - started) * 1e3))
             _save(job, parts, prof, parts.first_step + step + 1)
             clock.end()
             truth.end()
@@ -177,7 +180,7 @@ def _train(
     return replace(_outcome(job, parts, losses, clock, ending), measured_as=measured_as)
 
 
-def _reduce(job: TrainingJob, site: Site) -> None:
+def _reduce(job: TrainingJob, site: FaultSite) -> None:
     """What DDP would have done during the backward pass."""
     if not job.recipe.overlaps_reduction and job.plan.zero in {0, 1}:
         reduce_gradients(site.modules, site.mesh.get_group("dp"), job.recipe.bucket_mb)
@@ -216,7 +219,7 @@ def _outcome(
     job: TrainingJob,
     parts: _Parts,
     losses: list[torch.Tensor | None],
-    clock: StepClock,
+    clock: _StepClock,
     ending: dist.ProcessGroup | None,
 ) -> TrainingOutcome:
     """Runs after training, so that no step is touched."""
@@ -256,7 +259,7 @@ def _mean_over_batch(
     return means
 
 
-class StepClock:
+class _StepClock:
     """Times steps by the device, whose events are read when training is over: asking earlier would make the host wait.
 
     What happens between `end` and `begin`, as writing a trace, is in no step. On CPU it is the host's clock.
@@ -297,12 +300,12 @@ def _seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | f
 
 
 def set_timeout(groups: Iterable[dist.ProcessGroup | None], seconds: float) -> None:
-    """How long a rank waits in these groups (None: the default one); else it is torch's own ten or thirty minutes."""
+    """Set how long a workload's rank waits in these process groups (None: the default one)."""
     for group in groups:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
-def dump_flight(job: TrainingJob, rank: int) -> None:
+def _dump_flight(job: TrainingJob, rank: int) -> None:
     """Write gloo's flight recorder; NCCL's watchdog writes its own. Does nothing where recording is off."""
     if job.device_type != "cpu" or not os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
         return

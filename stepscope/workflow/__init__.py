@@ -1,1 +1,1 @@
-"""The jobs behind the commands, one module a command: open inputs, call the analyzer, keep the result."""
+"""The work behind the commands: open inputs, call the analyzer, keep the result."""

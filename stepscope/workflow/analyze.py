@@ -21,14 +21,14 @@ from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_pace, stuck_steps
-from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, in_this_process, map_for, task_paths
+from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, in_this_process, map_of_engine, task_paths
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, view_file
 from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """An analysis and where it was saved.
+    """An analysis of a job's traces, and where it was saved.
 
     Attributes:
         kept_in: run directory in which it was saved; None if it was not.
@@ -83,7 +83,7 @@ def analyze(
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """Views, one per rank; the job's context; and the run directory, if one was given."""
+    """A job's traces as views, one per rank; its context; and the run directory, if one was given."""
 
     views: list[RankView]
     context: JobContext
@@ -97,7 +97,7 @@ def read_job(
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
-        UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
+        UsageError, UnreachableError: as in map_of_engine's engines; a URL's store does not answer.
     """
     files = find_trace_files(paths)
     notices = [*files.notices, *_silent_ranks(files.run_directory)]
@@ -109,7 +109,7 @@ def read_job(
         whole_file=whole_file,
         since_ns=since_ns,
         on_progress=on_progress,
-        map_files=map_for(files.paths, fan_out),
+        map_files=map_of_engine(files.paths, fan_out),
     )
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
     if files.run_directory is not None:
@@ -153,7 +153,7 @@ def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated:
 
 @dataclass(slots=True)
 class RankViews:
-    """Views by rank, notices of what was left out or assumed, and the number of truncated files."""
+    """Views of a job's traces by rank, notices of what was left out or assumed, and number of truncated files."""
 
     views: dict[int, RankView] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
@@ -168,7 +168,7 @@ def view_files(
     on_progress: Progress | None = None,
     map_files: FileMap = in_this_process,
 ) -> RankViews:
-    """Read the files of one job and make the views of their ranks.
+    """Read the trace files of one job and make the views of their ranks.
 
     Files that do not name their rank come last and get the lowest free ranks, in order. Traces from before `since_ns`,
     the start of the job's last attempt, belong to an earlier attempt.

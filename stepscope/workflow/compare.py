@@ -40,7 +40,7 @@ def compare(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> Comparison:
-    """Compare two sides.
+    """Compare two runs or sets of runs, given as on the command line.
 
     Args:
         a, b: a run directory, a folder or file of traces, a saved analysis.json or a URL; or several of these,
@@ -68,7 +68,7 @@ def compare(
                 on_progress(done, total, path)
             done += 1
             try:
-                records.append(read_run(path, notices, fan_out))
+                records.append(read_run_record(path, notices, fan_out))
             except DataError as error:
                 errors.append(error)
         if not records:
@@ -81,7 +81,7 @@ def compare(
 
 
 def find_runs(text: str) -> list[str]:
-    """The runs of one side of the command line.
+    """Find the runs of one side of `stepscope compare`.
 
     Raises:
         DataError: there is no run.
@@ -100,8 +100,8 @@ def find_runs(text: str) -> list[str]:
     return list(dict.fromkeys(run for match in matches for run in find_runs(match)))
 
 
-def read_run(path: str, notices: list[Notice], fan_out: FanOut = HERE) -> RunRecord:
-    """One run, with its saved analysis if that is as new as its traces, else analysed now.
+def read_run_record(path: str, notices: list[Notice], fan_out: FanOut = HERE) -> RunRecord:
+    """Read one run to compare, with its saved analysis if up to date, else analysed now.
 
     Raises:
         DataError: it cannot be used.

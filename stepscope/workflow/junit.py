@@ -41,22 +41,24 @@ def checks_as_junit(preflight: Preflight) -> bytes:
     """The checks of a preflight as a JUnit document; warnings pass and are listed in its output."""
     cases = [
         _Case(
-            f"{check.check} {who_of(check)}".rstrip(),
+            f"{check.check} {gpus_of_check(check)}".rstrip(),
             failure=check.detail if check.outcome is Outcome.FAIL else None,
             skipped=check.detail if check.outcome is Outcome.SKIPPED else None,
         )
         for check in preflight.checks
     ]
     warned = [
-        f"{check.check} {who_of(check)}: {check.detail}" for check in preflight.checks if check.outcome is Outcome.WARN
+        f"{check.check} {gpus_of_check(check)}: {check.detail}"
+        for check in preflight.checks
+        if check.outcome is Outcome.WARN
     ]
     return _document(
         "preflight", "unfit", cases, "\n".join([*warned, *(notice.message for notice in preflight.warnings)])
     )
 
 
-def who_of(check: CheckResult) -> str:
-    """GPUs of a check: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
+def gpus_of_check(check: CheckResult) -> str:
+    """GPUs of a preflight's check as text: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
     if check.check == "peer_copy" and len(check.gpus) == 2:
         return f"gpu {check.gpus[0]} to {check.gpus[1]}"
     return f"gpu {number_runs(sorted(check.gpus), dash='-')}" if check.gpus else ""

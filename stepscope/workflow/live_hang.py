@@ -37,7 +37,7 @@ _MAX_AGE_SECONDS = 120.0
 
 
 def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int | None = None) -> LiveHang:
-    """State of a running job from flight/live of its run directory. Symbolic links are not followed.
+    """Hang state of a running job from flight/live of its run directory. Symbolic links are not followed.
 
     Args:
         owner: user ID whose files count, beside those of nobody (a user's files on a root-squashing file server); None:
@@ -55,7 +55,7 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the state of a job; returns the exit code.
+    """Print the hang state of a running job, as a process; returns the exit code.
 
     Arguments are the run directory, a user ID whose files count, and a process ID through whose /proc/PID/root the
     directory is found. The last two may be empty or left out.

@@ -22,7 +22,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """Process group named in a trace; `ranks` is None if the trace does not list them.
+    """Process group named in a trace file; `ranks` is None if the trace does not list them.
 
     Attributes:
         num_calls: kernels and operators that name it.
@@ -35,8 +35,8 @@ class GroupInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Problems:
-    """Events that had to be repaired or left out to read the file.
+class TraceProblems:
+    """Events of a trace file that had to be repaired or left out to read it.
 
     Attributes:
         damaged_at_byte: offset in the text of the first damaged event.
@@ -52,7 +52,7 @@ class Problems:
 
 @dataclass(frozen=True, slots=True)
 class TraceFileInfo:
-    """Contents of one file, or of one rank in a file of several. None if the trace does not record it.
+    """Contents of one trace file, or of one rank in it. None if the trace does not record it.
 
     Attributes:
         part: in a file of several ranks, identifies this rank's events; empty in a file of one.
@@ -81,7 +81,7 @@ class TraceFileInfo:
     groups: list[GroupInfo]
     with_shapes: bool
     with_stacks: bool
-    problems: Problems
+    problems: TraceProblems
     file_bytes: int
     text_bytes: int
     part: str = ""
@@ -89,7 +89,7 @@ class TraceFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """Contents of all files that could be read; the others are named in `warnings`."""
+    """Contents of all trace files that could be read; the others are named in `warnings`."""
 
     files: list[TraceFileInfo]
     warnings: list[Notice]
@@ -119,7 +119,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
 
 
 def describe_trace(trace: TraceColumns) -> TraceFileInfo:
-    """Describe one trace."""
+    """Describe the contents of one trace: rank, versions, steps, groups, problems."""
     header, quality = trace.header, trace.quality
     start_ns = int(trace.start_ns.min())
     counts = np.bincount(trace.category, minlength=len(Category))
@@ -139,7 +139,7 @@ def describe_trace(trace: TraceColumns) -> TraceFileInfo:
         groups=_groups(trace),
         with_shapes=header.with_shapes,
         with_stacks=header.with_stacks,
-        problems=Problems(
+        problems=TraceProblems(
             quality.repaired,
             quality.dropped,
             quality.clipped,

@@ -33,7 +33,7 @@ def what_if(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> WhatIfReport:
-    """Replay a job with one cause removed at a time.
+    """Predict a job's step time by replaying its traces with one cause removed at a time.
 
     Args:
         paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
@@ -79,7 +79,7 @@ def _tables_at(path: Path) -> list[Path]:
 
 
 def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Replay the operations of a job as measured and evened out.
+    """Predict a job's step time by replaying an operation table as measured and evened out.
 
     Args:
         path: `trace-*.parquet`; its `meta-*.yaml` is read if it is beside it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.agent.sources import AgentCheck, GpuCapabilities, MetricGap, SourceReport
-from stepscope.cli.agent import check_lines
+from stepscope.cli.agent import agent_check_lines
 from stepscope.core.metrics.readings import MissingReason, labels_of
 
 _NAMES = tuple(f"stepscope_gpu_nvlink_errors_of_kind_{number}_total" for number in range(12))
@@ -31,7 +31,7 @@ _FOUND = AgentCheck(
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("20", 60), ("500", 120)])
 def test_all_is_named_within_the_width(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    lines = check_lines(_FOUND)
+    lines = agent_check_lines(_FOUND)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     for name in _NAMES:
@@ -44,6 +44,6 @@ def test_all_is_named_within_the_width(columns: str, width: int, monkeypatch: py
 def test_every_reason_has_words() -> None:
     for reason in MissingReason:
         gap = MetricGap(reason, "", ("stepscope_gpu_power_watts",))
-        (line,) = check_lines(AgentCheck((), (GpuCapabilities((), (), (gap,)),)))[3:4]
+        (line,) = agent_check_lines(AgentCheck((), (GpuCapabilities((), (), (gap,)),)))[3:4]
         assert line.startswith(f"  {reason.value}: ")
         assert not line.endswith(": ")

@@ -35,15 +35,16 @@ def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
         (["analyze", "--zzz", "x"], 'unknown option "--zzz"; see stepscope analyze --help'),
         (
             ["compare", "a", "b", "--fail-on", "steptime:+3%"],
-            "--fail-on: 'steptime' is not a metric; did you mean step_time? see docs/guides/compare.md",
+            '--fail-on: unknown metric "steptime"; did you mean "step_time"? See Gate metrics (documentation)',
         ),
         (
             ["compare", "a", "b", "--fail-on", "cause:data_lodin:+3%"],
-            "--fail-on: 'cause:data_lodin' is not a cause; did you mean cause:data_loading? see docs/guides/compare.md",
+            '--fail-on: unknown cause "cause:data_lodin"; did you mean "cause:data_loading"? '
+            "See Gate metrics (documentation)",
         ),
         (
             ["compare", "a", "b", "--fail-on", "foo:+3%"],
-            "--fail-on: 'foo' is not a metric; see docs/guides/compare.md",
+            '--fail-on: unknown metric "foo"; see Gate metrics (documentation)',
         ),
     ],
 )

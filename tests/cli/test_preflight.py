@@ -14,7 +14,7 @@ from stepscope.cli import main
 from stepscope.core.documents.machine_checks import CheckResult, Outcome, Preflight, PreflightGpu
 from stepscope.core.errors import UnreachableError
 from stepscope.core.vocabulary import Notice
-from stepscope.workflow.preflight.request import PreflightRequest
+from stepscope.workflow.preflight.workers import PreflightRequest
 
 
 def document(outcome: Outcome) -> Preflight:

@@ -45,7 +45,7 @@ def test_piped_text_gives_the_replay_error_before_the_fixes(job: Path) -> None:
 def test_an_unknown_fix_is_a_usage_error(job: Path) -> None:
     done = run("--fix", "weather", str(job))
     assert done.returncode == 2
-    assert "'weather' is not one of:" in done.stderr
+    assert '--fix: unknown fix "weather"; known: ' in done.stderr
     assert "data_loading" in done.stderr
 
 

@@ -28,9 +28,9 @@ from stepscope.agent.sources import AgentCheck
 from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
-from stepscope.cli.capture import _document as capture_document
-from stepscope.cli.top import _print as print_top
-from stepscope.cli.workload.suite import _list as print_cases
+from stepscope.cli.nodes import _capture_document as capture_document
+from stepscope.cli.nodes import _print_nodes as print_top
+from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
@@ -48,11 +48,10 @@ from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.recipe import Recipe
-from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
-from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
+from stepscope.reference_workloads.suite.report import SuiteReport, encode_suite_report
+from stepscope.reference_workloads.suite.results import MARK_FILE, SuiteFolder, SuiteRunResult
 from stepscope.store.documents import (
     encode_document,
     encode_timelines,
@@ -325,8 +324,8 @@ def _of_workloads() -> Iterator[list[Any]]:
     yield [faults]
     case: Any = SimpleNamespace(name="a", layout="b", control=SimpleNamespace(name="c"))
     yield _printed(lambda: print_cases([case], "tiny", as_json=True))
-    yield _encoded(SuiteReport, encode_report)
-    yield [msgspec.json.decode(msgspec.json.encode(one)) for one in samples(RunResult)]
+    yield _encoded(SuiteReport, encode_suite_report)
+    yield [msgspec.json.decode(msgspec.json.encode(one)) for one in samples(SuiteRunResult)]
     with tempfile.TemporaryDirectory() as folder:
         suite = SuiteFolder(Path(folder, "suite"))
         with suite.held():

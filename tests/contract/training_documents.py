@@ -12,12 +12,11 @@ from unittest import mock
 import torch
 
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-from stepscope.reference_workloads.injections.injected_job import write_injections
+from stepscope.reference_workloads.injections.faults import write_injections
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
 from stepscope.reference_workloads.models.simulated_compute import TruthLog
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from tests.contract.documents import printed_by
 from tests.contract.samples import ANY_KEY, keys_and_kinds
 

@@ -20,9 +20,9 @@ from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.protocol.captures import Alignment, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import ANSWER_STATES
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
-from stepscope.reference_workloads.estimate.memory import Category as PlannedCategory
+from stepscope.reference_workloads.estimate.memory import EstimatedMemoryCategory as PlannedCategory
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-from stepscope.reference_workloads.suite.score import Outcome as SuiteOutcome
+from stepscope.reference_workloads.suite.score import CaseOutcome as SuiteOutcome
 from stepscope.store.runs import RunStatus
 from stepscope.training.captures.schedule import ProfilerState
 

@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from stepscope.analyzer.blame.root_causes import INTERVAL
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.vocabulary import Evidence, TimeCategory
-from stepscope.dashboard.components import timeline_panel, to_dash
+from stepscope.dashboard.components import timeline_canvas_panel, to_dash
 from stepscope.workflow.panels.elements import Element, share_bar, stacked_bar
 from stepscope.workflow.panels.kernels import kernels_panel
 from stepscope.workflow.panels.ledger import ledger_panel
@@ -43,7 +43,7 @@ def texts_of(element: Element) -> str:
 def test_a_job_of_512_ranks_is_a_page_of_few_nodes(analysis: Analysis) -> None:
     ranks = [replace(analysis.ranks[place % 8], rank=place) for place in range(512)]
     large = replace(analysis, ranks=ranks, job=replace(analysis.job, world_size=512, ranks=list(range(512))))
-    ledger, timeline = ledger_panel(large), timeline_panel("large", large)
+    ledger, timeline = ledger_panel(large), timeline_canvas_panel("large", large)
 
     assert len(nodes_of(ledger)) + len(nodes_of(timeline)) < 6_000
     for part in (ledger, timeline):

@@ -26,8 +26,7 @@ import pytest
 import yaml
 
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeAnswer, ask
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.answers import NodeAnswer, ask_node, status_of
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
@@ -137,7 +136,7 @@ def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Pat
             with _process(command, dict(os.environ)) as server:
                 _ask_everything(_Prometheus(port), machine)
                 client = agent_client(url.replace("//", "//prometheus:secret@"), ca_file=str(tmp_path / "server.crt"))
-                findings = status_of([NodeAnswer(url, ask(client))]).findings
+                findings = status_of([NodeAnswer(url, ask_node(client))]).findings
                 assert ("1", "gpu_down") in {(finding.gpu, finding.code) for finding in findings}
                 server.send_signal(signal.SIGTERM)
                 server.wait(_PATIENCE)

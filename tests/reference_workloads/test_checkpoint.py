@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
-from stepscope.reference_workloads.presets import Preset, find_preset
+from stepscope.reference_workloads.plan import Preset, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 pytest.importorskip("torch")

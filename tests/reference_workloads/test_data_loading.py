@@ -11,8 +11,7 @@ from stepscope.reference_workloads.data_loading import (  # noqa: E402
     make_loader,
 )
 from stepscope.reference_workloads.job import TrainingJob  # noqa: E402
-from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
-from stepscope.reference_workloads.presets import find_preset  # noqa: E402
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset  # noqa: E402
 
 
 def _job(plan: ParallelPlan) -> TrainingJob:

@@ -10,8 +10,7 @@ from stepscope.core.errors import UsageError
 from stepscope.reference_workloads import placement, run_workload
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.placement import refuse_on_processors
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 
 _GIB = 1024**3
 

@@ -15,7 +15,7 @@ import pytest
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
 from stepscope.reference_workloads.injections.host import CheckpointStall, SlowLoader
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan
-from stepscope.reference_workloads.presets import find_preset, presets
+from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan, find_preset, presets
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ from stepscope.reference_workloads.presets import find_preset, presets
         ({"zero": 2}, "dp is 1"),
         ({"dp": 2, "zero": 4}, "0 to 3"),
         ({"schedule": "interleaved"}, "pp is 1"),
-        ({"schedule": "fastest"}, "no schedule 'fastest'"),
+        ({"schedule": "fastest"}, 'unknown schedule "fastest"; known: gpipe, 1f1b'),
         ({"pp": 4, "micro_batches": 2}, "at least as many micro-batches as stages"),
         ({"pp": 2, "micro_batches": 5, "schedule": "interleaved"}, "2 rounds"),
         ({"pp": 4, "stage_layers": (1, 1, 2)}, "4 pipeline stages cannot hold 1, 1, 2 layers"),

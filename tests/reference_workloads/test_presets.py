@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 
 
 @pytest.mark.parametrize(

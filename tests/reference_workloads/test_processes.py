@@ -16,8 +16,7 @@ import pytest
 
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from tests.garbage import collected_by_hand
 from tests.interrupts import default_interrupt

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.run_folder import share_folder, taken_folder
+from stepscope.reference_workloads.placement import claimed_run_directory, share_run_directory
 
 
 def _take(wanted: Path, *, may_be_numbered: bool) -> str | None:
     try:
-        with taken_folder(wanted, "steps", may_be_numbered=may_be_numbered) as folder:
+        with claimed_run_directory(wanted, "steps", may_be_numbered=may_be_numbered) as folder:
             return folder.name
     except UsageError:
         return None
@@ -32,7 +32,7 @@ def test_of_runs_with_one_given_name_only_one_begins(tmp_path: Path) -> None:
     assert sorted(filter(None, names)) == ["r"]
     with (
         pytest.raises(UsageError, match="not empty; choose another name"),
-        taken_folder(tmp_path / "r", "steps", may_be_numbered=False),
+        claimed_run_directory(tmp_path / "r", "steps", may_be_numbered=False),
     ):
         pass
 
@@ -69,7 +69,7 @@ def test_a_failure_that_left_nothing_leaves_the_name_free(tmp_path: Path) -> Non
 
 
 def _fail(wanted: Path, left: str) -> None:
-    with taken_folder(wanted, "steps", may_be_numbered=False):
+    with claimed_run_directory(wanted, "steps", may_be_numbered=False):
         if left:
             (wanted / left).write_text("a step")
         raise ValueError("training")
@@ -77,5 +77,5 @@ def _fail(wanted: Path, left: str) -> None:
 
 def test_ranks_of_one_job_share_theirs(tmp_path: Path) -> None:
     for _ in range(2):
-        share_folder(tmp_path / "r")
+        share_run_directory(tmp_path / "r")
     assert list((tmp_path / "r").iterdir()) == []

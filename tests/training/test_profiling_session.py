@@ -23,7 +23,7 @@ from stepscope.training import once
 from stepscope.training.captures import trace_export
 from stepscope.training.profiling_session import Profile
 from stepscope.workflow.inputs.trace_files import find_trace_files
-from stepscope.workflow.steps import read_steps
+from stepscope.workflow.run_records import read_steps
 from tests.training.processes import fork
 
 torch = pytest.importorskip("torch")

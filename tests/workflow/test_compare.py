@@ -127,5 +127,5 @@ def test_a_side_without_a_run_is_one_line(side: str, tmp_path: Path, monkeypatch
 
 
 def test_a_wrong_gate_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"see docs/guides/compare\.md"):
+    with pytest.raises(UsageError, match=r"ee Gate metrics \(documentation\)"):
         compare(str(tmp_path / "absent"), str(tmp_path / "absent"), fail_on=["speed:+1%"])

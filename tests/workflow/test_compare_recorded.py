@@ -11,7 +11,7 @@ from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.comparison import Change, Comparison
 from stepscope.core.vocabulary import Cause
-from stepscope.workflow.compare import read_run
+from stepscope.workflow.compare import read_run_record
 
 pytestmark = pytest.mark.shared
 
@@ -22,7 +22,7 @@ def between(folder: Path, a: str, b: str) -> Comparison:
 
 @cache
 def _run(path: Path) -> RunRecord:
-    return read_run(str(path), [])
+    return read_run_record(str(path), [])
 
 
 def slower(comparison: Comparison) -> dict[Cause, list[int]]:

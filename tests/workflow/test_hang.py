@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.workflow.hang import read_hang
+from stepscope.workflow.run_records import read_hang
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import TimeCategory
-from stepscope.dashboard.components import timeline_panel
+from stepscope.dashboard.components import timeline_canvas_panel
 from stepscope.store.documents import decode_analysis, encode_document
 from stepscope.workflow.panels.ledger import ledger_panel, most_different_ranks
-from stepscope.workflow.panels.report import render
+from stepscope.workflow.panels.report import render_report
 from tests.dashboard import example_run as example
 
 
@@ -45,10 +45,10 @@ def test_without_a_heading_it_is_shown_everywhere(
     shown = capsys.readouterr().out
     table = shown[shown.index("Where the time went") :].splitlines()[1:4]
     assert heading.replace("_", " ") not in " ".join(table)
-    assert "<html" in render(analysis, [], title="a run", version="0")
+    assert "<html" in render_report(analysis, [], title="a run", version="0")
     assert most_different_ranks(analysis, 2)
     assert ledger_panel(analysis) is not None
-    assert timeline_panel("run", analysis) is not None
+    assert timeline_canvas_panel("run", analysis) is not None
     for sides in ((whole, analysis), (analysis, whole)):
         found = compare_runs(*([RunRecord("run", side)] for side in sides), names=("a", "b"), conditions=())
         assert encode_document(found)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.workflow.trace_info import GroupInfo, Problems, read_trace_info
+from stepscope.workflow.trace_info import GroupInfo, TraceProblems, read_trace_info
 
 
 def _event(ts: float, **changes: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_info_tells_what_is_in_a_trace(tmp_path: Path) -> None:
     assert (file.start_ns, file.span_ms, file.steps) == (3000, 0.027, [5, 6])
     assert (file.num_events, file.num_by_category) == (5, {"user_annotation": 2, "kernel": 1})
     assert file.groups == [GroupInfo("0", "", [0, 1], 1)]
-    assert file.problems == Problems(repaired=0, dropped=1, clipped=0, truncated=False)
+    assert file.problems == TraceProblems(repaired=0, dropped=1, clipped=0, truncated=False)
     assert file.file_bytes == file.text_bytes == Path(path).stat().st_size
 
 
@@ -78,4 +78,4 @@ def test_recorded_trace_is_described(shared_traces: Path) -> None:
     assert file.gpu == "NVIDIA H100 80GB HBM3"
     assert file.groups[0].ranks == [0, 1]
     assert file.groups[0].num_calls > 0
-    assert file.problems == Problems(0, 0, 0, False)
+    assert file.problems == TraceProblems(0, 0, 0, False)

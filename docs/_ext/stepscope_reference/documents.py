@@ -23,7 +23,7 @@ from stepscope.core.protocol.captures import CaptureReport
 from stepscope.core.protocol.messages import Message
 from stepscope.reference_workloads.bench.result import Bench
 from stepscope.reference_workloads.suite.report import SuiteReport
-from stepscope.reference_workloads.suite.results import RunResult
+from stepscope.reference_workloads.suite.results import SuiteRunResult
 from stepscope.workflow.trace_info import TraceInfo
 from stepscope_reference.fields import field_texts
 from stepscope_reference.markdown import code, table, text
@@ -46,7 +46,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.run/1": RunManifest,
     "stepscope.status/1": StatusReport,
     "stepscope.steps/1": StepReport,
-    "stepscope.suite-run/1": RunResult,
+    "stepscope.suite-run/1": SuiteRunResult,
     "stepscope.suite/1": SuiteReport,
     "stepscope.trace_info/1": TraceInfo,
     "stepscope.whatif/1": WhatIfReport,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.cli.workload.faults import list_faults
+from stepscope.reference_workloads.injections.catalogue import list_faults
 from stepscope_reference.markdown import code, table, text
 
 

@@ -25,7 +25,7 @@ from stepscope.agent.config.settings import (
     value_from_text,
 )
 from stepscope.core.errors import UsageError, from_os_error
-from stepscope.core.text.numbers import nearest
+from stepscope.core.text.numbers import nearest, unknown_name
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""
@@ -134,8 +134,8 @@ def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> Usage
     near = nearest(as_known, known)
     if near is None and "." in name:  # right key, wrong section
         near = next((one for one in known if one.partition(".")[2] == name.partition(".")[2]), None)
-    hint = f"known: {', '.join(known)}" if near is None else f"did you mean {near}?"
-    return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
+    listing = "" if len(known) < 40 else "see stepscope agent config show"
+    return unknown_name(what, name, known, where=where, near=near, listing=listing)
 
 
 def _settings(values: Mapping[str, Any]) -> AgentSettings:

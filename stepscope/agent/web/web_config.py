@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.errors import UsageError, from_os_error
+from stepscope.core.text.numbers import unknown_name
 
 _MAX_BCRYPT_COST = 15
 """A check takes two seconds and more."""
@@ -251,8 +252,7 @@ def _version(content: dict[str, Any], name: str, where: str, default: str) -> ss
 def _ciphers(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     for name in names:
         if name not in _CIPHERS and name not in _TLS13_CIPHERS:
-            known = ", ".join(_CIPHERS)
-            raise UsageError(f"unknown cipher suite {name}; known: {known}", where=f"{where}.cipher_suites")
+            raise unknown_name("cipher suite", name, _CIPHERS, where=f"{where}.cipher_suites")
     return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
 
@@ -284,7 +284,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], known: Iterable[str], where
     known = sorted(known)
     for name in content:
         if name not in known:
-            raise UsageError(f"unknown or unsupported key {name}; known: {', '.join(known)}", where=where)
+            raise unknown_name("key", name, known, where=where)
 
 
 _log = logging.getLogger(__name__)

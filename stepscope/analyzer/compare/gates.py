@@ -16,11 +16,11 @@ from stepscope.analyzer.compare import parts, statistics
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
 from stepscope.core.documents.comparison import Change, Difference, Gate, GateOutcome
 from stepscope.core.errors import UsageError
-from stepscope.core.text.numbers import counted, nearest, significant
+from stepscope.core.text.numbers import counted, nearest, significant, unknown_name
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
-_SEE_METRICS = "see docs/guides/compare.md"
+_SEE_METRICS = "see Gate metrics (documentation)"
 _PREFIXES = ("kernel:", "collective:", "heading:", "cause:")
 _RATES = frozenset({"mfu", "busbw"})
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p")
@@ -141,14 +141,13 @@ def _check_metric(metric: str, unit: str, option: str) -> None:
             ) from error
     elif prefix == "collective:":
         if name not in COLLECTIVE_KINDS:
-            kinds = ", ".join(COLLECTIVE_KINDS)
-            raise _usage_error(metric, "is not a collective kind", f"give one of {kinds}", option=option)
+            raise unknown_name("collective kind", name, COLLECTIVE_KINDS, where=option)
     else:
         known, what = _NAMES[prefix]
         if name not in known:
             near = nearest(name, known)
-            what_next = _SEE_METRICS if near is None else f"did you mean {prefix or ''}{near}? {_SEE_METRICS}"
-            raise _usage_error(metric, f"is not a {what}", what_next, option=option)
+            near = None if near is None else f"{prefix or ''}{near}"
+            raise unknown_name(what, metric, (), where=option, near=near, listing=_SEE_METRICS)
 
 
 def _usage_error(text: str, why: str, what_next: str, *, option: str) -> UsageError:

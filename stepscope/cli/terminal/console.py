@@ -1,21 +1,29 @@
-"""Console and tables of reports on stdout: colours on a terminal, plain lines elsewhere."""
+"""Console, tables and progress bars: colours on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # verbs load rich only for what they print
+import click
+
+if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
+
 
 PLAIN_WIDTH = 240
 """Columns when stdout is not a terminal."""
 
 
 def report_console() -> Console:
-    """A console on stdout; plain text when it is not a terminal.
+    """Console for reports in the terminal; plain text when stdout is not one.
 
     A broken pipe is left to the command, which knows the exit code.
     """
@@ -35,7 +43,7 @@ def report_console() -> Console:
 
 
 def report_table(*columns: str, title: str | None = None) -> Table:
-    """A table without outer lines; columns whose title begins with '>' are aligned right."""
+    """Table of a report in the terminal; columns whose title begins with '>' are aligned right."""
     from rich import box
     from rich.table import Table
 
@@ -43,3 +51,62 @@ def report_table(*columns: str, title: str | None = None) -> Table:
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
     return table
+
+
+SHOWN_AFTER_SECONDS = 1.0
+
+
+@contextmanager
+def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Progress bar in the terminal over files that are read: a callback (done, total, path)."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total, _path: None
+        return
+    began = time.monotonic()
+    progress = _bar()
+    task = progress.add_task(what)
+    started = False
+
+    def tell(done: int, total: int, path: str) -> None:
+        nonlocal started
+        if not started and time.monotonic() - began >= SHOWN_AFTER_SECONDS:
+            progress.start()
+            started = True
+        progress.update(task, completed=done, total=total, description=f"{what} {PurePath(path).name}")
+
+    try:
+        yield tell
+    finally:
+        if started:
+            progress.stop()
+
+
+@contextmanager
+def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[int, int, str], None]]]:
+    """Progress bar in the terminal over runs of minutes each: a function that prints a line, and a callback.
+
+    Both write to stderr. The bar is drawn by these calls, not by a thread: ranks are forked in between, where a lock
+    that a thread holds would stay held.
+    """
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(line, err=True), lambda _done, _total, _name: None
+        return
+    progress = _bar(auto_refresh=False)
+    task = progress.add_task(what)
+
+    def draw(done: int, total: int, name: str) -> None:
+        progress.update(task, completed=done, total=total, description=f"{what} {name}", refresh=True)
+
+    def tell(line: str) -> None:
+        progress.console.print(line, markup=False, highlight=False)
+
+    with progress:
+        yield tell, draw
+
+
+def _bar(*, auto_refresh: bool = True) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)

@@ -36,7 +36,7 @@ _RIGHT = frozenset({"util", "tensor", "DRAM", "W", "GiB", "°C", "MHz"})
 
 
 def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
-    """A summary line, a row for each GPU and MIG instance, and one for each agent that does not answer.
+    """Table of GPUs for the terminal: a summary, a row per GPU and MIG instance, one per silent agent.
 
     Args:
         now: by the monotonic clock.

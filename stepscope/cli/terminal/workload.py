@@ -19,7 +19,7 @@ _FLOPS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6}
 
 
 def print_plan(document: dict[str, Any]) -> None:
-    """Print a stepscope.workload-plan document."""
+    """Print a workload's estimate to the terminal."""
     console = report_console()
     console.print(_headline(document))
     console.print(_memory_table(document))
@@ -36,7 +36,7 @@ def print_plan(document: dict[str, Any]) -> None:
 
 
 def print_against_plan(rows: list[dict[str, Any]]) -> None:
-    """Print plan against measurement, one row per quantity."""
+    """Print a workload's estimate against its measurement to the terminal, a row per quantity."""
     table = report_table("plan against run", ">planned", ">measured", ">plan / run")
     for row in rows:
         planned, measured = (_quantity(row[key], row["unit"]) for key in ("planned", "measured"))
@@ -147,7 +147,7 @@ def _print_cost(console: Console, cost: dict[str, Any]) -> None:
 
 
 def print_bench(bench: Bench) -> None:
-    """Print scales, their scaling law and the comparison with an earlier bench; warnings go to stderr."""
+    """Print a throughput benchmark to the terminal: scales, scaling law, comparison; warnings go to stderr."""
     console = report_console()
     gpus = [gpu["name"] for gpu in bench.environment.get("gpus", [])]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{bench.environment.get('cpu') or 'CPU'}"

@@ -31,7 +31,7 @@ from stepscope.core.errors import DataError, UsageError
 @click.option("--gate", "gates", multiple=True, metavar="step_time:+N%", help="Exit with status 1 when surely slower.")
 @click.option("-o", "--output", type=FILE, help="Write the JSON document to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
-def command(
+def bench_command(
     name: str | None,
     is_strong: bool,
     result: Path | None,
@@ -45,23 +45,25 @@ def command(
 
     Exits with status 1 only when a gate failed beyond noise.
     """
-    from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench
+    from stepscope.reference_workloads.bench import baseline as bench_baseline
     from stepscope.reference_workloads.placement import is_main_rank
     from stepscope.store.files import check_writable
 
     if result is not None:
         _refuse_unused(click.get_current_context())
-    conditions = parse_gates(gates)
+    conditions = bench_baseline.parse_bench_gates(gates)
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
-    earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
+    earlier = (
+        bench_baseline.read_bench(baseline) if baseline is not None else None
+    )  # read first: measuring takes minutes
     speaks = is_main_rank()  # under torchrun one rank speaks for all
     if output is not None and speaks:
         check_writable(output)
     if result is not None:
-        bench, ended_by = read_bench(result), None
+        bench, ended_by = bench_baseline.read_bench(result), None
         if earlier is not None:
-            bench = against_baseline(bench, earlier, conditions, name=str(baseline))
+            bench = bench_baseline.compare_with_baseline(bench, earlier, conditions, name=str(baseline))
     else:
         request = _request(name or "gpt", options, is_strong=is_strong)
         bench, ended_by = _measure(request, earlier, conditions, baseline_name=str(baseline))
@@ -70,7 +72,7 @@ def command(
     _show(bench, output, as_json=as_json)
     if ended_by is not None:  # reported last: what was measured until then is kept
         raise ended_by
-    if failed(bench):
+    if bench_baseline.has_failed_gate(bench):
         click.get_current_context().exit(1)
 
 
@@ -133,19 +135,21 @@ def _measure(
     request: Any, earlier: Any, conditions: Sequence[Any], *, baseline_name: str
 ) -> tuple[Any, BaseException | None]:
     """The bench, and the error to raise once it is printed."""
-    from stepscope.reference_workloads.bench.baseline import against_baseline, not_compared
+    from stepscope.reference_workloads.bench import baseline as bench_baseline
     from stepscope.reference_workloads.bench.measurement import run_bench
-    from stepscope.reference_workloads.bench.result import check_same_work, work_of
+    from stepscope.reference_workloads.bench.result import benched_work_of, check_same_work
 
     if earlier is not None:
-        check_same_work(request.work(), work_of(earlier), baseline_name)
+        check_same_work(request.work(), benched_work_of(earlier), baseline_name)
     measured = run_bench(request, lambda run: click.echo(run, err=True))
     if earlier is None:
         return measured.bench, measured.ended_by
     try:
-        return against_baseline(measured.bench, earlier, conditions, name=baseline_name), measured.ended_by
+        return bench_baseline.compare_with_baseline(
+            measured.bench, earlier, conditions, name=baseline_name
+        ), measured.ended_by
     except DataError as error:
-        return not_compared(measured.bench, error), measured.ended_by or error
+        return bench_baseline.with_no_baseline(measured.bench, error), measured.ended_by or error
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ import click
 
 from stepscope.cli.options import FOLDER
 from stepscope.core.errors import UsageError
+from stepscope.core.text.numbers import unknown_name
 
 if TYPE_CHECKING:
-    from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.presets import Preset
+    from stepscope.reference_workloads.plan import ParallelPlan, Preset
     from stepscope.reference_workloads.recipe import Recipe
 
 WORKLOADS = ("gpt", "llama", "resnet50")
@@ -83,8 +83,8 @@ _MODEL_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Preset, parallel plan and recipe of the options."""
+class WorkloadLayout:
+    """Preset, parallel plan and recipe from command-line options."""
 
     preset: Preset
     plan: ParallelPlan
@@ -92,24 +92,23 @@ class Layout:
 
 
 def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `read_layout`."""
+    """Add the command-line options of a workload's model, parallel layout and recipe."""
     for option in reversed(_MODEL_OPTIONS + _PLAN_OPTIONS + _RECIPE_OPTIONS):
         function = option(function)
     return function
 
 
-def read_layout(workload: str, options: dict[str, Any]) -> Layout:
-    """Remove the values of `layout_options` from `options` and return them as a layout.
+def read_layout(workload: str, options: dict[str, Any]) -> WorkloadLayout:
+    """Take the values of `layout_options` out of a command's options, as a layout.
 
     Raises:
         UsageError: there is no such workload or preset, or the values do not fit together.
     """
-    from stepscope.reference_workloads.plan import ParallelPlan
-    from stepscope.reference_workloads.presets import find_preset
+    from stepscope.reference_workloads.plan import ParallelPlan, find_preset
     from stepscope.reference_workloads.recipe import Recipe
 
     if workload not in WORKLOADS:
-        raise UsageError(f"there is no workload {workload!r}", what_next=f"choose one of {', '.join(WORKLOADS)}")
+        raise unknown_name("workload", workload, WORKLOADS)
     layers = _numbers(options.pop("layers"))
     preset = find_preset(options.pop("preset"), workload)
     if preset.image is not None and options["zero"] is None:
@@ -119,7 +118,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     )
     recipe = Recipe(**_taken(options, Recipe))
     preset = replace(preset, dtype=options.pop("dtype") or preset.dtype)
-    return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
+    return WorkloadLayout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
 
 
 def _taken(options: dict[str, Any], kind: type[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`stepscope workload suite --preset two-gpu -o DIR`: the score of the verdicts on injected faults."""
+"""`stepscope workload faults` and `suite`: the faults that can be injected, and the score of the verdicts on them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ from typing import Any
 import click
 
 from stepscope.cli.options import FOLDER, POSITIVE
+
+FAULTS_SCHEMA = "stepscope.faults/1"
+
+
+@click.command("faults")
+@click.option("--json", "as_json", is_flag=True, help=f"Print one {FAULTS_SCHEMA} document.")
+def faults_command(as_json: bool) -> None:
+    """List the faults that `workload run --inject` accepts."""
+    from stepscope.reference_workloads.injections.catalogue import list_faults
+
+    faults = list_faults()
+    if as_json:
+        click.echo(json.dumps({"schema": FAULTS_SCHEMA, "faults": faults, "warnings": []}, indent=1))
+        return
+    for fault in faults:
+        severity = ", ".join(f"{name}={value}" for name, value in fault["severity"].items())
+        reasons = f" ({', '.join(fault['reasons'])})" if fault["reasons"] else ""
+        click.echo(f"{fault['name']}  {severity}".rstrip())
+        click.echo(f"    {fault['what']}")
+        click.echo(f"    verdict  {fault['cause']}{reasons}")
+        click.echo(f"    shows    {fault['shows']}")
+        click.echo(f"    needs    {'; '.join(fault['needs']) or 'nothing'}")
+
 
 LIST_SCHEMA = "stepscope.suite-cases/1"
 
@@ -32,7 +55,7 @@ LIST_SCHEMA = "stepscope.suite-cases/1"
 @click.option("--device", default="auto", help="Train on auto (the preset's), cpu or cuda.")
 @click.option("-o", "--out", required=False, type=FOLDER, metavar="DIR", help="Folder of runs and results.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print stepscope.suite/1; with --list, {LIST_SCHEMA}.")
-def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> None:
+def suite_command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> None:
     """Train runs with one known fault each and their controls, analyze them, and score the verdicts.
 
     Writes DIR/confusion.md and confusion.json over all cases in DIR. A second call continues where the first stopped.
@@ -43,26 +66,20 @@ def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> 
     chosen = options["cases"].split(",") if options["cases"] else []
     cases = find_cases(options["preset"], device=options["device"], only=[name.strip() for name in chosen])
     if only_list:
-        _list(cases, options["preset"], as_json=as_json)
+        _print_cases(cases, options["preset"], as_json=as_json)
         return
     if out is None:
         raise click.UsageError("Missing option '-o' / '--out'.")
-    _run(cases, Path(out), options, as_json=as_json)
+    _run_suite(cases, Path(out), options, as_json=as_json)
 
 
-def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool) -> None:
-    from stepscope.cli.terminal.progress import run_progress
+def _run_suite(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool) -> None:
+    from stepscope.cli.terminal.console import run_progress
+    from stepscope.reference_workloads.suite import report as suite_report
     from stepscope.reference_workloads.suite.cases import find_cases
-    from stepscope.reference_workloads.suite.report import (
-        TEXT_FILE,
-        as_markdown,
-        encode_report,
-        make_report,
-        write_report,
-    )
     from stepscope.reference_workloads.suite.results import SuiteFolder
     from stepscope.reference_workloads.suite.runner import SuiteOptions, SuiteRuns, known_results, run_suite
-    from stepscope.reference_workloads.suite.score import score
+    from stepscope.reference_workloads.suite.score import score_case
 
     folder = SuiteFolder(out)
     minutes = options["budget_minutes"]
@@ -78,29 +95,35 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
     # other cases of the folder are scored again, so that a call for a few loses none of the rest
     results = {**known_results([case for case in every if case.name not in chosen], folder), **runs.by_name}
     scores = [
-        score(case, results.get(case.run.name), results.get(case.control.name), refusal=runs.refused.get(case.name))
+        score_case(
+            case, results.get(case.run.name), results.get(case.control.name), refusal=runs.refused.get(case.name)
+        )
         for case in every
         if case.name in chosen or case.run.name in results
     ]
     devices = [result.device for result in results.values() if result.device is not None]
-    report = make_report(
+    report = suite_report.make_suite_report(
         scores,
         preset=options["preset"],
         command=_command_line(options),
         device=devices[0] if devices else None,
         is_complete=runs.is_complete,
     )
-    write_report(report, folder)
-    click.echo(encode_report(report).decode() if as_json else f"{as_markdown(report)}\n{out / TEXT_FILE}")
+    suite_report.write_suite_report(report, folder)
+    click.echo(
+        suite_report.encode_suite_report(report).decode()
+        if as_json
+        else f"{suite_report.suite_report_markdown(report)}\n{out / suite_report.TEXT_FILE}"
+    )
     if options["require_accuracy"] is not None:
         rows = [row for row in scores if row.case in chosen]
-        why = _missed(rows, options["require_accuracy"], is_complete=runs.is_complete)
+        why = _why_missed(rows, options["require_accuracy"], is_complete=runs.is_complete)
         if why is not None:
-            click.echo(f"stepscope: --require-accuracy: {why}; see {out / TEXT_FILE}", err=True)
+            click.echo(f"stepscope: --require-accuracy: {why}; see {out / suite_report.TEXT_FILE}", err=True)
             raise SystemExit(1)
 
 
-def _missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:
+def _why_missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:
     """Why the chosen cases do not reach the accuracy; None when they do."""
     from stepscope.core.text.numbers import counted
     from stepscope.reference_workloads.suite.score import SCORED, accuracy
@@ -118,7 +141,7 @@ def _missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:
     )
 
 
-def _list(cases: list[Any], preset: str, *, as_json: bool) -> None:
+def _print_cases(cases: list[Any], preset: str, *, as_json: bool) -> None:
     if as_json:
         listed = [{"case": case.name, "layout": case.layout, "control": case.control.name} for case in cases]
         document = {"schema": LIST_SCHEMA, "preset": preset, "cases": listed, "warnings": []}

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeGuard
 
+from stepscope.core.errors import UsageError
+
 
 def counted(number: float, singular: str, plural: str | None = None) -> str:
     """A number with its noun as text: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded."""
@@ -162,6 +164,22 @@ def _no_minus_zero(text: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name whose text is most similar to this one; None where none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
+def unknown_name(
+    what: str, given: str, known: Iterable[str], *, where: str = "", near: str | None = None, listing: str = ""
+) -> UsageError:
+    """The error of a name that is not a known one: the name, the nearest known one, and the list.
+
+    Args:
+        near: the nearest, where the names' likeness alone does not tell it.
+        listing: where the known names are listed, where they are too many for the line.
+    """
+    known = list(known)
+    listing = listing or f"known: {', '.join(known)}"
+    near = near or nearest(given, known)
+    what_next = listing if near is None else f'did you mean "{near}"? {listing[0].upper()}{listing[1:]}'
+    return UsageError(f'unknown {what} "{given}"', where=where, what_next=what_next)
 
 
 _NAMESPACES = re.compile(r"\b(at|native|c10|cutlass|cutlass_cudnn|cub|thrust|internal|std)::|\(anonymous namespace\)::")

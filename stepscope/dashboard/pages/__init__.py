@@ -1,1 +1,1 @@
-"""Pages of the web app: one module a page, and what surrounds or replaces it."""
+"""Pages of the web app, and what surrounds or replaces them."""

@@ -1,4 +1,4 @@
-"""Page of all runs: a table with the verdict and status of each."""
+"""Pages of the runs: a table of all with their verdicts, and the panels of one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
 from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES
-from stepscope.dashboard.components import attributes, to_dash
-from stepscope.dashboard.pages.placeholders import no_runs, unreadable
-from stepscope.store.runs import RunStatus, RunStore, RunSummary
-from stepscope.workflow.panels.elements import swatch
+from stepscope.dashboard.components import attributes, timeline_canvas_panel, to_dash
+from stepscope.dashboard.pages.shell import no_runs, not_analysed, not_found, unreadable
+from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
+from stepscope.workflow.panels.elements import swatch, tag
+from stepscope.workflow.panels.report import all_panels, page_head
 
 _STATUS = {
     RunStatus.ANALYSED: ("Analysed", "✓"),
@@ -37,8 +39,8 @@ _COLUMNS: list[tuple[str, bool]] = [
 """Title, and whether its cells are numbers."""
 
 
-def make_page(store: RunStore) -> Component:
-    """The page of all runs, or why there is none."""
+def make_runs_page(store: RunStore) -> Component:
+    """Dashboard page of all runs, or why there is none."""
     try:
         runs = store.list_runs()
     except DataError as error:
@@ -148,3 +150,30 @@ def _status(run: RunSummary) -> Any:
     chip: list[Any] = [html.Span(sign, className="ss-status-sign", **attributes({"aria-hidden": "true"}))]
     chip.append(html.Span(words, className="ss-status-words"))
     return html.Span(chip, className=f"ss-status ss-status-{run.status.value}", title=words)
+
+
+def make_run_page(store: RunStore, run_id: str) -> Component:
+    """Dashboard page of a run, or why it cannot be shown."""
+    try:
+        summary = store.get(run_id)
+        if summary.status is RunStatus.UNREADABLE and summary.problem:
+            return unreadable(run_id, summary.problem, path=summary.path)
+        analysis = store.load_analysis(run_id)
+    except UnknownRunError:
+        return not_found(f"There is no run {run_id} in {store.root.resolve()}.")
+    except NotAnalysedError:
+        return not_analysed(run_id, summary.path)
+    except DataError as error:
+        return unreadable(run_id, str(error), path=summary.path)
+    return _panels_of(summary, analysis)
+
+
+def _panels_of(summary: RunSummary, analysis: Analysis) -> Component:
+    head = to_dash(page_head(summary.id, analysis.job, started_ns=summary.started_ns))
+    problem = []
+    if summary.problem:
+        problem = [
+            dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")
+        ]
+    panels = tag("div", all_panels(analysis, timeline_canvas_panel(summary.id, analysis)), class_="ss-stack")
+    return html.Div([head, *problem, to_dash(panels)], className="ss-stack")

@@ -22,15 +22,7 @@ from stepscope.analyzer.compare.statistics import (
 )
 from stepscope.core.documents.comparison import Change, GateOutcome
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads.bench.result import (
-    BENCH_SCHEMA,
-    BaselineRow,
-    Bench,
-    BenchScale,
-    BenchWarning,
-    check_same_work,
-    work_of,
-)
+from stepscope.reference_workloads.bench import result as bench_result
 from stepscope.store.files import read_whole
 
 
@@ -62,8 +54,8 @@ class _InnerParts:
 _GATED = ("step_time", "step_time_mean")
 
 
-def read_bench(path: Path) -> Bench:
-    """A bench from the file that `workload bench -o` wrote.
+def read_bench(path: Path) -> bench_result.Bench:
+    """Read the JSON document of an earlier throughput benchmark (`workload bench -o`).
 
     Raises:
         DataError: it does not exist or is not such a document.
@@ -72,22 +64,26 @@ def read_bench(path: Path) -> Bench:
 
     content = read_whole(path)
     try:
-        bench = msgspec.json.decode(content, type=Bench)
+        bench = msgspec.json.decode(content, type=bench_result.Bench)
         msgspec.json.decode(content, type=_InnerParts)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"is not a {BENCH_SCHEMA} document ({error})", where=str(path)) from error
-    if bench.schema != BENCH_SCHEMA or not bench.scales or not all(_is_sound(scale) for scale in bench.scales):
-        raise DataError(f"is not a {BENCH_SCHEMA} document with steps in it", where=str(path))
+        raise DataError(f"is not a {bench_result.BENCH_SCHEMA} document ({error})", where=str(path)) from error
+    if (
+        bench.schema != bench_result.BENCH_SCHEMA
+        or not bench.scales
+        or not all(_is_sound(scale) for scale in bench.scales)
+    ):
+        raise DataError(f"is not a {bench_result.BENCH_SCHEMA} document with steps in it", where=str(path))
     return bench
 
 
-def _is_sound(scale: BenchScale) -> bool:
+def _is_sound(scale: bench_result.BenchScale) -> bool:
     steps = [step for run in scale.runs for step in run.step_ms]
     return all(run.step_ms for run in scale.runs) and bool(steps) and all(0 < step < float("inf") for step in steps)
 
 
-def parse_gates(texts: Sequence[str]) -> list[GateCondition]:
-    """What `--gate` asks.
+def parse_bench_gates(texts: Sequence[str]) -> list[GateCondition]:
+    """Parse the `--gate` conditions of a throughput benchmark.
 
     Raises:
         UsageError: it is malformed, or asks for what a bench does not measure.
@@ -103,45 +99,50 @@ def parse_gates(texts: Sequence[str]) -> list[GateCondition]:
     return conditions
 
 
-def against_baseline(bench: Bench, baseline: Bench, conditions: Sequence[GateCondition], *, name: str) -> Bench:
-    """The bench with each of its scales held against the baseline's, where that has the same.
+def compare_with_baseline(
+    bench: bench_result.Bench, baseline: bench_result.Bench, conditions: Sequence[GateCondition], *, name: str
+) -> bench_result.Bench:
+    """Compare each scale of a benchmark with the same scale of an earlier benchmark.
 
     Raises:
         DataError: the baseline trained something else, or shares no scale.
     """
-    check_same_work(work_of(bench), work_of(baseline), name)
+    bench_result.check_same_work(bench_result.benched_work_of(bench), bench_result.benched_work_of(baseline), name)
     earlier = {scale.dp: scale for scale in baseline.scales}
     rows = [_row(scale, earlier[scale.dp], conditions) for scale in bench.scales if scale.dp in earlier]
     warnings = [*bench.warnings, *_other_places(bench.environment, baseline.environment)]
     missing = [str(scale.dp) for scale in bench.scales if scale.dp not in earlier]
     if missing:
-        warnings.append(BenchWarning("not_in_baseline", f"{name} has no dp {', '.join(missing)}"))
+        warnings.append(bench_result.BenchWarning("not_in_baseline", f"{name} has no dp {', '.join(missing)}"))
     return replace(bench, baseline=rows, warnings=warnings)
 
 
-def not_compared(bench: Bench, why: DataError) -> Bench:
-    """The bench, which tells why it is held against none."""
-    return replace(bench, warnings=[*bench.warnings, BenchWarning("not_compared", str(why))])
+def with_no_baseline(bench: bench_result.Bench, why: DataError) -> bench_result.Bench:
+    """The benchmark with a warning why it was not compared with its baseline."""
+    return replace(bench, warnings=[*bench.warnings, bench_result.BenchWarning("not_compared", str(why))])
 
 
-def failed(bench: Bench) -> bool:
+def has_failed_gate(bench: bench_result.Bench) -> bool:
+    """Whether a gate of the benchmark failed."""
     return any(gate.outcome is GateOutcome.FAILED for row in bench.baseline for gate in row.gates)
 
 
-def _row(scale: BenchScale, earlier: BenchScale, conditions: Sequence[GateCondition]) -> BaselineRow:
+def _row(
+    scale: bench_result.BenchScale, earlier: bench_result.BenchScale, conditions: Sequence[GateCondition]
+) -> bench_result.BaselineRow:
     found, mean = _estimate(earlier, scale, np.median), _estimate(earlier, scale, np.mean)
     difference = judge_difference(found, smallest=MIN_EFFECT * found.a)
     ground = ComparisonBasis(found.a, difference.state is not Change.NOT_SEEN, RUN_SPREAD)
     gates = [judge_gate(condition, ((), ()), ground, found, mean) for condition in conditions]
-    return BaselineRow(scale.dp, difference, gates)
+    return bench_result.BaselineRow(scale.dp, difference, gates)
 
 
-def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Effect:
+def _estimate(earlier: bench_result.BenchScale, scale: bench_result.BenchScale, average: Average) -> Effect:
     a, b = ([summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
     return estimate_difference(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
 
 
-def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[BenchWarning]:
+def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[bench_result.BenchWarning]:
     """What besides the code may have made the difference."""
     pairs = {name: (theirs.get(name), ours.get(name)) for name in ("cpu", "num_usable_cpus", "variables")}
     pairs["gpus"] = (theirs.get("gpus"), ours.get("gpus"))
@@ -150,7 +151,7 @@ def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[BenchWar
         if name != "stepscope":
             pairs[name] = (versions[0].get(name), versions[1].get(name))
     return [
-        BenchWarning("other_place", f"{name}: {before} in the baseline, {now} here")
+        bench_result.BenchWarning("other_place", f"{name}: {before} in the baseline, {now} here")
         for name, (before, now) in pairs.items()
         if before != now
     ]

@@ -19,29 +19,12 @@ from typing import Any
 from stepscope.core.errors import StepscopeError, UsageError, from_os_error
 from stepscope.core.hardware.gpu_catalogue import find_gpu
 from stepscope.core.text.numbers import counted
-from stepscope.reference_workloads.bench.result import (
-    BENCH_SCHEMA,
-    STRONG,
-    WEAK,
-    Bench,
-    BenchRun,
-    BenchScale,
-    BenchWarning,
-    Point,
-    Work,
-    as_work,
-    efficiency,
-    fit_scaling,
-    median_over_ranks,
-    percentile_95,
-    scale_point,
-)
+from stepscope.reference_workloads.bench import result as bench_result
 from stepscope.reference_workloads.environment import describe_environment
 from stepscope.reference_workloads.estimate.flops import step_flops
 from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_workload
 from stepscope.reference_workloads.placement import is_launched_rank
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training.run.identity import choose_run_name, identify_process
 
@@ -57,7 +40,7 @@ STEADY = 1.1
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What to measure. Checks itself.
+    """Request of a throughput benchmark: workload, layout, scales and repetitions. Checks itself.
 
     Attributes:
         plan: the layout; its dp is replaced by each of `scales`, and its zero level by 0 where dp is 1.
@@ -74,7 +57,7 @@ class BenchRequest:
     preset: Preset
     recipe: Recipe
     scales: tuple[int, ...]
-    scaling: str = WEAK
+    scaling: str = bench_result.WEAK
     num_repeats: int = 1
     num_steps: int = DEFAULT_NUM_STEPS
     num_warmup_steps: int = DEFAULT_NUM_WARMUP_STEPS
@@ -83,8 +66,8 @@ class BenchRequest:
     simulate_compute_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.scaling not in {STRONG, WEAK}:
-            raise UsageError(f"scaling is {STRONG} or {WEAK}, not {self.scaling!r}")
+        if self.scaling not in {bench_result.STRONG, bench_result.WEAK}:
+            raise UsageError(f"scaling is {bench_result.STRONG} or {bench_result.WEAK}, not {self.scaling!r}")
         if not self.scales or min(self.scales) < 1 or len(set(self.scales)) != len(self.scales):
             raise UsageError("scales are different data-parallel sizes from 1 on", where="--scales")
         for option, given, least in (
@@ -120,20 +103,20 @@ class BenchRequest:
         return parts + [name for name in _OF_DATA_PARALLELISM if getattr(asked, name) != getattr(recipe, name)]
 
     def preset_of(self, dp: int) -> Preset:
-        if self.scaling == STRONG:
+        if self.scaling == bench_result.STRONG:
             return self.preset
         smallest = min(self.scales)
         if self.preset.batch_size * dp % smallest:
             raise UsageError(f"a batch of {self.preset.batch_size} for dp {smallest} cannot grow to dp {dp}")
         return replace(self.preset, batch_size=self.preset.batch_size * dp // smallest)
 
-    def work(self) -> Work:
+    def work(self) -> bench_result.BenchedWork:
         """Description of what it measures, printed before the run."""
         presets = {dp: self.preset_of(dp) for dp in self.scales}
         sizes = {
             dp: {"batch_size": preset.batch_size, "num_items": _num_items(preset)} for dp, preset in presets.items()
         }
-        return as_work(
+        return bench_result.make_benched_work(
             workload=self.workload,
             scaling=self.scaling,
             simulate_ms=self.simulate_compute_ms,
@@ -144,20 +127,20 @@ class BenchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What came of a request.
+class MeasuredBench:
+    """A benchmark of the runs that ended, and the error that ended it early.
 
     Attributes:
         bench: of the runs that came to their end.
         ended_by: what kept the others from it; None when all did.
     """
 
-    bench: Bench
+    bench: bench_result.Bench
     ended_by: BaseException | None
 
 
-def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
-    """Measure all scales; `on_run` is called with each run before it starts.
+def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> MeasuredBench:
+    """Measure a workload's throughput at all scales; `on_run` is called with each run before it starts.
 
     Scales take turns, so that whatever drifts meanwhile touches all alike. A rank that dies and Ctrl-C end the bench;
     what was measured until then stays.
@@ -184,15 +167,15 @@ def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
         ended_by = error
     measured = {dp: results[dp] for dp in scales if results[dp]}
     environment = describe_environment(results[scales[0]][0].device_type)
-    bench = summarise(request, measured, environment)
+    bench = summarise_bench(request, measured, environment)
     if ended_by is not None:
         bench = replace(bench, warnings=[*bench.warnings, _incomplete(request, measured, ended_by)])
-    return Measured(bench, ended_by)
+    return MeasuredBench(bench, ended_by)
 
 
 def _run(request: BenchRequest, dp: int) -> WorkloadResult:
     plan, recipe = request.plan_of(dp), request.recipe_of(dp)
-    with checkpoint_folder(plan, is_needed=recipe.checkpoint_every is not None) as out:
+    with bench_checkpoint_folder(plan, is_needed=recipe.checkpoint_every is not None) as out:
         return run_workload(
             plan,
             out=out,
@@ -206,24 +189,28 @@ def _run(request: BenchRequest, dp: int) -> WorkloadResult:
         )
 
 
-def _incomplete(request: BenchRequest, measured: dict[int, list[WorkloadResult]], why: BaseException) -> BenchWarning:
+def _incomplete(
+    request: BenchRequest, measured: dict[int, list[WorkloadResult]], why: BaseException
+) -> bench_result.BenchWarning:
     num_made, num_asked = sum(map(len, measured.values())), len(request.scales) * request.num_repeats
-    return BenchWarning(
+    return bench_result.BenchWarning(
         "incomplete", f"{num_made} of {counted(num_asked, 'run')} came to the end: {str(why) or 'interrupted'}"
     )
 
 
-def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], environment: dict[str, Any]) -> Bench:
-    """The bench's figures from its runs, by data-parallel size in rising order."""
+def summarise_bench(
+    request: BenchRequest, results: dict[int, list[WorkloadResult]], environment: dict[str, Any]
+) -> bench_result.Bench:
+    """Compute a benchmark's figures from its runs, by data-parallel size in rising order."""
     runs = {dp: [_bench_run(request, result) for result in results[dp]] for dp in results}
     smallest = min(runs)
-    points = {dp: scale_point(dp, [run.step_ms for run in runs[dp]]) for dp in runs}
+    points = {dp: bench_result.scale_point(dp, [run.step_ms for run in runs[dp]]) for dp in runs}
     peak = _peak_flops(environment, request.preset)
     scales = [_scale(request, runs[dp], points[dp], points[smallest], peak=peak) for dp in sorted(runs)]
     device = results[smallest][0].device_type
     unfit = _unfit(request, len(scales))
-    return Bench(
-        schema=BENCH_SCHEMA,
+    return bench_result.Bench(
+        schema=bench_result.BENCH_SCHEMA,
         workload=request.workload,
         model=asdict(request.preset),
         plan=asdict(request.plan_of(smallest)),
@@ -235,17 +222,17 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
         num_warmup_steps=request.num_warmup_steps,
         environment=environment,
         scales=scales,
-        fit=None if unfit else fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
+        fit=None if unfit else bench_result.fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
         warnings=[*_left_out(request, list(runs)), *unfit, *_warnings(scales, device=device, peak=peak)],
         simulate_ms=request.simulate_compute_ms,
     )
 
 
-def _bench_run(request: BenchRequest, result: WorkloadResult) -> BenchRun:
+def _bench_run(request: BenchRequest, result: WorkloadResult) -> bench_result.BenchRun:
     ranks = [outcome.step_seconds[request.num_warmup_steps :] for outcome in result.outcomes]
     peaks = [o.peak_allocated_bytes for o in result.outcomes if o.peak_allocated_bytes is not None]
-    return BenchRun(
-        step_ms=[seconds * 1e3 for seconds in median_over_ranks(ranks)],
+    return bench_result.BenchRun(
+        step_ms=[seconds * 1e3 for seconds in bench_result.median_over_ranks(ranks)],
         first_loss=result.first_loss,
         last_loss=result.last_loss,
         peak_allocated_bytes=max(peaks) if peaks else None,
@@ -253,18 +240,25 @@ def _bench_run(request: BenchRequest, result: WorkloadResult) -> BenchRun:
 
 
 def _scale(
-    request: BenchRequest, runs: list[BenchRun], point: Point, smallest: Point, *, peak: float | None
-) -> BenchScale:
+    request: BenchRequest,
+    runs: list[bench_result.BenchRun],
+    point: bench_result.ScalePoint,
+    smallest: bench_result.ScalePoint,
+    *,
+    peak: float | None,
+) -> bench_result.BenchScale:
     dp = round(point.scale)
     plan, preset = request.plan_of(dp), request.preset_of(dp)
     steps = [step for run in runs for step in run.step_ms]
     flops = _model_flops(preset, request.recipe)
     # The share of a rank's rate: at equal items for weak scaling, at equal work of all for strong scaling.
-    work = 1.0 if request.scaling == WEAK else smallest.scale / point.scale
-    share, low, high = efficiency(point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms)
+    work = 1.0 if request.scaling == bench_result.WEAK else smallest.scale / point.scale
+    share, low, high = bench_result.scaling_efficiency(
+        point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms
+    )
     p50 = median(steps)
     num_items = _num_items(preset)
-    return BenchScale(
+    return bench_result.BenchScale(
         dp=dp,
         num_ranks=plan.world_size,
         batch_size=preset.batch_size,
@@ -272,7 +266,7 @@ def _scale(
         model_flops=flops,
         runs=runs,
         step_p50_ms=p50,
-        step_p95_ms=percentile_95(steps),
+        step_p95_ms=bench_result.percentile_95(steps),
         items_per_second=num_items / p50 * 1e3,
         mfu=flops / (plan.world_size * peak * p50 / 1e3) if peak else None,
         efficiency=share,
@@ -301,35 +295,39 @@ def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:
     return model.peak_flops(preset.dtype) if model else None
 
 
-def _unfit(request: BenchRequest, num_scales: int) -> list[BenchWarning]:
+def _unfit(request: BenchRequest, num_scales: int) -> list[bench_result.BenchWarning]:
     """Why no law is fitted where there are scales enough; nothing when one is."""
-    if request.scaling == WEAK or not request.simulate_compute_ms or num_scales < 2:
+    if request.scaling == bench_result.WEAK or not request.simulate_compute_ms or num_scales < 2:
         return []
     why = "simulated layers sleep as long for a part of the batch as for all of it: no fit of strong scaling"
-    return [BenchWarning("no_fit", why)]
+    return [bench_result.BenchWarning("no_fit", why)]
 
 
-def _left_out(request: BenchRequest, scales: Sequence[int]) -> list[BenchWarning]:
+def _left_out(request: BenchRequest, scales: Sequence[int]) -> list[bench_result.BenchWarning]:
     parts = {dp: ", ".join(request.left_out(dp)) for dp in sorted(scales)}
     return [
-        BenchWarning("left_out", f"dp {dp} is measured without {names}, which need data parallelism")
+        bench_result.BenchWarning("left_out", f"dp {dp} is measured without {names}, which need data parallelism")
         for dp, names in parts.items()
         if names
     ]
 
 
-def _warnings(scales: Sequence[BenchScale], *, device: str, peak: float | None) -> list[BenchWarning]:
+def _warnings(
+    scales: Sequence[bench_result.BenchScale], *, device: str, peak: float | None
+) -> list[bench_result.BenchWarning]:
     found = []
     if device == "cuda" and peak is None:
-        found.append(BenchWarning("unknown_peak", "the catalogue has no peak of these GPUs: no MFU"))
+        found.append(bench_result.BenchWarning("unknown_peak", "the catalogue has no peak of these GPUs: no MFU"))
     for scale in scales:
         if scale.step_p95_ms > STEADY * scale.step_p50_ms:
             slower = scale.step_p95_ms / scale.step_p50_ms - 1
             found.append(
-                BenchWarning("unsteady", f"dp {scale.dp}: one step in twenty takes {slower:.0%} longer than the median")
+                bench_result.BenchWarning(
+                    "unsteady", f"dp {scale.dp}: one step in twenty takes {slower:.0%} longer than the median"
+                )
             )
         if any(run.last_loss >= run.first_loss for run in scale.runs):
-            found.append(BenchWarning("loss_not_falling", f"dp {scale.dp}: the loss did not fall"))
+            found.append(bench_result.BenchWarning("loss_not_falling", f"dp {scale.dp}: the loss did not fall"))
     return found
 
 
@@ -337,8 +335,8 @@ _PREFIX = ".stepscope-bench-"
 
 
 @contextmanager
-def checkpoint_folder(plan: ParallelPlan, *, is_needed: bool) -> Iterator[Path]:
-    """The folder; none is made where no checkpoint is written.
+def bench_checkpoint_folder(plan: ParallelPlan, *, is_needed: bool) -> Iterator[Path]:
+    """Folder for a benchmark's checkpoints, deleted afterwards; none is made where none are written.
 
     Raises:
         DataError: it cannot be made.

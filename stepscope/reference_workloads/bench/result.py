@@ -23,7 +23,7 @@ STRONG, WEAK = "strong", "weak"
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """One run of one scale in processes of its own.
+    """One benchmark run of one scale, in processes of its own.
 
     Attributes:
         step_ms: of each step after the warm-up, in order: the median over ranks, from the wait for a batch to the
@@ -40,7 +40,7 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class BenchScale:
-    """All runs of one data-parallel size.
+    """All benchmark runs of one data-parallel size, and their figures.
 
     Attributes:
         batch_size: items of a step, over all ranks.
@@ -70,7 +70,7 @@ class BenchScale:
 
 @dataclass(frozen=True, slots=True)
 class ScalingFit:
-    """How much of the work does not scale.
+    """Fit of Amdahl's or Gustafson's law to a benchmark's scales.
 
     Attributes:
         law: "amdahl" for a batch of fixed size (step = serial + parallel / n), "gustafson" for one that grows with n
@@ -89,7 +89,7 @@ class ScalingFit:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRow:
-    """One scale held against the same scale of an earlier bench."""
+    """Comparison of one benchmark scale with the same scale of an earlier benchmark."""
 
     dp: int
     step: Difference
@@ -98,7 +98,7 @@ class BaselineRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchWarning:
-    """What a reader should know before the figures are trusted or compared."""
+    """Warning of a benchmark: what to know before its figures are trusted or compared."""
 
     code: str
     message: str
@@ -106,7 +106,7 @@ class BenchWarning:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One bench.
+    """Throughput benchmark of a workload.
 
     Attributes:
         model, plan, recipe: what was trained: fields of Preset, ParallelPlan (of the smallest scale) and Recipe.
@@ -141,8 +141,8 @@ _OF_A_SCALE = "batch_size"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What was trained, by name, as JSON has it.
+class BenchedWork:
+    """What a benchmark trained, by name, as JSON has it.
 
     Attributes:
         everywhere: what must be alike at all scales.
@@ -153,7 +153,7 @@ class Work:
     at: Mapping[int, Mapping[str, Any]]
 
 
-def as_work(
+def make_benched_work(
     *,
     workload: str,
     scaling: str,
@@ -161,15 +161,16 @@ def as_work(
     model: Mapping[str, Any],
     recipe: Mapping[str, Any],
     at: Mapping[int, Mapping[str, Any]],
-) -> Work:
-    """The work of these parts, tuples as the lists that a document has."""
+) -> BenchedWork:
+    """What a benchmark trains, from these parts; tuples become lists, as in a JSON document."""
     parts = {"workload": workload, "scaling": scaling, "simulate_ms": simulate_ms} | _as_json(model) | _as_json(recipe)
     del parts[_OF_A_SCALE]
-    return Work(parts, {dp: _as_json(sizes) for dp, sizes in at.items()})
+    return BenchedWork(parts, {dp: _as_json(sizes) for dp, sizes in at.items()})
 
 
-def work_of(bench: Bench) -> Work:
-    return as_work(
+def benched_work_of(bench: Bench) -> BenchedWork:
+    """What a finished benchmark trained."""
+    return make_benched_work(
         workload=bench.workload,
         scaling=bench.scaling,
         simulate_ms=bench.simulate_ms,
@@ -179,8 +180,8 @@ def work_of(bench: Bench) -> Work:
     )
 
 
-def check_same_work(ours: Work, theirs: Work, name: str) -> None:
-    """Whether a scale of ours can be held against one of theirs.
+def check_same_work(ours: BenchedWork, theirs: BenchedWork, name: str) -> None:
+    """Check that two benchmarks trained the same work and share a scale.
 
     Args:
         name: of the file that theirs is from.
@@ -234,8 +235,8 @@ _RESOLUTION = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A scale's median step in milliseconds, with the variance and the degrees of freedom of that figure."""
+class ScalePoint:
+    """Median step of a benchmark scale in milliseconds, with its variance and degrees of freedom."""
 
     scale: float
     step_ms: float
@@ -248,19 +249,21 @@ class Point:
         return max(math.sqrt(self.variance) / self.step_ms, _RESOLUTION)
 
 
-def scale_point(scale: float, runs: Sequence[Sequence[float]]) -> Point:
-    """The step of a scale from its runs' steps."""
+def scale_point(scale: float, runs: Sequence[Sequence[float]]) -> ScalePoint:
+    """Median step of a benchmark scale from its runs' steps."""
     figures = [summarise_steps(run) for run in runs]
     step = median(value for run in runs for value in run)
     if len(figures) >= MIN_RUNS:
         between = variance([figure.value for figure in figures])
-        return Point(scale, step, between / len(figures), len(figures) - 1.0)
+        return ScalePoint(scale, step, between / len(figures), len(figures) - 1.0)
     within = fmean(figure.variance for figure in figures)
-    return Point(scale, step, (within + (RUN_SPREAD * step) ** 2) / len(figures), math.inf)
+    return ScalePoint(scale, step, (within + (RUN_SPREAD * step) ** 2) / len(figures), math.inf)
 
 
-def efficiency(point: Point, smallest: Point, *, rate: float, smallest_rate: float) -> tuple[float, float, float]:
-    """Items per second and rank against the smallest scale's: the share, and its 95 % interval."""
+def scaling_efficiency(
+    point: ScalePoint, smallest: ScalePoint, *, rate: float, smallest_rate: float
+) -> tuple[float, float, float]:
+    """Scaling efficiency: items per second and rank against the smallest scale's, with its 95 % interval."""
     share = rate / smallest_rate
     if point is smallest:
         return share, share, share
@@ -269,8 +272,8 @@ def efficiency(point: Point, smallest: Point, *, rate: float, smallest_rate: flo
     return share, share - half, share + half
 
 
-def fit_scaling(points: Sequence[Point], scaling: str) -> ScalingFit | None:
-    """The law of strong or weak scaling through the points; None with fewer than two."""
+def fit_scaling(points: Sequence[ScalePoint], scaling: str) -> ScalingFit | None:
+    """Fit Amdahl's or Gustafson's law to a benchmark's scales; None with fewer than two."""
     if len(points) < 2:
         return None
     is_strong = scaling == STRONG
@@ -306,7 +309,7 @@ def _line(
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """The 95th percentile, between neighbours by proportion."""
+    """The 95th percentile of a benchmark's steps, interpolated between neighbours."""
     ordered = sorted(values)
     place = 0.95 * (len(ordered) - 1)
     low = math.floor(place)
@@ -315,5 +318,5 @@ def percentile_95(values: Sequence[float]) -> float:
 
 
 def median_over_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Of each step, the median of what all ranks took."""
+    """Median over ranks of each step of a benchmark run."""
     return [median(step) for step in zip(*ranks, strict=True)]

@@ -12,16 +12,8 @@ from stepscope.core.hardware.gpu_catalogue import (
     network_link,
     scale_up_link,
 )
-from stepscope.reference_workloads.estimate.flops import (
-    FLOAT32_BYTES,
-    Part,
-    PartKind,
-    element_bytes,
-    is_fully_sharded,
-    stage_parts,
-)
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.estimate import flops as model_flops
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _DEFAULT_BUCKET_MB = 25.0
@@ -30,7 +22,7 @@ _DEFAULT_BUCKET_MB = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Alike collectives (or sends) of one rank and step.
+    """Collectives or sends of one kind in the estimated step of one rank.
 
     Attributes:
         dimension: tp, pp or dp.
@@ -52,7 +44,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What connects the GPUs.
+    """Links between GPUs that an estimate assumes.
 
     Attributes:
         gpus_per_node: GPUs that scale-up links join; groups that reach further use the network.
@@ -75,7 +67,7 @@ class Fabric:
 def exchanges(
     plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, *, pp_rank: int
 ) -> tuple[Exchange, ...]:
-    """All that one rank of this pipeline rank exchanges in a step."""
+    """Estimate all collectives and sends of one pipeline rank's ranks in a step."""
     found = _tensor_parallel(plan, preset, recipe, pp_rank) + _pipeline(plan, preset, pp_rank)
     found += _data_parallel(plan, preset, recipe, pp_rank)
     return tuple(_exchange(plan, fabric, *each) for each in found if each[3])
@@ -109,7 +101,7 @@ def _tokens(plan: ParallelPlan, preset: Preset) -> float:
 
 
 def micro_batch_all_reduces(plan: ParallelPlan, recipe: Recipe, num_layers: int) -> tuple[int, int]:
-    """Tensor-parallel all-reduces of one micro-batch through so many layers, forwards and backwards.
+    """Estimate one micro-batch's tensor-parallel all-reduces through some layers, forward and backward.
 
     Of a layer that is computed again the second one, of its last product, is not repeated.
     """
@@ -121,11 +113,11 @@ def micro_batch_all_reduces(plan: ParallelPlan, recipe: Recipe, num_layers: int)
 
 def _hidden_bytes(plan: ParallelPlan, preset: Preset) -> float:
     """One micro-batch's outputs of a block's half."""
-    return element_bytes(preset) * _tokens(plan, preset) * preset.hidden_size
+    return model_flops.element_bytes(preset) * _tokens(plan, preset) * preset.hidden_size
 
 
 def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
-    """One all-reduce of a micro-batch."""
+    """Estimate the time of one tensor-parallel all-reduce of a micro-batch."""
     if plan.tp == 1:
         return 0.0
     return expected_seconds(fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset)))
@@ -143,8 +135,8 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
 
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:
-    """What one micro-batch sends from stage to stage: float32 under autocast, the products' type under fully_shard."""
-    element = element_bytes(preset) if is_fully_sharded(plan) else FLOAT32_BYTES
+    """Estimate the bytes that one micro-batch sends from one pipeline stage to the next."""
+    element = model_flops.element_bytes(preset) if model_flops.is_fully_sharded(plan) else model_flops.FLOAT32_BYTES
     return element * _tokens(plan, preset) * preset.hidden_size
 
 
@@ -164,9 +156,9 @@ def _pipeline(plan: ParallelPlan, preset: Preset, pp_rank: int) -> list[_Describ
 def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
     if plan.dp == 1:
         return []
-    parts = [part for stage in plan.stages_of(pp_rank) for part in stage_parts(plan, preset, stage)]
+    parts = [part for stage in plan.stages_of(pp_rank) for part in model_flops.stage_parts(plan, preset, stage)]
     num_parameters = sum(part.num_parameters for part in parts)
-    whole = FLOAT32_BYTES * num_parameters
+    whole = model_flops.FLOAT32_BYTES * num_parameters
     if plan.replicate:
         groups = _num_groups(plan, parts, pp_rank)
         return [("dp", "all_reduce", "gradients, by block", groups, whole / groups)]
@@ -179,7 +171,7 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
         return found
     groups = _num_groups(plan, parts, pp_rank)
     gathers = _gathers(plan)
-    low = element_bytes(preset) * num_parameters
+    low = model_flops.element_bytes(preset) * num_parameters
     return [
         ("dp", "all_gather", "parameters, by block", gathers * groups, low / groups),
         ("dp", "reduce_scatter", "gradients, by block", groups, whole / groups),
@@ -187,13 +179,13 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
 
 
 def bucket_bytes(recipe: Recipe) -> float:
-    """Of gradients that are reduced together, where they go in buckets; by default as many as DDP's."""
+    """Estimate the bytes of gradients that are reduced together; by default those of DDP's buckets."""
     return (_DEFAULT_BUCKET_MB if recipe.bucket_mb is None else recipe.bucket_mb) * 2**20
 
 
-def _num_groups(plan: ParallelPlan, parts: list[Part], pp_rank: int) -> int:
+def _num_groups(plan: ParallelPlan, parts: list[model_flops.Part], pp_rank: int) -> int:
     """Each block is one, and the rest of each stage."""
-    return sum(part.kind is PartKind.BLOCK for part in parts) + len(plan.stages_of(pp_rank))
+    return sum(part.kind is model_flops.PartKind.BLOCK for part in parts) + len(plan.stages_of(pp_rank))
 
 
 def _gathers(plan: ParallelPlan) -> int:

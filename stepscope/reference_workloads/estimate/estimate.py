@@ -14,27 +14,11 @@ from typing import Any
 
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.gpu_catalogue import GPU_MODELS, GpuModel, expected_seconds, find_gpu
-from stepscope.reference_workloads.estimate.communication import (
-    Exchange,
-    Fabric,
-    exchanges,
-    micro_batch_all_reduces,
-    stage_bytes,
-    tensor_parallel_seconds,
-)
-from stepscope.reference_workloads.estimate.flops import (
-    FLOPS_PER_PARAMETER_AND_TOKEN,
-    StepFlops,
-    num_parameters,
-    stage_flops,
-    stage_parts,
-    step_flops,
-)
+from stepscope.reference_workloads.estimate import communication, pipeline
+from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
-from stepscope.reference_workloads.estimate.pipeline import Period, StageSeconds, refuse_unknown, replay_step
 from stepscope.reference_workloads.launch import WorkloadResult
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 DEFAULT_EFFICIENCY = 0.5
@@ -48,7 +32,7 @@ _ADAM_BYTES_PER_PARAMETER = 28
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the estimate takes for granted.
+    """Assumptions of an estimate: the GPU, its efficiency, and the links.
 
     Attributes:
         efficiency: share of its dense peak that it reaches while it computes.
@@ -72,8 +56,8 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """The parts of a step in seconds, of the busiest pipeline rank; they add up to `total`.
+class EstimatedStepTime:
+    """Estimated parts of a step in seconds, of the busiest pipeline rank; they add up to `total`.
 
     Attributes:
         compute: matrix products and attention.
@@ -96,7 +80,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """All of it.
+    """Estimate of a workload: memory, FLOPs, communication, bubble and step time.
 
     Attributes:
         mfu: model FLOPs / (GPUs x dense peak x step).
@@ -108,10 +92,10 @@ class Estimate:
     tokens_per_step: int
     memory: tuple[RankMemory, ...]
     outside_allocator_bytes: int
-    flops: StepFlops
-    exchanges: tuple[tuple[Exchange, ...], ...]
-    period: Period
-    step: StepTime
+    flops: model_flops.StepFlops
+    exchanges: tuple[tuple[communication.Exchange, ...], ...]
+    period: pipeline.SchedulePeriod
+    step: EstimatedStepTime
     mfu: float
     not_modelled: tuple[str, ...]
 
@@ -127,7 +111,7 @@ class Estimate:
 
 
 def known_gpu(name: str) -> GpuModel:
-    """The catalogue's model of this name.
+    """The GPU model that an estimate is for, by name.
 
     Raises:
         UsageError: there is none.
@@ -141,23 +125,23 @@ def known_gpu(name: str) -> GpuModel:
 
 
 def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: Assumptions) -> Estimate:
-    """Estimate one workload.
+    """Estimate a workload's memory, FLOPs, communication, bubble and step time.
 
     Raises:
         UsageError: model, plan and recipe do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
     recipe.check(plan, preset, is_simulated=False)
-    refuse_unknown(plan, preset)
+    pipeline.refuse_not_estimated(plan, preset)
     peak = _peak(assumptions.gpu, preset)
-    fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
-    exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
-    flops = step_flops(preset, recipe)
+    fabric = communication.Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
+    exchanged = tuple(communication.exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
+    flops = model_flops.step_flops(preset, recipe)
     stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
-    period = replay_step(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
+    period = pipeline.replay_schedule(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
     step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
     return Estimate(
-        num_parameters=num_parameters(preset),
+        num_parameters=model_flops.num_parameters(preset),
         num_gpus=plan.world_size,
         tokens_per_step=preset.batch_size * preset.sequence_length,
         memory=memory_by_rank(plan, preset, recipe),
@@ -179,24 +163,26 @@ def _peak(gpu: GpuModel, preset: Preset) -> float:
 
 
 def _stage_seconds(
-    plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, rate: float
-) -> dict[int, StageSeconds]:
+    plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: communication.Fabric, rate: float
+) -> dict[int, pipeline.StageSeconds]:
     """Each stage's computing and tensor-parallel exchange of one micro-batch."""
-    all_reduce = tensor_parallel_seconds(plan, preset, fabric)
+    all_reduce = communication.tensor_parallel_seconds(plan, preset, fabric)
     stages = {}
     for stage in range(plan.num_stages):
-        flops = stage_flops(plan, preset, recipe, stage)
-        forward, backward = micro_batch_all_reduces(plan, recipe, len(plan.layers_of(stage, preset.num_layers)))
-        stages[stage] = StageSeconds(
+        flops = model_flops.stage_flops(plan, preset, recipe, stage)
+        forward, backward = communication.micro_batch_all_reduces(
+            plan, recipe, len(plan.layers_of(stage, preset.num_layers))
+        )
+        stages[stage] = pipeline.StageSeconds(
             flops.forward / rate + forward * all_reduce, flops.executed_backward / rate + backward * all_reduce
         )
     return stages
 
 
-def _transfer_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
+def _transfer_seconds(plan: ParallelPlan, preset: Preset, fabric: communication.Fabric) -> float:
     if plan.pp == 1:
         return 0.0
-    return expected_seconds(fabric.link("pp", plan), "p2p", 2, round(stage_bytes(plan, preset)))
+    return expected_seconds(fabric.link("pp", plan), "p2p", 2, round(communication.stage_bytes(plan, preset)))
 
 
 def _step_time(
@@ -204,19 +190,21 @@ def _step_time(
     preset: Preset,
     recipe: Recipe,
     *,
-    stages: dict[int, StageSeconds],
-    period: Period,
-    exchanged: tuple[tuple[Exchange, ...], ...],
+    stages: dict[int, pipeline.StageSeconds],
+    period: pipeline.SchedulePeriod,
+    exchanged: tuple[tuple[communication.Exchange, ...], ...],
     gpu: GpuModel,
-) -> StepTime:
+) -> EstimatedStepTime:
     """The parts of the step of the rank that computes longest."""
     rank = max(range(plan.pp), key=lambda each: period.busy_seconds[each])
     busy = period.busy_seconds[rank]
     tensor_parallel = sum(exchange.seconds for exchange in exchanged[rank] if exchange.dimension == "tp")
     last_backward = sum(stages[stage].backward for stage in plan.stages_of(rank))
-    parameters = sum(part.num_parameters for stage in plan.stages_of(rank) for part in stage_parts(plan, preset, stage))
+    parameters = sum(
+        part.num_parameters for stage in plan.stages_of(rank) for part in model_flops.stage_parts(plan, preset, stage)
+    )
     shards = plan.dp if plan.zero else 1
-    return StepTime(
+    return EstimatedStepTime(
         compute=busy - tensor_parallel,
         tensor_parallel=tensor_parallel,
         bubble=period.seconds - busy,
@@ -225,7 +213,9 @@ def _step_time(
     )
 
 
-def _exposed(exchanged: tuple[Exchange, ...], recipe: Recipe, *, busy: float, last_backward: float) -> float:
+def _exposed(
+    exchanged: tuple[communication.Exchange, ...], recipe: Recipe, *, busy: float, last_backward: float
+) -> float:
     """What computing does not hide: reductions run beside the last backward pass, gathers beside everything else.
 
     The last reduction and the first gather have nothing to hide behind.
@@ -258,7 +248,7 @@ _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """A whole training.
+    """Estimated cost of a whole training.
 
     Attributes:
         flops: by 6ND.
@@ -282,14 +272,14 @@ def training_cost(
     num_gpus: int = 1,
     price_per_gpu_hour: float | None = None,
 ) -> TrainingCost:
-    """Cost at a pace that the whole job keeps up.
+    """Estimate the cost of a training at a pace that the whole job keeps up.
 
     Raises:
         UsageError: the price is below nothing or no number, or the cost is beyond all numbers.
     """
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
         raise UsageError(f"a GPU-hour costs nothing or more, not {price_per_gpu_hour}", where="--price-per-gpu-hour")
-    flops = FLOPS_PER_PARAMETER_AND_TOKEN * num_parameters * num_tokens
+    flops = model_flops.FLOPS_PER_PARAMETER_AND_TOKEN * num_parameters * num_tokens
     gpu_hours = num_gpus * num_tokens / tokens_per_second / _SECONDS_PER_HOUR
     money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
     if not all(map(math.isfinite, (flops, gpu_hours, money or 0.0))):
@@ -297,8 +287,8 @@ def training_cost(
     return TrainingCost(num_tokens, flops, gpu_hours, gpu_hours / num_gpus / 24, money)
 
 
-def parse_amount(text: str, *, option: str = "") -> float:
-    """A number as people write it: 2T, 1.5B, 300e9.
+def parse_num_tokens(text: str, *, option: str = "") -> float:
+    """Parse a number of tokens to estimate the cost for: 2T, 1.5B, 300e9.
 
     Args:
         option: where it was given, for errors.
@@ -316,8 +306,8 @@ def parse_amount(text: str, *, option: str = "") -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One quantity, planned and measured; `unit` is bytes, flops or ms."""
+class EstimateComparison:
+    """One quantity, estimated and measured; `unit` is bytes, flops or ms."""
 
     what: str
     unit: str
@@ -332,8 +322,8 @@ class Comparison:
 
 def compare_with_run(
     estimate: Estimate, result: WorkloadResult, *, flops_per_rank: float | None = None
-) -> tuple[Comparison, ...]:
-    """Peak memory of each rank, the step, and a rank's model FLOPs a step.
+) -> tuple[EstimateComparison, ...]:
+    """Compare an estimate with a run: peak memory of each rank, step time, FLOPs of a rank.
 
     Args:
         flops_per_rank: as the analysis of the captured steps counts them from the operators' shapes; None without.
@@ -341,7 +331,7 @@ def compare_with_run(
     plan = result.job.plan
     ranks_per_stage = plan.dp * plan.tp
     rows = [
-        Comparison(
+        EstimateComparison(
             f"peak memory of rank {rank}",
             "bytes",
             estimate.memory[rank // ranks_per_stage].peak_bytes,
@@ -349,9 +339,9 @@ def compare_with_run(
         )
         for rank, outcome in enumerate(result.outcomes)
     ]
-    rows.append(Comparison("step", "ms", estimate.step.total * 1e3, result.step_seconds * 1e3))
+    rows.append(EstimateComparison("step", "ms", estimate.step.total * 1e3, result.step_seconds * 1e3))
     planned = estimate.flops.model / plan.world_size
-    rows.append(Comparison("model FLOPs of a rank and step", "flops", planned, flops_per_rank))
+    rows.append(EstimateComparison("model FLOPs of a rank and step", "flops", planned, flops_per_rank))
     return tuple(rows)
 
 
@@ -367,7 +357,7 @@ def plan_document(
     estimate: Estimate,
     cost: TrainingCost | None,
 ) -> dict[str, Any]:
-    """One document; bytes, seconds and FLOPs in base units, times of a step in milliseconds."""
+    """An estimate as the JSON document of `workload plan`, in base units; times of a step in milliseconds."""
     step = estimate.step
     not_modelled = [{"code": "not_modelled", "message": f"not modelled: {what}"} for what in estimate.not_modelled]
     return {

@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 
 class PartKind(StrEnum):
-    """What a part of a model does."""
+    """Kind of a model part whose FLOPs and memory are estimated."""
 
     EMBEDDING = "embedding"
     BLOCK = "block"
@@ -29,7 +28,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a stage, as one tensor-parallel rank holds it.
+    """Part of a pipeline stage on one tensor-parallel rank, whose FLOPs and memory are estimated.
 
     Attributes:
         matrices: parameters that enter matrix products, and of which autocast makes copies.
@@ -47,7 +46,7 @@ class Part:
 
 
 def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[Part, ...]:
-    """The parts of a stage in the order of its forward pass.
+    """Parts of a pipeline stage that are estimated one by one, in the order of its forward pass.
 
     Tensor parallelism cuts the blocks' matrices.
     """
@@ -64,28 +63,29 @@ def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[P
 
 
 def block_matrices(preset: Preset) -> int:
-    """Parameters of one block's matrices: queries, keys and values, their way out, and the feed-forward's."""
+    """Number of parameters in one transformer block's matrices, for its FLOPs."""
     num_feed_forward = 3 if preset.is_llama else 2
     rows = preset.hidden_size + packed_size(preset) + num_feed_forward * preset.feed_forward_size
     return preset.hidden_size * rows
 
 
-def last_matrix(preset: Preset) -> int:
+def _last_matrix(preset: Preset) -> int:
     """Parameters of the matrix whose product ends a block: the feed-forward's way down."""
     return preset.feed_forward_size * preset.hidden_size
 
 
 def packed_size(preset: Preset) -> int:
-    """Width of queries, keys and values together; Llama's query heads share keys and values."""
+    """Width of queries, keys and values together, for an estimate; Llama's query heads share keys and values."""
     return preset.hidden_size + 2 * key_size(preset)
 
 
 def key_size(preset: Preset) -> int:
+    """Width of the keys of all heads together, for an estimate."""
     return preset.hidden_size // preset.num_heads * preset.num_groups
 
 
 def num_parameters(preset: Preset) -> int:
-    """Of the whole model."""
+    """Number of a model's parameters, by its preset alone."""
     whole = ParallelPlan()
     return sum(part.num_parameters for part in stage_parts(whole, preset, 0))
 
@@ -94,7 +94,7 @@ FLASH_BACKWARD = 5 / 4
 
 
 @dataclass(frozen=True, slots=True)
-class PassFlops:
+class _PassFlops:
     """FLOPs of one part for some tokens on all tensor-parallel ranks together."""
 
     forward: float
@@ -110,10 +110,10 @@ class StepFlops:
     executed: float
 
 
-def part_flops(kind: PartKind, preset: Preset, recipe: Recipe, num_tokens: float) -> PassFlops:
+def _part_flops(kind: PartKind, preset: Preset, recipe: Recipe, num_tokens: float) -> _PassFlops:
     """FLOPs of a part's passes over so many tokens (of whole sequences)."""
     if kind is PartKind.EMBEDDING:
-        return PassFlops(0.0, 0.0, 0.0)
+        return _PassFlops(0.0, 0.0, 0.0)
     if kind is PartKind.HEAD:
         products, attention = 2.0 * preset.vocab_size * preset.hidden_size * num_tokens, 0.0
     else:
@@ -121,17 +121,17 @@ def part_flops(kind: PartKind, preset: Preset, recipe: Recipe, num_tokens: float
         attention = 2.0 * preset.sequence_length * preset.hidden_size * num_tokens
     again = 0.0
     if kind is PartKind.BLOCK and recipe.activation_checkpointing == "full":
-        again = products - 2.0 * last_matrix(preset) * num_tokens + attention
+        again = products - 2.0 * _last_matrix(preset) * num_tokens + attention
     backward = 2 * (products + attention)
     executed = 2 * products + 2 * attention * FLASH_BACKWARD + again
-    return PassFlops(products + attention, backward, executed)
+    return _PassFlops(products + attention, backward, executed)
 
 
 def step_flops(preset: Preset, recipe: Recipe) -> StepFlops:
-    """FLOPs of the whole batch; the layout changes nothing about them."""
+    """Estimate the FLOPs of a whole batch; they are the same in every layout."""
     tokens = preset.batch_size * preset.sequence_length
-    block = part_flops(PartKind.BLOCK, preset, recipe, tokens)
-    head = part_flops(PartKind.HEAD, preset, recipe, tokens)
+    block = _part_flops(PartKind.BLOCK, preset, recipe, tokens)
+    head = _part_flops(PartKind.HEAD, preset, recipe, tokens)
     parts = [(block, preset.num_layers), (head, 1)]
     return StepFlops(
         model=sum(count * (part.forward + part.backward) for part, count in parts),
@@ -139,14 +139,14 @@ def step_flops(preset: Preset, recipe: Recipe) -> StepFlops:
     )
 
 
-def stage_flops(plan: ParallelPlan, preset: Preset, recipe: Recipe, stage_index: int) -> PassFlops:
-    """Executed FLOPs of one micro-batch's passes through a stage on one rank."""
+def stage_flops(plan: ParallelPlan, preset: Preset, recipe: Recipe, stage_index: int) -> _PassFlops:
+    """Estimate the executed FLOPs of one micro-batch's passes through a pipeline stage on one rank."""
     tokens = preset.batch_size / plan.dp / plan.num_micro_batches * preset.sequence_length
     layers = plan.layers_of(stage_index, preset.num_layers)
-    block = part_flops(PartKind.BLOCK, preset, recipe, tokens / plan.tp * len(layers))
+    block = _part_flops(PartKind.BLOCK, preset, recipe, tokens / plan.tp * len(layers))
     head_tokens = tokens if layers.stop == preset.num_layers else 0.0
-    head = part_flops(PartKind.HEAD, preset, recipe, head_tokens)
-    return PassFlops(
+    head = _part_flops(PartKind.HEAD, preset, recipe, head_tokens)
+    return _PassFlops(
         block.forward + head.forward,
         block.backward + head.backward,
         block.executed_backward + head.executed_backward,
@@ -160,10 +160,10 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 
 
 def element_bytes(preset: Preset) -> int:
-    """Bytes of an element in matrix products."""
+    """Bytes of an element in matrix products, for an estimate."""
     return FLOAT32_BYTES if preset.dtype == "float32" else 2
 
 
 def is_fully_sharded(plan: ParallelPlan) -> bool:
-    """Whether fully_shard (or `replicate`, its sibling) holds the parameters, and casts what flows between blocks."""
+    """Whether an estimate is of a plan that shards parameters by fully_shard, or keeps them by `replicate`."""
     return plan.dp > 1 and (plan.zero in {2, 3} or plan.replicate)

@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from typing import Any
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
-from stepscope.reference_workloads.injections.compute import (
-    FewMicroBatches,
-    MemoryBound,
-    Recompute,
-    Straggler,
-    UnevenStages,
-)
-from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
-from stepscope.reference_workloads.injections.gpu_memory import AllocatorChurn, OomFragmentation, OomGrowth
-from stepscope.reference_workloads.injections.host import (
-    BurstyLoader,
-    CheckpointStall,
-    CpuOptimizer,
-    CpuStarvedLoader,
-    HostSync,
-    LaunchBound,
-    SlowLoader,
-)
-from stepscope.reference_workloads.job import Injection
+from stepscope.core.text.numbers import unknown_name
+from stepscope.reference_workloads.injections import communication, compute, failure, gpu_memory, host
+from stepscope.reference_workloads.injections.faults import Injection
 
 _KINDS: tuple[type[Injection], ...] = (
-    SlowLoader,
-    BurstyLoader,
-    CpuStarvedLoader,
-    LaunchBound,
-    HostSync,
-    CheckpointStall,
-    CpuOptimizer,
-    AllocatorChurn,
-    MemoryBound,
-    Recompute,
-    FewMicroBatches,
-    UnevenStages,
-    Straggler,
-    TinyBuckets,
-    NoOverlap,
-    NoPrefetch,
-    WrongTransport,
-    UnevenData,
-    DyingRank,
-    OomGrowth,
-    OomFragmentation,
+    host.SlowLoader,
+    host.BurstyLoader,
+    host.CpuStarvedLoader,
+    host.LaunchBound,
+    host.HostSync,
+    host.CheckpointStall,
+    host.CpuOptimizer,
+    gpu_memory.AllocatorChurn,
+    compute.MemoryBound,
+    compute.Recompute,
+    compute.FewMicroBatches,
+    compute.UnevenStages,
+    compute.Straggler,
+    communication.TinyBuckets,
+    communication.NoOverlap,
+    communication.NoPrefetch,
+    communication.WrongTransport,
+    failure.UnevenData,
+    failure.DyingRank,
+    gpu_memory.OomGrowth,
+    gpu_memory.OomFragmentation,
 )
 INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in _KINDS}
 
@@ -56,14 +40,14 @@ _CALLED = {int: "a whole number", float: "a number"}
 
 
 def parse_injection(text: str) -> Injection:
-    """The fault that NAME or NAME:field=value,... means, e.g. `slow_loader:milliseconds_per_item=5`.
+    """Parse `--inject` NAME or NAME:field=value,..., e.g. `slow_loader:milliseconds_per_item=5`.
 
     Raises:
         UsageError: there is no such fault or field, or the value is not of the field's kind, or out of its bounds.
     """
     name, _, settings = text.partition(":")
     if name not in INJECTIONS:
-        raise UsageError(f"there is no injection {name!r}", what_next=f"choose one of {', '.join(sorted(INJECTIONS))}")
+        raise unknown_name("fault", name, sorted(INJECTIONS))
     kind = INJECTIONS[name]
     defaults = kind()
     known = {field.name: type(getattr(defaults, field.name)) for field in fields(kind)}
@@ -71,8 +55,7 @@ def parse_injection(text: str) -> Injection:
     for setting in filter(None, settings.split(",")):
         key, _, value = setting.partition("=")
         if key not in known:
-            what_next = f"it has {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"injection {name} has no setting {key!r}", what_next=what_next)
+            raise unknown_name("setting", key, known, where=f"fault {name}", listing="" if known else "it has none")
         if key in values:
             raise UsageError(f"injection {name} has {key} twice", what_next="give it once")
         try:
@@ -80,3 +63,20 @@ def parse_injection(text: str) -> Injection:
         except ValueError as error:
             raise UsageError(f"{key} of injection {name} is {_CALLED[known[key]]}, not {value!r}") from error
     return kind(**values)
+
+
+def list_faults() -> list[dict[str, Any]]:
+    """List all injectable faults: name, expected verdict, needs, and default severity."""
+    return [
+        {
+            "name": kind.name,
+            "what": (kind.__doc__ or "").splitlines()[0],
+            "cause": kind.cause,
+            "also_right": list(kind.also_right),
+            "reasons": list(kind.reasons),
+            "shows": kind.shows,
+            "needs": [need.text for need in kind.needs],
+            "severity": asdict(kind()),
+        }
+        for kind in INJECTIONS.values()
+    ]

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import (
-    DATA_PARALLEL,
-    GPUS,
-    PEERS,
-    SHARDED_WEIGHTS,
-    TRANSFORMER,
-    WHOLE_GRADIENTS,
-)
-from stepscope.reference_workloads.job import Injection, Need, Site, severity
-
-if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.injections import faults
+from stepscope.reference_workloads.job import TrainingJob
 
 _WIDER = 2
 """Times the hidden size, with as many parameters in a quarter of the layers."""
@@ -28,12 +18,12 @@ _TOKENS = 2048
 pass on GPUs with NVLink is too short to hide its reductions even where they overlap."""
 
 
-class _ExchangeFault(Injection):
+class _ExchangeFault(faults.Injection):
     """A fault of what data-parallel ranks exchange, which is large beside the control's compute."""
 
     __slots__ = ()
 
-    cause: ClassVar[Cause] = Cause.COMMUNICATION
+    cause = Cause.COMMUNICATION
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return _communicating(job)
@@ -43,18 +33,23 @@ class _ExchangeFault(Injection):
 class TinyBuckets(_ExchangeFault):
     """Gradients are reduced in messages so small that starting them takes longer than their bytes."""
 
-    name: ClassVar[str] = "tiny_buckets"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.SMALL_MESSAGES,)
-    also_right: ClassVar[tuple[Cause, ...]] = (Cause.HOST_BOUND,)  # launching a message takes the host as long
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
-    shows: ClassVar[str] = "thousands of all-reduces a step, each a few times its latency at most"
+    name = "tiny_buckets"
+    reasons = (Reason.SMALL_MESSAGES,)
+    also_right = (Cause.HOST_BOUND,)  # launching a message takes the host as long
+    needs = (
+        faults.TRANSFORMER,
+        faults.GPUS,
+        faults.DATA_PARALLEL,
+        faults.WHOLE_GRADIENTS,
+    )
+    shows = "thousands of all-reduces a step, each a few times its latency at most"
 
-    message_mb: float = severity(0.5, above=0)
+    message_mb: float = faults.severity(0.5, above=0)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, bucket_mb=self.message_mb))
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         """A bucket holds at least one parameter, and those of wide layers are large: cut them too."""
         from torch.nn.parallel import DistributedDataParallel
 
@@ -69,14 +64,18 @@ class TinyBuckets(_ExchangeFault):
 class NoOverlap(_ExchangeFault):
     """Gradients are reduced while nothing computes: after the backward pass, or block by block as it waits for them."""
 
-    name: ClassVar[str] = "no_overlap"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL)
-    shows: ClassVar[str] = (
+    name = "no_overlap"
+    reasons = (Reason.NO_OVERLAP,)
+    needs = (
+        faults.TRANSFORMER,
+        faults.GPUS,
+        faults.DATA_PARALLEL,
+    )
+    shows = (
         "under DDP all-reduces one after another after the backward pass, under fully_shard a backward pass that waits"
         " for each block's reduce-scatter: beside no kernel"
     )
-    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+    fix = Cause.COMMUNICATION
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, overlaps_reduction=False))
@@ -86,11 +85,16 @@ class NoOverlap(_ExchangeFault):
 class NoPrefetch(_ExchangeFault):
     """Each layer's weights are gathered only when the layer before has ended."""
 
-    name: ClassVar[str] = "no_prefetch"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_PREFETCH,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
-    shows: ClassVar[str] = "an all-gather between every two layers, beside no kernel"
-    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+    name = "no_prefetch"
+    reasons = (Reason.NO_PREFETCH,)
+    needs = (
+        faults.TRANSFORMER,
+        faults.GPUS,
+        faults.DATA_PARALLEL,
+        faults.SHARDED_WEIGHTS,
+    )
+    shows = "an all-gather between every two layers, beside no kernel"
+    fix = Cause.COMMUNICATION
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, prefetches=False))
@@ -100,11 +104,11 @@ class NoPrefetch(_ExchangeFault):
 class WrongTransport(_ExchangeFault):
     """NCCL may not use peer-to-peer access, so that everything goes over host memory."""
 
-    name: ClassVar[str] = "wrong_transport"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.WRONG_TRANSPORT,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, PEERS)
-    shows: ClassVar[str] = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"
-    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+    name = "wrong_transport"
+    reasons = (Reason.WRONG_TRANSPORT,)
+    needs = (faults.TRANSFORMER, faults.GPUS, faults.PEERS)
+    shows = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"
+    fix = Cause.COMMUNICATION
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return _communicating(job) if job.plan.dp > 1 else job

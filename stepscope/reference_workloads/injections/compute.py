@@ -4,56 +4,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
-from stepscope.reference_workloads.injections.injected_job import (
-    EQUAL_STAGES,
-    GPUS,
-    NO_COMPILER,
-    PEERS,
-    PIPELINE,
-    TIMED_COMPUTE,
-    TRANSFORMER,
-)
-from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity, widest_matrix
-
-if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.injections import faults
+from stepscope.reference_workloads.job import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBound(Injection):
+class MemoryBound(faults.Injection):
     """Each layer's widest tensor goes through memory again and again, as unfused element-wise chains do."""
 
-    name: ClassVar[str] = "memory_bound"
-    cause: ClassVar[Cause] = Cause.MEMORY_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.UNFUSED,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, NO_COMPILER)
-    shows: ClassVar[str] = "element-wise kernels near the memory's bandwidth, in long rows, hold most of the time"
+    name = "memory_bound"
+    cause = Cause.MEMORY_BOUND
+    reasons = (Reason.UNFUSED,)
+    needs = (
+        faults.TRANSFORMER,
+        faults.GPUS,
+        faults.NO_COMPILER,
+    )
+    shows = "element-wise kernels near the memory's bandwidth, in long rows, hold most of the time"
 
-    passes_per_layer: int = severity(64, least=1)
+    passes_per_layer: int = faults.severity(64, least=1)
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         def go_through_memory(_module: Any, _inputs: Any, output: Any) -> Any:
             for _ in range(self.passes_per_layer):
                 output = output * 1.0  # the same values; the backward pass does it again
             return output
 
-        for layer in layers_of(site):
-            widest_matrix(layer).register_forward_hook(go_through_memory)
+        for layer in faults.layers_of(site):
+            faults.widest_matrix(layer).register_forward_hook(go_through_memory)
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute(Injection):
+class Recompute(faults.Injection):
     """Every block runs its forward pass twice, though there is memory enough to keep its activations."""
 
-    name: ClassVar[str] = "recompute"
-    cause: ClassVar[Cause] = Cause.COMPUTE_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.RECOMPUTE,)
-    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS)
-    shows: ClassVar[str] = "forward operators inside backward; HFU well above MFU"
+    name = "recompute"
+    cause = Cause.COMPUTE_BOUND
+    reasons = (Reason.RECOMPUTE,)
+    needs = (faults.TRANSFORMER, faults.GPUS)
+    shows = "forward operators inside backward; HFU well above MFU"
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, activation_checkpointing="full"))
@@ -66,34 +59,34 @@ _MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler(Injection):
+class Straggler(faults.Injection):
     """One rank multiplies matrices of its own each step; simulated layers sleep longer there, as on a slow clock."""
 
-    name: ClassVar[str] = "straggler"
-    cause: ClassVar[Cause] = Cause.STRAGGLER
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.EXTRA_WORK,)
-    needs: ClassVar[tuple[Need, ...]] = (PEERS, TIMED_COMPUTE)
-    shows: ClassVar[str] = "one rank computes longer in every step, and its peers wait for it in their collectives"
-    fix: ClassVar[Cause | None] = Cause.STRAGGLER
+    name = "straggler"
+    cause = Cause.STRAGGLER
+    reasons = (Reason.EXTRA_WORK,)
+    needs = (faults.PEERS, faults.TIMED_COMPUTE)
+    shows = "one rank computes longer in every step, and its peers wait for it in their collectives"
+    fix = Cause.STRAGGLER
 
-    rank: int = severity(1, least=0)
-    extra_ratio: float = severity(1.0, above=0)
+    rank: int = faults.severity(1, least=0)
+    extra_ratio: float = faults.severity(1.0, above=0)
     """extra work, as a part of what the rank's own layers do in a step"""
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.rank < job.plan.world_size:
             return f"the job has no rank {self.rank}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
     def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
         """A trace without kernels does not tell more work from slower work."""
         return self.reasons if device_type == "cuda" else ()
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         if site.rank != self.rank:
             return
         if site.device.type == "cpu":
-            for layer in layers_of(site):
+            for layer in faults.layers_of(site):
                 layer.simulate_milliseconds *= 1.0 + self.extra_ratio  # type: ignore[operator,assignment]
         else:
             import torch
@@ -104,7 +97,7 @@ class Straggler(Injection):
             )
             site.kept[self.name] = matrix, torch.empty_like(matrix), num_products
 
-    def before_step(self, site: Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         if site.rank != self.rank or site.device.type == "cpu":
             return
         import torch
@@ -115,7 +108,7 @@ class Straggler(Injection):
 
 
 def rank_flops(job: TrainingJob, pp_rank: int) -> float:
-    """FLOPs of a step in the layers of one rank, forwards and backwards, from the shapes alone.
+    """FLOPs of a step in one rank's layers, against which an injected straggler's work is measured.
 
     Not from the modules: DDP takes tensor-parallel parameters out of them in its first forward pass.
     """
@@ -135,15 +128,15 @@ _FED_WELL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FewMicroBatches(Injection):
+class FewMicroBatches(faults.Injection):
     """Half as many micro-batches as the control has, so that filling and draining the pipeline weighs twice."""
 
-    name: ClassVar[str] = "few_micro_batches"
-    cause: ClassVar[Cause] = Cause.PIPELINE_BUBBLE
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.FEW_MICRO_BATCHES,)
-    needs: ClassVar[tuple[Need, ...]] = (PIPELINE, TIMED_COMPUTE)
-    shows: ClassVar[str] = "each stage idles for P-1 of M+P-1 slots: a third with two stages and two micro-batches"
-    fix: ClassVar[Cause | None] = Cause.PIPELINE_BUBBLE
+    name = "few_micro_batches"
+    cause = Cause.PIPELINE_BUBBLE
+    reasons = (Reason.FEW_MICRO_BATCHES,)
+    needs = (faults.PIPELINE, faults.TIMED_COMPUTE)
+    shows = "each stage idles for P-1 of M+P-1 slots: a third with two stages and two micro-batches"
+    fix = Cause.PIPELINE_BUBBLE
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return replace(job, plan=replace(job.plan, micro_batches=2 * job.plan.pp))
@@ -155,22 +148,22 @@ class FewMicroBatches(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenStages(Injection):
+class UnevenStages(faults.Injection):
     """The last stage takes over layers of the first."""
 
-    name: ClassVar[str] = "uneven_stages"
-    cause: ClassVar[Cause] = Cause.IMBALANCE
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.UNEVEN_STAGES,)
-    needs: ClassVar[tuple[Need, ...]] = (
-        PIPELINE,
-        TIMED_COMPUTE,
-        EQUAL_STAGES,
-        Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
+    name = "uneven_stages"
+    cause = Cause.IMBALANCE
+    reasons = (Reason.UNEVEN_STAGES,)
+    needs = (
+        faults.PIPELINE,
+        faults.TIMED_COMPUTE,
+        faults.EQUAL_STAGES,
+        faults.Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
     )
-    shows: ClassVar[str] = "the last stage computes all the time, the others wait for it in every slot"
-    fix: ClassVar[Cause | None] = Cause.IMBALANCE
+    shows = "the last stage computes all the time, the others wait for it in every slot"
+    fix = Cause.IMBALANCE
 
-    moved_ratio: float = severity(0.5, above=0, most=1)
+    moved_ratio: float = faults.severity(0.5, above=0, most=1)
     """part of the first stage's layers that the last one takes over"""
 
     def control(self, job: TrainingJob) -> TrainingJob:

@@ -7,16 +7,13 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import COMPANY, DATA_PARALLEL
-from stepscope.reference_workloads.job import Ending, Injection, Need, Site, severity
-
-if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.injections import faults
+from stepscope.reference_workloads.job import TrainingJob
 
 _RECORDED_CALLS = "2000"
 _SIGNS_OF_TIMEOUT = ("timed out", "timeout")
@@ -26,12 +23,12 @@ _DUMP_SECONDS = 8.0
 """After a timeout a rank tells the others, waits for their dumps and its own, then ends."""
 
 
-class Hang(Injection):
-    """A fault after which the other ranks wait for ever: they give up soon, and each leaves its flight recorder."""
+class Hang(faults.Injection):
+    """An injected fault that makes the other ranks wait for ever; each leaves its flight recorder."""
 
     __slots__ = ()
 
-    cause: ClassVar[Cause] = Cause.HANG
+    cause = Cause.HANG
     timeout_seconds: float
     """a field of each fault: how long the others wait"""
 
@@ -52,24 +49,24 @@ class Hang(Injection):
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
         }
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         if site.job.profiled:
             Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenData(Hang):
-    """One data-parallel rank has fewer batches, leaves the loop, and waits for peers that wait for it."""
+    """Injected hang: one data-parallel rank has fewer batches, leaves the loop, and waits for its peers."""
 
-    name: ClassVar[str] = "uneven_data"
-    needs: ClassVar[tuple[Need, ...]] = (DATA_PARALLEL,)
-    shows: ClassVar[str] = "flight recorders stop in different groups: one rank's is past the last step's collectives"
+    name = "uneven_data"
+    needs = (faults.DATA_PARALLEL,)
+    shows = "flight recorders stop in different groups: one rank's is past the last step's collectives"
 
-    dp_rank: int = severity(1, least=0)
-    num_batches: int = severity(7, least=1)
-    timeout_seconds: float = severity(15.0, above=0)
+    dp_rank: int = faults.severity(1, least=0)
+    num_batches: int = faults.severity(7, least=1)
+    timeout_seconds: float = faults.severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """Ranks must have waited in vain for each other, and all have lived to tell."""
         error = ending.error.lower()
         waited = any(sign in error for sign in _SIGNS_OF_TIMEOUT)
@@ -82,7 +79,7 @@ class UnevenData(Hang):
             return f"the job has no data-parallel rank {self.dp_rank}"
         if not 0 < self.num_batches < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} a rank cannot run out after {self.num_batches}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         if dp_rank != self.dp_rank:
@@ -92,18 +89,18 @@ class UnevenData(Hang):
 
 @dataclass(frozen=True, slots=True)
 class DyingRank(Hang):
-    """One rank is killed between its backward pass and its optimizer, as by the kernel when memory runs out."""
+    """Injected hang: one rank is killed before its optimizer, as by the kernel when memory runs out."""
 
-    name: ClassVar[str] = "dying_rank"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.MISSING_RANK,)
-    needs: ClassVar[tuple[Need, ...]] = (COMPANY,)
-    shows: ClassVar[str] = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
+    name = "dying_rank"
+    reasons = (Reason.MISSING_RANK,)
+    needs = (faults.COMPANY,)
+    shows = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
 
-    rank: int = severity(1, least=0)
-    at_step: int = severity(7, least=0)
-    timeout_seconds: float = severity(15.0, above=0)
+    rank: int = faults.severity(1, least=0)
+    at_step: int = faults.severity(7, least=0)
+    timeout_seconds: float = faults.severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """This rank must have been killed, and the others must have reported what they waited for."""
         if f"rank {self.rank} was killed by {signal.SIGKILL.name}" not in ending.error:
             return f"rank {self.rank} was to be killed, but: {ending.error}"
@@ -115,14 +112,14 @@ class DyingRank(Hang):
             return f"the job has no rank {self.rank}"
         if not 0 <= self.at_step < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
-    def after_backward(self, site: Site, step: int) -> None:
+    def after_backward(self, site: faults.FaultSite, step: int) -> None:
         if site.rank == self.rank and step == self.at_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _missing_recorders(ending: Ending, ranks: Iterable[int]) -> str | None:
+def _missing_recorders(ending: faults.FaultyRunEnding, ranks: Iterable[int]) -> str | None:
     missing = [str(rank) for rank in ranks if RankFile.FLIGHT_RECORDER.path(rank).as_posix() not in ending.left]
     return f"no flight recorder of rank {', '.join(missing)} was left: {ending.error}" if missing else None
 

@@ -11,17 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from stepscope.core.documents.run_directory import RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import GPUS
-from stepscope.reference_workloads.job import Ending, Injection, Need, Site, layers_of, severity
-
-if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import TrainingJob
-
+from stepscope.reference_workloads.injections import faults
+from stepscope.reference_workloads.job import TrainingJob
 
 NOT_EXPANDABLE = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:False",
@@ -36,7 +32,7 @@ _SEGMENT_BYTES = 64 * 2**20
 
 
 class Churn:
-    """Spends a part of each step in the allocator, in equal parts after each layer.
+    """Injected churn: spends a part of each step in the allocator, in equal parts after each layer.
 
     Args:
         extra_ratio: of a step without it.
@@ -80,27 +76,27 @@ class Churn:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatorChurn(Injection):
+class AllocatorChurn(faults.Injection):
     """After each layer's forward pass memory is taken from the driver and given back, with what torch has cached."""
 
-    name: ClassVar[str] = "allocator_churn"
-    cause: ClassVar[Cause] = Cause.HOST_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.ALLOCATOR,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
-    shows: ClassVar[str] = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
+    name = "allocator_churn"
+    cause = Cause.HOST_BOUND
+    reasons = (Reason.ALLOCATOR,)
+    needs = (faults.GPUS,)
+    shows = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
 
-    extra_ratio: float = severity(0.4, above=0)
+    extra_ratio: float = faults.severity(0.4, above=0)
     """of a step without the fault; the threshold of a cause is a tenth of the longer step, and 0.4 is 29 % of it"""
 
     def refusal(self, job: TrainingJob) -> str | None:
         if job.num_steps <= MEASURED_STEP + 1:
             return f"it measures the step after {MEASURED_STEP} and acts from then on, and there are {job.num_steps}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         import torch
 
         def cycle() -> None:
@@ -114,10 +110,10 @@ class AllocatorChurn(Injection):
         def after_layer(*_: Any) -> None:
             churn.after_layer()
 
-        for layer in layers_of(site):
+        for layer in faults.layers_of(site):
             layer.register_forward_hook(after_layer)
 
-    def before_step(self, site: Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         site.kept[self.name].begin_step(step)
 
 
@@ -136,15 +132,15 @@ _LEFT_FREE_BYTES = 2**30
 _SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
 
 
-class OutOfMemory(Injection):
-    """A fault after which an allocation fails."""
+class OutOfMemory(faults.Injection):
+    """An injected fault after which an allocation fails."""
 
     __slots__ = ()
 
-    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+    cause = Cause.OUT_OF_MEMORY
+    needs = (faults.GPUS,)
 
-    def unexpected_ending(self, job: TrainingJob, ending: Ending) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
         """The error must be the device's."""
         if any(sign in ending.error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
             return None
@@ -155,13 +151,11 @@ class OutOfMemory(Injection):
 class OomGrowth(OutOfMemory):
     """Each layer's output of each step is kept for ever, as in lists of losses that nobody detached."""
 
-    name: ClassVar[str] = "oom_growth"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.LEAK,)
-    shows: ClassVar[str] = (
-        "allocated memory grows by the same amount each step; memory/rank{r}.pickle shows what holds it"
-    )
+    name = "oom_growth"
+    reasons = (Reason.LEAK,)
+    shows = "allocated memory grows by the same amount each step; memory/rank{r}.pickle shows what holds it"
 
-    copies_per_layer: int = severity(4, least=1)
+    copies_per_layer: int = faults.severity(4, least=1)
     """kept of each output, so that memory is full within some dozen steps"""
 
     def change(self, job: TrainingJob) -> TrainingJob:
@@ -170,15 +164,15 @@ class OomGrowth(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: Site) -> None:
-        keep_snapshot(site)
+    def prepare(self, site: faults.FaultSite) -> None:
+        _keep_snapshot(site)
         kept: list[Any] = site.kept.setdefault(self.name, [])
 
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             kept.append(output)
             kept.extend(output.detach().clone() for _ in range(self.copies_per_layer - 1))
 
-        for layer in layers_of(site):
+        for layer in faults.layers_of(site):
             layer.register_forward_hook(keep)
 
 
@@ -186,20 +180,20 @@ class OomGrowth(OutOfMemory):
 class OomFragmentation(OutOfMemory):
     """Blocks of alternating sizes leave half of the memory free, in pieces that are too small for the next step."""
 
-    name: ClassVar[str] = "oom_fragmentation"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.FRAGMENTATION,)
-    shows: ClassVar[str] = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
+    name = "oom_fragmentation"
+    reasons = (Reason.FRAGMENTATION,)
+    shows = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
 
-    segment_mb: int = severity(32, least=20)
+    segment_mb: int = faults.severity(32, least=20)
     """of which torch's allocator makes segments of their own; it does from 10 MiB on, kept parts too"""
-    kept_ratio: float = severity(0.55, above=0.5, below=1)
+    kept_ratio: float = faults.severity(0.55, above=0.5, below=1)
     """of each segment; above a half, so that no free rest holds a second one"""
-    at_step: int = severity(7, least=0)
+    at_step: int = faults.severity(7, least=0)
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.at_step < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, linger_seconds=_SNAPSHOT_SECONDS)
@@ -207,10 +201,10 @@ class OomFragmentation(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: Site) -> None:
-        keep_snapshot(site)
+    def prepare(self, site: faults.FaultSite) -> None:
+        _keep_snapshot(site)
 
-    def before_step(self, site: Site, step: int) -> None:
+    def before_step(self, site: faults.FaultSite, step: int) -> None:
         if step == self.at_step:
             site.kept[self.name] = _in_pieces(site.device, self.segment_mb * 2**20, self.kept_ratio)
 
@@ -229,7 +223,7 @@ def _in_pieces(device: Any, segment_bytes: int, kept_ratio: float) -> list[Any]:
     return kept
 
 
-def keep_snapshot(site: Site) -> None:
+def _keep_snapshot(site: faults.FaultSite) -> None:
     """Have torch write what holds the memory when it runs out."""
     import torch
 

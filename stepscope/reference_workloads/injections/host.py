@@ -5,35 +5,24 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import (
-    EQUAL_STAGES,
-    GPUS,
-    NO_COMPILER,
-    PINNED_CORES,
-    SHARDED_MODEL,
-    TRANSFORMER,
-)
-from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity
-
-if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import TrainingJob
-
+from stepscope.reference_workloads.injections import faults
+from stepscope.reference_workloads.job import TrainingJob
 
 _PERIODS_SEEN = 10
 """Rounds of workers in a run; fewer than twelve waits show no rhythm."""
 
 
-class _LoaderFault(Injection):
+class _LoaderFault(faults.Injection):
     """A data set that gives its items too slowly, read by so many workers."""
 
     __slots__ = ()
 
-    cause: ClassVar[Cause] = Cause.DATA_LOADING
-    fix: ClassVar[Cause | None] = Cause.DATA_LOADING
+    cause = Cause.DATA_LOADING
+    fix = Cause.DATA_LOADING
     num_workers: int
     """a field of each fault"""
 
@@ -45,12 +34,12 @@ class _LoaderFault(Injection):
 class SlowLoader(_LoaderFault):
     """Every sequence takes longer to make than a step has time for, and the training process makes it itself."""
 
-    name: ClassVar[str] = "slow_loader"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.STARVED, Reason.NO_WORKERS)
-    shows: ClassVar[str] = "the GPU idles at the start of each step while the loop is inside the loader's next()"
+    name = "slow_loader"
+    reasons = (Reason.STARVED, Reason.NO_WORKERS)
+    shows = "the GPU idles at the start of each step while the loop is inside the loader's next()"
 
-    milliseconds_per_item: float = severity(60.0, above=0)
-    num_workers: int = severity(0, least=0)
+    milliseconds_per_item: float = faults.severity(60.0, above=0)
+    num_workers: int = faults.severity(0, least=0)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Slow(dataset, self.milliseconds_per_item / 1e3)
@@ -60,12 +49,12 @@ class SlowLoader(_LoaderFault):
 class BurstyLoader(_LoaderFault):
     """Workers of which each makes a whole batch, all at once, and too slowly: the loop waits for all, then for none."""
 
-    name: ClassVar[str] = "bursty_loader"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.BURSTY,)
-    shows: ClassVar[str] = "every num_workers-th step waits for its batch, the others do not"
+    name = "bursty_loader"
+    reasons = (Reason.BURSTY,)
+    shows = "every num_workers-th step waits for its batch, the others do not"
 
-    milliseconds_per_item: float = severity(120.0, above=0)
-    num_workers: int = severity(2, least=1)
+    milliseconds_per_item: float = faults.severity(120.0, above=0)
+    num_workers: int = faults.severity(2, least=1)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return replace(job, num_steps=max(job.num_steps, _PERIODS_SEEN * self.num_workers))
@@ -78,13 +67,13 @@ class BurstyLoader(_LoaderFault):
 class CpuStarvedLoader(_LoaderFault):
     """Items cost processor time, and the workers of all ranks of a machine share one core."""
 
-    name: ClassVar[str] = "cpu_starved_loader"
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.STARVED,)
-    needs: ClassVar[tuple[Need, ...]] = (PINNED_CORES,)
-    shows: ClassVar[str] = "every step waits for workers that get a fraction of a core; more workers do not help"
+    name = "cpu_starved_loader"
+    reasons = (Reason.STARVED,)
+    needs = (faults.PINNED_CORES,)
+    shows = "every step waits for workers that get a fraction of a core; more workers do not help"
 
-    cpu_milliseconds_per_item: float = severity(40.0, above=0)
-    num_workers: int = severity(2, least=1)
+    cpu_milliseconds_per_item: float = faults.severity(40.0, above=0)
+    num_workers: int = faults.severity(2, least=1)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Costly(dataset, self.cpu_milliseconds_per_item / 1e3)
@@ -120,23 +109,23 @@ class _Costly(_Slow):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchBound(Injection):
+class LaunchBound(faults.Injection):
     """Many narrow layers: a kernel takes less time than its launch."""
 
-    name: ClassVar[str] = "launch_bound"
-    cause: ClassVar[Cause] = Cause.HOST_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.DISPATCH, Reason.TINY_KERNELS)
-    needs: ClassVar[tuple[Need, ...]] = (
-        TRANSFORMER,
-        GPUS,
-        NO_COMPILER,
-        EQUAL_STAGES,
+    name = "launch_bound"
+    cause = Cause.HOST_BOUND
+    reasons = (Reason.DISPATCH, Reason.TINY_KERNELS)
+    needs = (
+        faults.TRANSFORMER,
+        faults.GPUS,
+        faults.NO_COMPILER,
+        faults.EQUAL_STAGES,
     )
-    shows: ClassVar[str] = "thousands of kernels of a few microseconds, each launched after the one before had ended"
+    shows = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 
-    hidden_size: int = severity(128, least=32)
-    num_layers: int = severity(32, least=1)
-    sequence_length: int = severity(64, least=1)
+    hidden_size: int = faults.severity(128, least=32)
+    num_layers: int = faults.severity(32, least=1)
+    sequence_length: int = faults.severity(64, least=1)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         num_heads = max(job.plan.tp, self.hidden_size // 32)
@@ -153,44 +142,44 @@ class LaunchBound(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class HostSync(Injection):
+class HostSync(faults.Injection):
     """Each layer's output is read value by value in Python, as loops over a device tensor do."""
 
-    name: ClassVar[str] = "host_sync"
-    cause: ClassVar[Cause] = Cause.SYNCHRONIZATION
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.READS_VALUE,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, NO_COMPILER)
-    shows: ClassVar[str] = "aten::item with a copy and a stream synchronization hundreds of times a layer"
-    fix: ClassVar[Cause | None] = Cause.SYNCHRONIZATION
+    name = "host_sync"
+    cause = Cause.SYNCHRONIZATION
+    reasons = (Reason.READS_VALUE,)
+    needs = (faults.GPUS, faults.NO_COMPILER)
+    shows = "aten::item with a copy and a stream synchronization hundreds of times a layer"
+    fix = Cause.SYNCHRONIZATION
 
-    reads_per_layer: int = severity(400, least=1)
+    reads_per_layer: int = faults.severity(400, least=1)
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: faults.FaultSite) -> None:
         def read(_module: Any, _inputs: Any, output: Any) -> None:
             values = output.detach().flatten()
             for place in range(self.reads_per_layer):
                 values[place % len(values)].item()
 
-        for layer in layers_of(site):
+        for layer in faults.layers_of(site):
             layer.register_forward_hook(read)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStall(Injection):
+class CheckpointStall(faults.Injection):
     """Training stops while a checkpoint is written."""
 
-    name: ClassVar[str] = "checkpoint_stall"
-    cause: ClassVar[Cause] = Cause.CHECKPOINT
-    shows: ClassVar[str] = "the device idles, but for copies to the host, inside `prof.phase: checkpoint`"
-    fix: ClassVar[Cause | None] = Cause.CHECKPOINT
+    name = "checkpoint_stall"
+    cause = Cause.CHECKPOINT
+    shows = "the device idles, but for copies to the host, inside `prof.phase: checkpoint`"
+    fix = Cause.CHECKPOINT
 
-    every_steps: int = severity(3, least=1)
+    every_steps: int = faults.severity(3, least=1)
 
     def refusal(self, job: TrainingJob) -> str | None:
         # A run that goes on from a checkpoint counts from there, and may come to the next one sooner.
         if job.recipe.resume_from is None and self.every_steps > job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is followed by a checkpoint every {self.every_steps}"
-        return Injection.refusal(self, job)
+        return faults.Injection.refusal(self, job)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         """A GPU's model is cut to a quarter: it is checkpoints that are to be seen, not how long disks can take."""
@@ -206,14 +195,14 @@ class CheckpointStall(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuOptimizer(Injection):
+class CpuOptimizer(faults.Injection):
     """Parameters and optimizer state live in host memory, and the optimizer steps there."""
 
-    name: ClassVar[str] = "cpu_optimizer"
-    cause: ClassVar[Cause] = Cause.HOST_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.CPU_OPTIMIZER,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, SHARDED_MODEL)
-    shows: ClassVar[str] = "the device idles inside Optimizer.step, which launches nothing"
+    name = "cpu_optimizer"
+    cause = Cause.HOST_BOUND
+    reasons = (Reason.CPU_OPTIMIZER,)
+    needs = (faults.GPUS, faults.SHARDED_MODEL)
+    shows = "the device idles inside Optimizer.step, which launches nothing"
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, plan=replace(job.plan, cpu_offload=True))

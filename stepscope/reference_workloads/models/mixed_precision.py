@@ -11,18 +11,19 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def compute_dtype(preset: Preset) -> torch.dtype:
+    """Dtype of a model's matrix products."""
     return _COMPUTE_DTYPES[preset.dtype]
 
 
 def low_precision(preset: Preset) -> torch.dtype | None:
-    """The same where it is not that of the weights; None where it is."""
+    """Dtype of a model's matrix products where it is not that of the weights; None where it is."""
     dtype = compute_dtype(preset)
     return None if dtype is torch.float32 else dtype
 
@@ -33,7 +34,7 @@ BACKOFF_FACTOR = 0.5
 
 
 class LossScale:
-    """A power of two that shrinks when gradients overflow and grows after many steps without; 1 unless float16."""
+    """Dynamic loss scale of a float16 model: shrinks at overflow, grows after many good steps; else 1."""
 
     def __init__(self, preset: Preset, recipe: Recipe) -> None:
         self.is_dynamic = preset.dtype == "float16"

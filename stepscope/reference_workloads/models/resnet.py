@@ -14,14 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.simulated_compute import simulate_compute
 from stepscope.reference_workloads.models.transformer import name_seed
-from stepscope.reference_workloads.presets import ImageModel, Preset
+from stepscope.reference_workloads.plan import ImageModel, Preset
 
 EXPANSION = 4
 """A bottleneck puts out so many times the channels of its middle convolution."""
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut, with an optional sleep that simulates a device's compute time."""
+    """ResNet bottleneck: three convolutions around a shortcut, with an optional sleep that simulates compute."""
 
     def __init__(self, num_inputs: int, width: int, stride: int, simulate_milliseconds: float) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, bottlenecks whose width doubles from group to group while the image halves, and a linear head."""
+    """ResNet: a stem, bottlenecks of growing width, and a linear head."""
 
     def __init__(self, preset: Preset, simulate_milliseconds: float = 0.0) -> None:
         super().__init__()
-        image = image_model(preset)
+        image = _image_model(preset)
         width = preset.hidden_size
         self.stem = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.norm = nn.BatchNorm2d(width)
@@ -80,7 +80,7 @@ class ResNet(nn.Module):
         return logits
 
 
-def image_model(preset: Preset) -> ImageModel:
+def _image_model(preset: Preset) -> ImageModel:
     """Image options of the preset, which must be one of a model of images."""
     assert preset.image is not None
     return preset.image
@@ -104,8 +104,8 @@ def seeded_resnet(preset: Preset, *, seed: int, device: torch.device, simulate_m
 
 
 def training_flops(preset: Preset) -> float:
-    """FLOPs of the convolutions and the head for one image: counted forwards, twice that backwards."""
-    size = image_model(preset).size
+    """FLOPs of training a ResNet model on one image: convolutions and head, backward twice the forward."""
+    size = _image_model(preset).size
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter:
         ResNet(replace(preset, dtype="float32")).eval()(torch.empty(1, 3, size, size, dtype=torch.uint8))

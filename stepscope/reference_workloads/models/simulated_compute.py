@@ -56,13 +56,13 @@ def _sleep(seconds: float) -> None:
 
 
 def simulate_compute(activations: torch.Tensor, milliseconds: float) -> torch.Tensor:
-    """The same activations, after the given time; their gradient takes twice the time."""
+    """Simulate a model layer's compute time: sleep in the forward pass, twice as long in the backward pass."""
     slept: torch.Tensor = _Sleep.apply(activations, milliseconds / 1e3)  # type: ignore[no-untyped-call]  # torch leaves it so
     return slept
 
 
 @dataclass(frozen=True, slots=True)
-class StepTruth:
+class _StepTruth:
     """One step of one rank: all of it, and what of it its layers slept and its optimizer took."""
 
     index: int
@@ -72,10 +72,10 @@ class StepTruth:
 
 
 class TruthLog:
-    """Times the steps of this rank; what happens between `end` and `begin`, as writing a trace, is in none."""
+    """True step times of a model with simulated layers; time between `end` and `begin` is in none."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._steps: list[StepTruth] = []
+        self._steps: list[_StepTruth] = []
         self._optimizer_seconds = 0.0
         self._optimizer_started = 0.0
         optimizer.register_step_pre_hook(self._before_optimizer)
@@ -90,7 +90,7 @@ class TruthLog:
     def end(self) -> None:
         now = time.perf_counter()
         slept = SLEPT.seconds - self._slept_before
-        self._steps.append(StepTruth(len(self._steps), now - self._started, slept, self._optimizer_seconds))
+        self._steps.append(_StepTruth(len(self._steps), now - self._started, slept, self._optimizer_seconds))
 
     def write(self, run_directory: Path, rank: int) -> None:
         """One JSON object a line and step, in truth/rank{r}.jsonl."""

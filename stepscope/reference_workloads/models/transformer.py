@@ -8,11 +8,11 @@ from torch.nn import functional
 
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.simulated_compute import simulate_compute
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import Preset
 
 
 class Stage(nn.Module):
-    """Consecutive blocks; the first stage embeds tokens, the last one predicts the next token."""
+    """Transformer blocks of a pipeline stage; the first embeds tokens, the last predicts the next token."""
 
     def __init__(self, preset: Preset, layers: range, simulate_milliseconds: float = 0.0) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Stage(nn.Module):
 def seeded_stage(
     preset: Preset, layers: range, *, seed: int, device: torch.device, simulate_milliseconds: float = 0.0
 ) -> Stage:
-    """A stage whose weights depend on the seed, the layer and the kind of device, never on where the model is cut.
+    """Make a transformer stage whose weights depend on seed, layer and device kind, not on the model's cut.
 
     They are drawn on the device: a processor takes a minute for what a GPU draws in a tenth of a second.
     """
@@ -66,7 +66,7 @@ def seeded_stage(
 
 
 def name_seed(seed: int, name: str) -> int:
-    """The same number for the same name in every process; Python's own hash is not."""
+    """Seed of a model layer's weights from its name, the same in every process."""
     number = seed
     for letter in name.encode():
         number = (number * 257 + letter) % (2**31 - 1)
@@ -74,7 +74,7 @@ def name_seed(seed: int, name: str) -> int:
 
 
 class GPTBlock(nn.Module):
-    """A transformer block, with an optional sleep that simulates a device's compute time."""
+    """GPT transformer block, with an optional sleep that simulates a device's compute time."""
 
     def __init__(self, preset: Preset, simulate_milliseconds: float) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class GPTBlock(nn.Module):
 _EPSILON = 1e-5  # Llama's own; RMSNorm's default depends on the dtype
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """SwiGLU: one matrix gates what another one makes."""
 
     def __init__(self, preset: Preset) -> None:
@@ -113,7 +113,7 @@ class FeedForward(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A transformer block, with an optional sleep that simulates a device's compute time."""
+    """Llama transformer block, with an optional sleep that simulates a device's compute time."""
 
     def __init__(self, preset: Preset, simulate_milliseconds: float) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class LlamaBlock(nn.Module):
         self.norm1 = nn.RMSNorm(preset.hidden_size, eps=_EPSILON)
         self.attention = Attention(preset, is_rotary=True)
         self.norm2 = nn.RMSNorm(preset.hidden_size, eps=_EPSILON)
-        self.feed_forward = FeedForward(preset)
+        self.feed_forward = _FeedForward(preset)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shapes: (batch, sequence, hidden) in and out."""
@@ -136,7 +136,7 @@ _ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv:2104.09864
 
 
 class Attention(nn.Module):
-    """Queries, keys and values come of one matrix, packed by group, so that cutting its rows cuts by group.
+    """Attention of a transformer block; its matrix is packed by group, so that cutting rows cuts by group.
 
     A group is one key head, one value head, and the query heads that share them: one of each in multi-head attention.
     """
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         packed_size = preset.num_groups * (self.num_queries + 2) * self.head_size
         self.qkv = nn.Linear(preset.hidden_size, packed_size, bias=False)
         self.out = nn.Linear(preset.hidden_size, preset.hidden_size, bias=False)
-        self.rotary = Rotary(preset.sequence_length, self.head_size) if is_rotary else None
+        self.rotary = _Rotary(preset.sequence_length, self.head_size) if is_rotary else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(batch, sequence, hidden) in and out. Under tensor parallelism only the local groups exist inside.
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         return merged
 
 
-class Rotary(nn.Module):
+class _Rotary(nn.Module):
     """Turns each pair of a head's numbers by an angle that grows with the place in the sequence."""
 
     cosines: torch.Tensor

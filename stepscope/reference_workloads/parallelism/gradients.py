@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.job import Injection, Site
+from stepscope.reference_workloads.injections.faults import FaultSite, Injection
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.recipe import Recipe
 
@@ -58,7 +58,7 @@ def forget_first_reductions(modules: Iterable[nn.Module], device: torch.device) 
 def reduce_gradients(modules: Iterable[nn.Module], group: dist.ProcessGroup, bucket_mb: float | None) -> None:
     """Mean over the group's ranks of all gradients, bucket by bucket, as DDP does during the backward pass."""
     gradients = [
-        local_gradient(parameter)
+        _local_gradient(parameter)
         for module in modules
         for parameter in module.parameters()
         if parameter.grad is not None
@@ -85,7 +85,7 @@ def _buckets(gradients: Iterable[torch.Tensor], bucket_bytes: float) -> Iterator
         yield bucket
 
 
-class BlockingReduceScatter(ReduceScatter):
+class _BlockingReduceScatter(ReduceScatter):
     """FSDP's reduction of a block's gradients, during which the block before does not compute."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -112,7 +112,7 @@ def expose_communication(stage: nn.Module, *, overlaps_reduction: bool, prefetch
     sharded = [module for module in stage.modules() if isinstance(module, FSDPModule)]
     if not overlaps_reduction:
         for module in sharded:
-            module.set_custom_reduce_scatter(BlockingReduceScatter())
+            module.set_custom_reduce_scatter(_BlockingReduceScatter())
     if not prefetches:
         for module in sharded:
             # Torch prefetches the next block unless another one is given: here the block itself, gathered already.
@@ -137,7 +137,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], mesh: DeviceMesh, device: 
         if parameter.grad is not None:
             groups = _groups_it_is_cut_over(parameter)
             key = tuple(group.group_name for group in groups)
-            by_groups.setdefault(key, (groups, []))[1].append(local_gradient(parameter))
+            by_groups.setdefault(key, (groups, []))[1].append(_local_gradient(parameter))
     total = torch.zeros((), dtype=torch.float32, device=device)
     for groups, gradients in by_groups.values():
         norms = torch.stack(torch._foreach_norm([gradient.float() for gradient in gradients]))
@@ -151,18 +151,18 @@ def gradient_norm(parameters: Iterable[nn.Parameter], mesh: DeviceMesh, device: 
 
 
 @torch.no_grad()
-def multiply_gradients(parameters: Iterable[nn.Parameter], factor: torch.Tensor) -> None:
+def _multiply_gradients(parameters: Iterable[nn.Parameter], factor: torch.Tensor) -> None:
     """In place, by a scalar tensor."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = local_gradient(parameter)
+            gradient = _local_gradient(parameter)
             by_device.setdefault(gradient.device, []).append(gradient)
     for device, gradients in by_device.items():
         torch._foreach_mul_(gradients, factor.to(device))
 
 
-def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def _local_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """This rank's part of the gradient, sharing its storage; one cut otherwise than its parameter is moved first."""
     gradient: Any = parameter.grad
     if not isinstance(gradient, DTensor):
@@ -175,7 +175,7 @@ def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def layout_of(parameter: nn.Parameter) -> Any:
-    """What has the mesh and placements of a parameter that is cut; None for a whole one."""
+    """Mesh and placements of a sharded parameter; None for a whole one."""
     if isinstance(parameter, DTensor):
         return parameter._spec
     # DDP trains local shards of tensor-parallel parameters and keeps their layout beside them.
@@ -197,7 +197,7 @@ _TINY = 1e-6  # as torch's clip_grad_norm_ adds to the norm
 
 
 class WeightUpdate:
-    """Takes the optimizer's steps. Asks for the gradients' norm only where the recipe or the loss scale need it."""
+    """Optimizer step over sharded gradients, with their norm, clipping and loss scale where needed."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class WeightUpdate:
             return
         if self._max_norm is not None:
             factor = factor * (self._max_norm / (norm + _TINY)).clamp(max=1.0)
-        multiply_gradients(parameters, factor)
+        _multiply_gradients(parameters, factor)
         self._optimizer.step()
 
     def norms(self) -> list[float]:
@@ -240,7 +240,7 @@ _WRAPPER_PARTS = {"module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 @dataclass(frozen=True, slots=True)
 class GradientRecorder(Injection):
-    """No fault: leaves the first step's whole gradients of each rank in `folder`, for `read_gradients`."""
+    """Records each rank's whole gradients of the first parallel step in `folder`, for `read_gradients`."""
 
     name: ClassVar[str] = "gradient_recorder"
     cause: ClassVar[Cause] = Cause.COMMUNICATION
@@ -248,18 +248,18 @@ class GradientRecorder(Injection):
 
     folder: str = "."
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: FaultSite) -> None:
         site.kept[self.name] = named_parameters(site.modules)
 
-    def after_backward(self, site: Site, step: int) -> None:
+    def after_backward(self, site: FaultSite, step: int) -> None:
         if step:
             return
-        gradients = {name: whole_gradient(parameter) for name, parameter in site.kept[self.name].items()}
+        gradients = {name: _whole_gradient(parameter) for name, parameter in site.kept[self.name].items()}
         torch.save(gradients, Path(self.folder) / f"rank{site.rank}.pt")
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
-    """Name in the uncut model -> parameter, of all that this rank trains.
+    """All parameters that this rank trains, by their name in the model before sharding.
 
     To be asked before the first forward pass: DDP over tensor-parallel parameters takes them out of the module then.
     """
@@ -267,7 +267,7 @@ def named_parameters(modules: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
     return {uncut_name(name): parameter for name, parameter in found}
 
 
-def whole_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def _whole_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """On the CPU, nought where there is none. A sharded one is gathered, so all ranks must ask at the same time."""
     layout = getattr(parameter, "_st_info", None)  # as `layout_of` has it; FSDP's gradients know theirs
     gradient = parameter.grad
@@ -281,7 +281,7 @@ def whole_gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def read_gradients(folder: str | Path) -> dict[str, list[torch.Tensor]]:
-    """Name in the uncut model -> the whole gradient as each rank that trains the parameter has it."""
+    """Read recorded gradients of a parallel run: name in the uncut model -> gradient on each rank."""
     found: dict[str, list[torch.Tensor]] = {}
     for path in sorted(Path(folder).glob("rank*.pt")):
         for name, gradient in torch.load(path).items():
@@ -290,7 +290,7 @@ def read_gradients(folder: str | Path) -> dict[str, list[torch.Tensor]]:
 
 
 def largest_deviation(found: dict[str, list[torch.Tensor]], reference: dict[str, list[torch.Tensor]]) -> float:
-    """Largest relative error of a parameter's gradient on any rank: norm of the difference / norm of the reference.
+    """Largest relative error of a parallel run's gradients against a reference, over parameters and ranks.
 
     Raises:
         ValueError: a parameter is missing, or is not of the reference.
@@ -308,5 +308,5 @@ def largest_deviation(found: dict[str, list[torch.Tensor]], reference: dict[str,
 
 
 def uncut_name(name: str) -> str:
-    """A parameter's name without what DDP, activation checkpointing and torch.compile put between."""
+    """A parameter's name in the uncut model: without the prefixes of DDP, checkpointing and torch.compile."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)

@@ -8,18 +8,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
@@ -30,18 +21,17 @@ from stepscope.reference_workloads.models.mixed_precision import LossScale, comp
 from stepscope.reference_workloads.models.resnet import seeded_resnet
 from stepscope.reference_workloads.models.transformer import seeded_stage
 from stepscope.reference_workloads.parallelism.sharding import replicate_by_ddp, shard_stage
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "looped-bfs": ScheduleLoopedBFS,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-    "dualpipe-v": ScheduleDualPipeV,
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "looped-bfs": pipelining.ScheduleLoopedBFS,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+    "dualpipe-v": pipelining.ScheduleDualPipeV,
 }
 
 
@@ -50,7 +40,7 @@ ModuleBuilder = Callable[[range], nn.Module]
 
 
 class Executor(Protocol):
-    """Runs forward and backward over one batch."""
+    """Runs forward and backward over one batch, as the parallel plan cuts the model."""
 
     modules: list[nn.Module]
     """what this rank trains"""
@@ -59,7 +49,7 @@ class Executor(Protocol):
         """Leaves gradients in the modules; returns the mean loss of this rank's batch where it is known."""
 
 
-class AnnotatedStage(PipelineStage):
+class _AnnotatedStage(pipelining.PipelineStage):
     """Writes `PP:<stage>F<micro-batch>` and `PP:<stage>B<micro-batch>`, as torch does for multi-stage schedules.
 
     It also averages all gradients over micro-batches: in its first forward pass DDP takes tensor-parallel parameters
@@ -85,7 +75,7 @@ class AnnotatedStage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
-class PipelineExecutor:
+class _PipelineExecutor:
     """torch.distributed.pipelining over the pp dimension."""
 
     def __init__(
@@ -100,11 +90,11 @@ class PipelineExecutor:
         self._plan = plan
         self._loss_scale = loss_scale
         self.modules: list[nn.Module] = []
-        stages: list[PipelineStage] = []
+        stages: list[pipelining.PipelineStage] = []
         for index in plan.stages_of(mesh.get_local_rank("pp")):
             module = build(plan.layers_of(index, preset.num_layers))
             self.modules.append(module)
-            stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
+            stage_class = pipelining.PipelineStage if plan.is_multi_stage else _AnnotatedStage
             examples = _example_tensors(plan, preset, index)
             group = mesh.get_group("pp")
             stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=group))
@@ -113,13 +103,13 @@ class PipelineExecutor:
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
             stages if plan.is_multi_stage else stages[0],
             n_microbatches=plan.num_micro_batches,
-            loss_fn=_scaled_loss(make_loss(plan, mesh), loss_scale),
+            loss_fn=_scaled_loss(_make_loss(plan, mesh), loss_scale),
         )
 
     def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """The loss is known on the ranks of the last stage."""
         losses: list[torch.Tensor] = []
-        with loss_context(self._plan):
+        with _loss_context(self._plan):
             self._schedule.step(
                 *((inputs,) if self._is_first else ()),
                 target=targets if self._is_last else None,
@@ -159,7 +149,7 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
     return (hidden if stage_index else tokens), (logits if is_last else hidden)
 
 
-class WholeModelExecutor:
+class _WholeModelExecutor:
     """Micro-batches one after another on a rank that holds all layers; gradients are reduced with the last one."""
 
     def __init__(
@@ -167,7 +157,7 @@ class WholeModelExecutor:
     ) -> None:
         self._plan = plan
         self._loss_scale = loss_scale
-        self._loss = make_loss(plan, mesh)
+        self._loss = _make_loss(plan, mesh)
         self._model = build(range(preset.num_layers))
         self._num_micro_batches = plan.num_micro_batches
         self.modules: list[nn.Module] = [self._model]
@@ -178,7 +168,7 @@ class WholeModelExecutor:
         pairs = zip(inputs.chunk(self._num_micro_batches), targets.chunk(self._num_micro_batches), strict=True)
         for ordinal, (part, part_targets) in enumerate(pairs):
             is_last = ordinal == self._num_micro_batches - 1
-            with self._gradients_reduced(is_last=is_last), loss_context(self._plan):
+            with self._gradients_reduced(is_last=is_last), _loss_context(self._plan):
                 loss = self._loss(self._model(part), part_targets)
                 torch.autograd.backward(self._loss_scale.scaled(loss / self._num_micro_batches))
             losses.append(loss.detach())
@@ -213,8 +203,8 @@ def make_executor(
         return shard_stage(stage, plan, preset, recipe, mesh)
 
     if plan.pp > 1:
-        return PipelineExecutor(plan, preset, mesh, build, device, loss_scale)
-    return WholeModelExecutor(plan, preset, mesh, build, loss_scale)
+        return _PipelineExecutor(plan, preset, mesh, build, device, loss_scale)
+    return _WholeModelExecutor(plan, preset, mesh, build, loss_scale)
 
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -222,14 +212,14 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of (batch, sequence, vocabulary) logits against (batch, sequence) token ids.
+    """Cross-entropy of a pipeline's last stage: (batch, sequence, vocabulary) logits against token ids.
 
     Or of an image's (batch, classes) against (batch).
     """
     return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
-def make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:
+def _make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:
     """The loss as the plan cuts the vocabulary; what it gives must be called, and go backwards, in `loss_context`."""
     if not plan.loss_parallel:
         return next_token_loss
@@ -245,7 +235,7 @@ def make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:
     return loss_of_cut_vocabulary
 
 
-def loss_context(plan: ParallelPlan) -> AbstractContextManager[None]:
+def _loss_context(plan: ParallelPlan) -> AbstractContextManager[None]:
     """Where softmax and its gradient know of a cut vocabulary."""
     context: AbstractContextManager[None] = loss_parallel() if plan.loss_parallel else nullcontext()
     return context

@@ -18,22 +18,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from stepscope.reference_workloads.models.mixed_precision import low_precision
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.gradients import expose_communication
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
 
 
@@ -82,7 +74,7 @@ def replicate_by_ddp(model: nn.Module, plan: ParallelPlan, recipe: Recipe, mesh:
 def make_optimizer(
     modules: Iterable[nn.Module], plan: ParallelPlan, preset: Preset, mesh: DeviceMesh
 ) -> torch.optim.Optimizer:
-    """AdamW over all parameters of this rank's stages."""
+    """AdamW over this rank's sharded parameters, or ZeroRedundancyOptimizer."""
     groups = _parameters_by_mesh(parameter for module in modules for parameter in module.parameters())
     if plan.zero == 1:
         return _zero_one(groups, preset, mesh)
@@ -112,43 +104,45 @@ def cut_stage(stage: Stage, plan: ParallelPlan, mesh: DeviceMesh) -> None:
     """Replace the stage's parameters by DTensors on the tp mesh. All ranks hold the same weights, so none are sent."""
     between: Placement = Shard(1) if plan.sequence_parallel else Replicate()
     for block in stage.blocks.values():
-        parallelize_module(block, mesh, _block_cut(block, between, plan), src_data_rank=None)
+        tensor_parallel.parallelize_module(block, mesh, _block_cut(block, between, plan), src_data_rank=None)
     if styles := _ends_cut(stage, between, plan):
-        parallelize_module(stage, mesh, styles, src_data_rank=None)
+        tensor_parallel.parallelize_module(stage, mesh, styles, src_data_rank=None)
 
 
-def _block_cut(block: nn.Module, between: Placement, plan: ParallelPlan) -> dict[str, ParallelStyle]:
+def _block_cut(block: nn.Module, between: Placement, plan: ParallelPlan) -> dict[str, tensor_parallel.ParallelStyle]:
     """Megatron's cut: two all-reduces forwards and two backwards a block, or gathers and reduce-scatters for them."""
-    styles: dict[str, ParallelStyle] = {
-        "attention.qkv": ColwiseParallel(input_layouts=between),
-        "attention.out": RowwiseParallel(output_layouts=between),
+    styles: dict[str, tensor_parallel.ParallelStyle] = {
+        "attention.qkv": tensor_parallel.ColwiseParallel(input_layouts=between),
+        "attention.out": tensor_parallel.RowwiseParallel(output_layouts=between),
     }
     if hasattr(block, "feed_forward"):
         # Gathered once for both matrices, whose gradients are added before they are reduced.
-        styles["feed_forward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
-        styles["feed_forward.gate"] = ColwiseParallel()
-        styles["feed_forward.up"] = ColwiseParallel()
-        styles["feed_forward.down"] = RowwiseParallel(output_layouts=between)
+        styles["feed_forward"] = tensor_parallel.PrepareModuleInput(
+            input_layouts=(between,), desired_input_layouts=(Replicate(),)
+        )
+        styles["feed_forward.gate"] = tensor_parallel.ColwiseParallel()
+        styles["feed_forward.up"] = tensor_parallel.ColwiseParallel()
+        styles["feed_forward.down"] = tensor_parallel.RowwiseParallel(output_layouts=between)
     else:
-        styles["up"] = ColwiseParallel(input_layouts=between)
-        styles["down"] = RowwiseParallel(output_layouts=between)
+        styles["up"] = tensor_parallel.ColwiseParallel(input_layouts=between)
+        styles["down"] = tensor_parallel.RowwiseParallel(output_layouts=between)
     if plan.sequence_parallel:
-        styles["norm1"] = styles["norm2"] = SequenceParallel(use_local_output=True)
+        styles["norm1"] = styles["norm2"] = tensor_parallel.SequenceParallel(use_local_output=True)
     return styles
 
 
-def _ends_cut(stage: Stage, between: Placement, plan: ParallelPlan) -> dict[str, ParallelStyle]:
+def _ends_cut(stage: Stage, between: Placement, plan: ParallelPlan) -> dict[str, tensor_parallel.ParallelStyle]:
     """Without sequence or loss parallelism both ends are whole on every rank."""
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[str, tensor_parallel.ParallelStyle] = {}
     if plan.sequence_parallel and stage.tokens is not None:
-        styles["tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        styles["tokens"] = tensor_parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     if plan.sequence_parallel and stage.positions is not None:
-        styles["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+        styles["positions"] = tensor_parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
     if plan.sequence_parallel and stage.norm is not None:
-        styles["norm"] = SequenceParallel(use_local_output=True)
+        styles["norm"] = tensor_parallel.SequenceParallel(use_local_output=True)
     if (plan.sequence_parallel or plan.loss_parallel) and stage.head is not None:
         logits: Placement = Shard(-1) if plan.loss_parallel else Replicate()
-        styles["head"] = ColwiseParallel(input_layouts=between, output_layouts=logits)
+        styles["head"] = tensor_parallel.ColwiseParallel(input_layouts=between, output_layouts=logits)
     return styles
 
 

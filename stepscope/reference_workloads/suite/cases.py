@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from stepscope.core.errors import UsageError
+from stepscope.core.text.numbers import unknown_name
 from stepscope.reference_workloads.injections.catalogue import parse_injection
-from stepscope.reference_workloads.injections.injected_job import control_of
-from stepscope.reference_workloads.job import Injection, TrainingJob
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.injections.faults import Injection, control_of
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.training import Schedule
 
 HEALTHY = "healthy"
@@ -29,7 +29,7 @@ _NUM_STEPS = 14
 
 
 @dataclass(frozen=True, slots=True)
-class SuitePreset:
+class _SuitePreset:
     """The runs of one preset.
 
     Attributes:
@@ -51,8 +51,8 @@ class SuitePreset:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One training run: a job, with its fault or without one. Equal fingerprints mean the same job."""
+class SuiteRun:
+    """One training run of a suite: a job with its fault or without. Equal fingerprints mean the same job."""
 
     name: str
     job: TrainingJob
@@ -66,8 +66,8 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One labelled run and what it is measured against.
+class SuiteCase:
+    """One labelled run of a suite, and the control that it is measured against.
 
     Attributes:
         name: LAYOUT-FAULT.
@@ -78,12 +78,12 @@ class Case:
     name: str
     layout: str
     injection: Injection | None
-    run: Run
-    control: Run
+    run: SuiteRun
+    control: SuiteRun
 
 
-SUITES: dict[str, SuitePreset] = {
-    "tiny": SuitePreset(
+SUITES: dict[str, _SuitePreset] = {
+    "tiny": _SuitePreset(
         device_type="cpu",
         layouts={
             "ddp": ParallelPlan(dp=2, zero=0),
@@ -107,7 +107,7 @@ SUITES: dict[str, SuitePreset] = {
         schedule=Schedule(first=5, warmup=1, active=3, repeat=1),
         num_steps=11,
     ),
-    "tiny-3d": SuitePreset(
+    "tiny-3d": _SuitePreset(
         device_type="cpu",
         layouts={"3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16)},
         cases={
@@ -125,7 +125,7 @@ SUITES: dict[str, SuitePreset] = {
         schedule=Schedule(first=4, warmup=1, active=2, repeat=1),
         num_steps=9,
     ),
-    "one-gpu": SuitePreset(
+    "one-gpu": _SuitePreset(
         device_type="cuda",
         layouts={"one": ParallelPlan()},
         cases={
@@ -145,7 +145,7 @@ SUITES: dict[str, SuitePreset] = {
             )
         },
     ),
-    "two-gpu": SuitePreset(
+    "two-gpu": _SuitePreset(
         device_type="cuda",
         layouts={
             "ddp": ParallelPlan(dp=2, zero=0),
@@ -177,7 +177,7 @@ SUITES: dict[str, SuitePreset] = {
             "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "cpu_optimizer", "oom_growth"),
         },
     ),
-    "four-gpu": SuitePreset(
+    "four-gpu": _SuitePreset(
         device_type="cuda",
         layouts={
             "tp_pp": ParallelPlan(tp=2, pp=2, micro_batches=16),
@@ -194,7 +194,7 @@ SUITES: dict[str, SuitePreset] = {
         model="two-gpu",
         batch_size=32,
     ),
-    "node": SuitePreset(
+    "node": _SuitePreset(
         device_type="cuda",
         layouts={
             "3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16),
@@ -221,8 +221,8 @@ SUITES: dict[str, SuitePreset] = {
 """By name."""
 
 
-def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -> list[Case]:
-    """The preset's cases, in the order in which they are run: each layout's healthy run, then the layouts by turns.
+def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -> list[SuiteCase]:
+    """Cases of a suite's preset in the order in which they run: healthy runs first, then layouts by turns.
 
     Args:
         device: "auto" for the preset's own, else "cpu" or "cuda".
@@ -232,7 +232,7 @@ def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -
         UsageError: there is no suite of that name, no such device, or no such case.
     """
     if preset not in SUITES:
-        raise UsageError(f"there is no suite for preset {preset!r}", what_next=f"choose one of {', '.join(SUITES)}")
+        raise unknown_name("preset of the suite", preset, SUITES)
     if device not in {"auto", "cpu", "cuda"}:
         raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
     suite = SUITES[preset]
@@ -245,12 +245,12 @@ def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -
         for layout, faults in suite.cases.items()
         if place < len(faults)
     ]
-    controls: dict[str, Run] = {}
+    controls: dict[str, SuiteRun] = {}
     cases = [_case(preset, layout, fault, device_type, controls) for layout, fault in order]
     return _chosen(cases, only)
 
 
-def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict[str, Run]) -> Case:
+def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict[str, SuiteRun]) -> SuiteCase:
     suite = SUITES[preset]
     injection = None if fault == HEALTHY else parse_injection(fault)
     model = find_preset(suite.model or preset)
@@ -266,14 +266,13 @@ def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict
         injections=() if injection is None else (injection,),
     )
     name = f"{layout}-{HEALTHY if injection is None else injection.name}"
-    control = Run(name if injection is None else f"{name}-control", control_of(job))
+    control = SuiteRun(name if injection is None else f"{name}-control", control_of(job))
     control = controls.setdefault(control.fingerprint, control)
-    return Case(name, layout, injection, control if injection is None else Run(name, job), control)
+    return SuiteCase(name, layout, injection, control if injection is None else SuiteRun(name, job), control)
 
 
-def _chosen(cases: list[Case], only: Sequence[str]) -> list[Case]:
+def _chosen(cases: list[SuiteCase], only: Sequence[str]) -> list[SuiteCase]:
     unknown = [wanted for wanted in only if not any(fnmatchcase(case.name, wanted) for case in cases)]
     if unknown:
-        names = ", ".join(case.name for case in cases)
-        raise UsageError(f"there is no case {unknown[0]!r}", what_next=f"choose of {names}, or a pattern like ddp-*")
+        raise unknown_name("case", unknown[0], [case.name for case in cases])
     return [case for case in cases if not only or any(fnmatchcase(case.name, wanted) for wanted in only)]

@@ -23,16 +23,16 @@ import msgspec
 
 from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, TRACES_FOLDER, WHOLE_STEPS_KEY
 from stepscope.core.errors import DataError
-from stepscope.reference_workloads.suite.cases import HEALTHY, Case
-from stepscope.reference_workloads.suite.results import FIXTURES_FOLDER, RunResult, SuiteFolder
-from stepscope.reference_workloads.suite.score import expected, expected_reasons
+from stepscope.reference_workloads.suite.cases import HEALTHY, SuiteCase
+from stepscope.reference_workloads.suite.results import FIXTURES_FOLDER, SuiteFolder, SuiteRunResult
+from stepscope.reference_workloads.suite.score import expected_causes, expected_reasons
 from stepscope.store.files import write_whole
 from stepscope.store.runs import load_manifest
 from stepscope.workflow.analyze import analyze
 
 
-def write_fixture(case: Case, result: RunResult, control: RunResult, folder: SuiteFolder) -> Path:
-    """Keep the case's traces, trimmed as far as the verdict stays the same; returns the fixture's folder.
+def write_fixture(case: SuiteCase, result: SuiteRunResult, control: SuiteRunResult, folder: SuiteFolder) -> Path:
+    """Trim the traces of a suite's case as far as the verdict stays the same; returns the fixture's folder.
 
     Raises:
         DataError: there are no traces, or they cannot be read.
@@ -51,7 +51,7 @@ def write_fixture(case: Case, result: RunResult, control: RunResult, folder: Sui
     return target
 
 
-def _trim(capture: Path, target: Path, result: RunResult) -> dict[str, Any]:
+def _trim(capture: Path, target: Path, result: SuiteRunResult) -> dict[str, Any]:
     """Write the smallest traces that are called as the whole ones were; returns what was kept, and whether it is so."""
     traces = {path.name: WholeTrace(path) for path in sorted(capture.glob("rank*.json.gz"))}
     kept_in = target / TRACES_FOLDER / capture.name
@@ -72,25 +72,25 @@ def _trim(capture: Path, target: Path, result: RunResult) -> dict[str, Any]:
     }
 
 
-def _ways(num_steps: int) -> list[tuple[int, int, Detail]]:
+def _ways(num_steps: int) -> list[tuple[int, int, TrimDetail]]:
     """First step, end and detail of what is tried, the smallest first: some faults strike in some steps only."""
     single = [(step, step + 1) for step in range(num_steps)]
     pair = [(0, 2)] if num_steps > 2 else []
     whole = (0, num_steps)
     return [
-        *((first, end, Detail.LEDGER) for first, end in [*single, *pair]),
-        *((first, end, Detail.KERNELS) for first, end in [*single, *pair, whole]),
+        *((first, end, TrimDetail.LEDGER) for first, end in [*single, *pair]),
+        *((first, end, TrimDetail.KERNELS) for first, end in [*single, *pair, whole]),
     ]
 
 
-def _truth(case: Case, result: RunResult, control: RunResult) -> dict[str, Any]:
+def _truth(case: SuiteCase, result: SuiteRunResult, control: SuiteRunResult) -> dict[str, Any]:
     injection, plan = case.injection, case.run.job.plan
     return {
         "case": case.name,
         "fault": HEALTHY if injection is None else injection.name,
         "severity": {} if injection is None else asdict(injection),
         "shows": "" if injection is None else injection.shows,
-        "expected": expected(case),
+        "expected": expected_causes(case),
         "expected_reasons": expected_reasons(case),
         "layout": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "zero": plan.zero},
         "device": result.device,
@@ -144,8 +144,8 @@ _LONG_QUESTION_US = 50.0
 """A question that takes longer has met a lock, which is worth keeping."""
 
 
-class Detail(IntEnum):
-    """How much of a step is kept."""
+class TrimDetail(IntEnum):
+    """How much of a step a suite's trimmed trace keeps."""
 
     LEDGER = 0
     """launches, kernels without their sizes, messages, and of operators the outermost, which hold the host's time; to a
@@ -154,12 +154,12 @@ class Detail(IntEnum):
     """also every operator that launches, shapes and sizes of kernels: what tells FLOPs and recomputation"""
 
 
-_DECIMALS = {Detail.LEDGER: 1, Detail.KERNELS: 3}
+_DECIMALS = {TrimDetail.LEDGER: 1, TrimDetail.KERNELS: 3}
 """Of microseconds: digits of times are most of what gzip cannot shrink."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedTrace:
+class _TrimmedTrace:
     """A trace with less in it: gzipped JSON, and the numbers of the steps that are left."""
 
     content: bytes
@@ -167,7 +167,7 @@ class TrimmedTrace:
 
 
 class WholeTrace:
-    """A Kineto trace that can be trimmed in several ways.
+    """A Kineto trace of a suite's run that can be trimmed in several ways.
 
     Raises:
         DataError: it cannot be read or marks no steps.
@@ -185,20 +185,20 @@ class WholeTrace:
         if not self._steps:
             raise DataError("marks no steps", where=str(path))
 
-    def trimmed(self, first: int, end: int, detail: Detail) -> TrimmedTrace:
+    def trimmed(self, first: int, end: int, detail: TrimDetail) -> _TrimmedTrace:
         """Its steps `first` to before `end`, counted from 0, and of these what the analysis reads.
 
         Times are counted from a later base.
         """
         steps = self._steps[first:end]
         kept = _in_window(self._events, float(steps[0]["ts"]), float(steps[-1]["ts"]) + float(steps[-1]["dur"]))
-        if detail is Detail.LEDGER:
+        if detail is TrimDetail.LEDGER:
             kept = _without_inner_operators(kept)
         elif any(event["cat"] in _LAUNCHED for event in kept):
             kept = _without_idle_operators(kept)
         numbers = tuple(int(event["name"].removeprefix(_STEP_PREFIX)) for event in steps)
         encoded = _encoded(self._document, kept, numbers, detail)
-        return TrimmedTrace(gzip.compress(encoded, 9, mtime=0), numbers)
+        return _TrimmedTrace(gzip.compress(encoded, 9, mtime=0), numbers)
 
 
 def _is_wanted(event: dict[str, Any]) -> bool:
@@ -292,7 +292,9 @@ def _tells_of_messages(operator: dict[str, Any]) -> bool:
     return "Collective name" in operator.get("args", {}) or operator["name"].startswith(("c10d::", "_c10d_functional"))
 
 
-def _encoded(document: dict[str, Any], events: list[dict[str, Any]], steps: tuple[int, ...], detail: Detail) -> bytes:
+def _encoded(
+    document: dict[str, Any], events: list[dict[str, Any]], steps: tuple[int, ...], detail: TrimDetail
+) -> bytes:
     """Events by thread and name, so that neighbours are alike and gzip finds them."""
     shift = int(min(float(event["ts"]) for event in events))
     header = {key: value for key, value in document.items() if key not in {"traceName", "trace_id"}}
@@ -311,7 +313,7 @@ def _likeness(event: dict[str, Any]) -> tuple[str, str, str, str, float]:
     return str(event["pid"]), str(event["tid"]), event["cat"], event["name"], float(event["ts"])
 
 
-def _slim(event: dict[str, Any], shift: int, detail: Detail) -> dict[str, Any]:
+def _slim(event: dict[str, Any], shift: int, detail: TrimDetail) -> dict[str, Any]:
     slim: dict[str, Any] = {key: event[key] for key in ("ph", "cat", "name", "pid", "tid") if key in event}
     decimals = _DECIMALS[detail]
     begin = float(event["ts"]) - shift
@@ -324,9 +326,9 @@ def _slim(event: dict[str, Any], shift: int, detail: Detail) -> dict[str, Any]:
     return slim
 
 
-def _read_of(category: str, detail: Detail) -> frozenset[str]:
+def _read_of(category: str, detail: TrimDetail) -> frozenset[str]:
     if category in _ON_DEVICE:
-        return _READ_OF_MESSAGES | (_OF_LEDGER if detail is Detail.LEDGER else _READ_OF_DEVICE)
+        return _READ_OF_MESSAGES | (_OF_LEDGER if detail is TrimDetail.LEDGER else _READ_OF_DEVICE)
     if category in _CALLS:
         return frozenset({"correlation"})
     return _SHAPES | _READ_OF_MESSAGES

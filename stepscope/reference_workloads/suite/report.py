@@ -10,28 +10,20 @@ import msgspec
 
 from stepscope import __version__
 from stepscope.core.text.numbers import counted
+from stepscope.reference_workloads.suite import score as scoring
 from stepscope.reference_workloads.suite.results import SuiteFolder
-from stepscope.reference_workloads.suite.score import (
-    GOOD_PREDICTION,
-    SCORED,
-    CaseScore,
-    Outcome,
-    Prediction,
-    accuracy,
-    confusion,
-)
 from stepscope.store.files import write_whole
 
 SCHEMA = "stepscope.suite/1"
 JSON_FILE = "confusion.json"
 TEXT_FILE = "confusion.md"
 
-_MISSED = (Outcome.WRONG_CAUSE, Outcome.WRONG_REASON, Outcome.FAILED)
+_MISSED = (scoring.CaseOutcome.WRONG_CAUSE, scoring.CaseOutcome.WRONG_REASON, scoring.CaseOutcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """The whole answer.
+    """Report of a suite: scores of the verdicts on labelled runs.
 
     Attributes:
         device: the GPU's name, or "cpu".
@@ -51,14 +43,15 @@ class SuiteReport:
     predictions_right: int
     predictions_known: int
     is_complete: bool
-    cases: list[CaseScore]
+    cases: list[scoring.CaseScore]
     warnings: list[dict[str, str]]
     schema: str = SCHEMA
 
 
-def make_report(
-    scores: Sequence[CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
+def make_suite_report(
+    scores: Sequence[scoring.CaseScore], *, preset: str, command: str, device: str | None, is_complete: bool
 ) -> SuiteReport:
+    """Make the report of a suite from its cases' scores."""
     judged = [row.prediction.is_right for row in scores if row.prediction is not None]
     known = [is_right for is_right in judged if is_right is not None]
     warnings = [
@@ -83,9 +76,9 @@ def make_report(
         command=command,
         device=device,
         version=__version__,
-        accuracy=accuracy(scores),
-        num_scored=sum(row.outcome in SCORED for row in scores),
-        matrix=confusion(scores),
+        accuracy=scoring.accuracy(scores),
+        num_scored=sum(row.outcome in scoring.SCORED for row in scores),
+        matrix=scoring.confusion(scores),
         predictions_right=sum(known),
         predictions_known=len(known),
         is_complete=is_complete,
@@ -94,21 +87,23 @@ def make_report(
     )
 
 
-def write_report(report: SuiteReport, folder: SuiteFolder) -> None:
-    """Write both files.
+def write_suite_report(report: SuiteReport, folder: SuiteFolder) -> None:
+    """Write the suite's report as confusion.md and confusion.json.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    write_whole(folder.path / JSON_FILE, encode_report(report))
-    write_whole(folder.path / TEXT_FILE, as_markdown(report).encode())
+    write_whole(folder.path / JSON_FILE, encode_suite_report(report))
+    write_whole(folder.path / TEXT_FILE, suite_report_markdown(report).encode())
 
 
-def encode_report(report: SuiteReport) -> bytes:
+def encode_suite_report(report: SuiteReport) -> bytes:
+    """Encode the suite's report as JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
-def as_markdown(report: SuiteReport) -> str:
+def suite_report_markdown(report: SuiteReport) -> str:
+    """The suite's report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
     parts.append(_failed_controls(report))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -122,7 +117,7 @@ def _head(report: SuiteReport) -> str:
         f"Made by `{report.command}`, stepscope {report.version}.",
         "",
         f"- cause called right: {_percent(report.accuracy)} of {counted(report.num_scored, 'labelled run')}",
-        f"- what-if's step within {GOOD_PREDICTION:.0%} of the control's: "
+        f"- what-if's step within {scoring.GOOD_PREDICTION:.0%} of the control's: "
         + (f"{report.predictions_right} of {report.predictions_known}" if report.predictions_known else "none was due"),
     ]
     if overheads:
@@ -169,7 +164,7 @@ def _prediction_table(report: SuiteReport) -> str:
     return f"## What-if against the control\n\n{_table(header, rows)}\n\n{note}"
 
 
-def _prediction_row(case: str, prediction: Prediction) -> list[str]:
+def _prediction_row(case: str, prediction: scoring.SuitePrediction) -> list[str]:
     judged = "bound" if prediction.is_bound else {True: "right", False: "wrong", None: ""}[prediction.is_right]
     return [
         case,
@@ -188,8 +183,8 @@ def _misses(report: SuiteReport) -> str:
     parts = []
     for title, outcomes in (
         ("Misses", _MISSED),
-        ("Runs that their fault ended", (Outcome.ENDED_AS_EXPECTED,)),
-        ("Refused", (Outcome.REFUSED,)),
+        ("Runs that their fault ended", (scoring.CaseOutcome.ENDED_AS_EXPECTED,)),
+        ("Refused", (scoring.CaseOutcome.REFUSED,)),
     ):
         rows = [row for row in report.cases if row.outcome in outcomes]
         if rows:
@@ -208,7 +203,7 @@ def _failed_controls(report: SuiteReport) -> str:
     return "## Controls that failed\n\n" + "\n".join(lines) if lines else ""
 
 
-def _left(row: CaseScore) -> str:
+def _left(row: scoring.CaseScore) -> str:
     return f" (left {', '.join(row.artefacts)})" if row.artefacts else ""
 
 

@@ -21,8 +21,8 @@ import msgspec
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.job import Ending
-from stepscope.reference_workloads.suite.cases import Run
+from stepscope.reference_workloads.injections.faults import FaultyRunEnding
+from stepscope.reference_workloads.suite.cases import SuiteRun
 from stepscope.store.files import read_whole, write_whole
 
 _LOG = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ FIXTURES_FOLDER = "fixtures"
 
 @dataclass(frozen=True, slots=True)
 class PredictedFix:
-    """What-if's step with one cause removed, in milliseconds: as captured, and calibrated to the unprofiled step."""
+    """What-if's step with one cause removed, as a suite keeps it: as captured, and calibrated. Milliseconds."""
 
     step_ms: float
     calibrated_step_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
-    """One run, measured and analysed. Milliseconds; None is unknown.
+class SuiteRunResult:
+    """One run of a suite, measured and analysed. Milliseconds; None is unknown.
 
     Attributes:
         fingerprint: of the run's job and of the code, torch and device that made it; another one means that the result
@@ -144,29 +144,29 @@ class SuiteFolder:
     def results(self) -> Path:
         return self.path / RESULTS_FOLDER
 
-    def load(self, name: str, fingerprint: str) -> RunResult | None:
+    def load(self, name: str, fingerprint: str) -> SuiteRunResult | None:
         """The result of this run; None when there is none, or one of another job, code or device."""
         path = self.results / f"{name}.json"
         if not path.exists():
             return None
         try:
-            result = msgspec.json.decode(read_whole(path), type=RunResult)
+            result = msgspec.json.decode(read_whole(path), type=SuiteRunResult)
         except msgspec.DecodeError:  # of another version, or damaged: the run is done again
             return None
         return result if result.fingerprint == fingerprint and result.schema == RUN_RESULT_SCHEMA else None
 
-    def save(self, result: RunResult) -> None:
+    def save(self, result: SuiteRunResult) -> None:
         write_whole(self.results / f"{result.name}.json", msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
-def why_failed(run: Run, result: RunResult) -> str | None:
-    """In one line; None for a run that was analysed, or that its fault ended by what it is."""
+def why_run_failed(run: SuiteRun, result: SuiteRunResult) -> str | None:
+    """Why a suite's run failed, in one line; None if it was analysed, or ended as its fault makes it."""
     ending_faults = [injection for injection in run.job.injections if injection.ends_run]
     if not ending_faults:
         return result.error
     if result.trained:
         return "the fault was to end the run, which went on to its last step"
-    ending = Ending(result.error or "it ended without a word", frozenset(result.artefacts))
+    ending = FaultyRunEnding(result.error or "it ended without a word", frozenset(result.artefacts))
     # One of them ends the run; the others are not reached then.
     reasons = [fault.unexpected_ending(run.job, ending) for fault in ending_faults]
     return None if None in reasons else reasons[0]

@@ -12,25 +12,19 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from stepscope.core.documents import run_directory as run_files
 from stepscope.core.documents.analysis import Analysis, WhatIf
-from stepscope.core.documents.run_directory import (
-    CHECKPOINT_FOLDER,
-    FLIGHT_FOLDER,
-    MEMORY_FOLDER,
-    STEPS_FOLDER,
-    TRACES_FOLDER,
-)
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.environment import provenance
-from stepscope.reference_workloads.injections.injected_job import injected
+from stepscope.reference_workloads.injections.faults import inject_faults
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.placement import device_type_of, refuse_launcher
-from stepscope.reference_workloads.suite.cases import Case, Run
+from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun
 from stepscope.reference_workloads.suite.fixtures import write_fixture
-from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder, why_failed
+from stepscope.reference_workloads.suite.results import PredictedFix, SuiteFolder, SuiteRunResult, why_run_failed
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.what_if import FIXABLE, what_if
 
@@ -45,7 +39,7 @@ KEEP_TRACES = ("whole", "trimmed", "none")
 _FIRST_GUESS_SECONDS = 40.0
 """How long a run is expected to take while none has been seen."""
 
-_ARTEFACT_FOLDERS = (FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER)
+_ARTEFACT_FOLDERS = (run_files.FLIGHT_FOLDER, run_files.MEMORY_FOLDER, run_files.STEPS_FOLDER, run_files.TRACES_FOLDER)
 
 Tell = Callable[[str], None]
 """Called with one line on what happens."""
@@ -53,7 +47,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """How the suite is run.
+    """Options of a suite: time budget, kept traces, repeats of failed runs.
 
     Attributes:
         budget_seconds: no run is begun that would probably end later, but for the first one; None for no limit.
@@ -68,25 +62,25 @@ class SuiteOptions:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRuns:
-    """What is known when the suite stops.
+    """Results of a suite's runs when it stops.
 
     Attributes:
         refused: why a case's fault means nothing here, by the case's name.
     """
 
-    by_name: Mapping[str, RunResult]
+    by_name: Mapping[str, SuiteRunResult]
     refused: Mapping[str, str]
     is_complete: bool
 
 
 def run_suite(
-    cases: Sequence[Case],
+    cases: Sequence[SuiteCase],
     folder: SuiteFolder,
     options: SuiteOptions,
     tell: Tell,
     on_progress: Callable[[int, int, str], None] = lambda _done, _total, _name: None,
 ) -> SuiteRuns:
-    """Make all runs that are not known yet: each case after its control.
+    """Train and analyse all runs of a suite that have no result yet: each case after its control.
 
     Args:
         tell: of each run that has ended, and of an end before the last one.
@@ -108,7 +102,7 @@ def run_suite(
         results = {
             run.name: known[run.name]
             for run in runs
-            if run.name in known and not (options.again and why_failed(run, known[run.name]) is not None)
+            if run.name in known and not (options.again and why_run_failed(run, known[run.name]) is not None)
         }
         if results:
             tell(f"{len(results)} of {counted(len(runs), 'run')} {form(len(results), 'is', 'are')} known already")
@@ -116,21 +110,21 @@ def run_suite(
     return SuiteRuns(results, refused, is_complete)
 
 
-def known_results(cases: Sequence[Case], folder: SuiteFolder) -> dict[str, RunResult]:
-    """What the folder has of the cases' runs and controls, by the runs' names; none of other jobs, code or devices."""
+def known_results(cases: Sequence[SuiteCase], folder: SuiteFolder) -> dict[str, SuiteRunResult]:
+    """Results that the suite's folder has of these cases, by run; none of other jobs, code or devices."""
     found = {run.name: folder.load(run.name, _fingerprint(run)) for run in _runs(cases)}
     return {name: result for name, result in found.items() if result is not None}
 
 
-def _runs(cases: Sequence[Case]) -> list[Run]:
+def _runs(cases: Sequence[SuiteCase]) -> list[SuiteRun]:
     """Each once, a control before what is measured against it."""
     return list({run.name: run for case in cases for run in (case.control, case.run)}.values())
 
 
 def _make_missing(
-    runs: Sequence[Run],
-    cases: Sequence[Case],
-    results: dict[str, RunResult],
+    runs: Sequence[SuiteRun],
+    cases: Sequence[SuiteCase],
+    results: dict[str, SuiteRunResult],
     folder: SuiteFolder,
     options: SuiteOptions,
     tell: Tell,
@@ -166,9 +160,9 @@ def _make_missing(
 
 
 def _traces_stay(
-    case: Case | None,
-    result: RunResult,
-    results: Mapping[str, RunResult],
+    case: SuiteCase | None,
+    result: SuiteRunResult,
+    results: Mapping[str, SuiteRunResult],
     folder: SuiteFolder,
     options: SuiteOptions,
     tell: Tell,
@@ -189,30 +183,30 @@ def _traces_stay(
 
 
 def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
-    """Delete what nobody needs once the run is analysed: its checkpoints, and its traces unless they are kept."""
-    for name in (CHECKPOINT_FOLDER, *(() if keeps_traces else (TRACES_FOLDER,))):
+    """Delete what an analysed suite run no longer needs: checkpoints, and traces unless kept."""
+    for name in (run_files.CHECKPOINT_FOLDER, *(() if keeps_traces else (run_files.TRACES_FOLDER,))):
         shutil.rmtree(run_directory / name, ignore_errors=True)
 
 
-def _refusal(case: Case) -> str | None:
+def _refusal(case: SuiteCase) -> str | None:
     try:
-        injected(case.run.job)
+        inject_faults(case.run.job)
     except StepscopeError as error:
         return str(error)
     return None
 
 
-def _fingerprint(run: Run) -> str:
+def _fingerprint(run: SuiteRun) -> str:
     text = f"{run.fingerprint} by {provenance(run.job.device_type)}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
+def _make(run: SuiteRun, folder: SuiteFolder, fingerprint: str) -> SuiteRunResult:
     """Train and analyse; whatever goes wrong becomes the result's error."""
     directory = folder.runs / run.name
     shutil.rmtree(directory, ignore_errors=True)  # of a call that was killed, or of another definition
     began = time.monotonic()
-    result = RunResult(run.name, fingerprint, 0.0)
+    result = SuiteRunResult(run.name, fingerprint, 0.0)
     try:
         result = _trained(result, _train(run, folder))
         result = _analysed(result, directory)
@@ -224,7 +218,7 @@ def _make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
     return replace(result, seconds=time.monotonic() - began)
 
 
-def _train(run: Run, folder: SuiteFolder) -> WorkloadResult:
+def _train(run: SuiteRun, folder: SuiteFolder) -> WorkloadResult:
     job = run.job
     return run_workload(
         job.plan,
@@ -241,7 +235,7 @@ def _train(run: Run, folder: SuiteFolder) -> WorkloadResult:
     )
 
 
-def _trained(result: RunResult, training: WorkloadResult) -> RunResult:
+def _trained(result: SuiteRunResult, training: WorkloadResult) -> SuiteRunResult:
     peaks = [outcome.peak_allocated_bytes for outcome in training.outcomes]
     known = [peak for peak in peaks if peak is not None]
     # The mean: a fault that strikes every third step leaves the median as it is.
@@ -253,9 +247,9 @@ def _trained(result: RunResult, training: WorkloadResult) -> RunResult:
     )
 
 
-def _analysed(result: RunResult, directory: Path) -> RunResult:
+def _analysed(result: SuiteRunResult, directory: Path) -> SuiteRunResult:
     analysis = analyze([str(directory)]).analysis
-    fixes = quoted_changes(analysis.what_if)
+    fixes = _quoted_changes(analysis.what_if)
     further, no_fix = _further_fixes(directory, analysis)
     errors = [prediction.replay_error for prediction in analysis.what_if]
     return replace(
@@ -290,17 +284,17 @@ def _further_fixes(directory: Path, analysis: Analysis) -> tuple[dict[Cause, Pre
     return found, None if cause in found else "there is no what-if prediction"
 
 
-def quoted_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:
+def _quoted_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:
     """By cause. Of a cause's changes the first: the one that answers its reason, which a verdict quotes."""
     return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in reversed(list(fixes))}
 
 
 def smallest_changes(fixes: Iterable[Fix]) -> dict[Cause, PredictedFix]:
-    """By cause. Of a fix in several degrees the least: a control has twice the micro-batches, not four times."""
-    return quoted_changes(sorted(fixes, key=lambda fix: -fix.step_ms))
+    """Smallest predicted change of each cause of a suite's run: a control has 2x the micro-batches, not 4x."""
+    return _quoted_changes(sorted(fixes, key=lambda fix: -fix.step_ms))
 
 
-def _artefacts(directory: Path, result: RunResult) -> list[str]:
+def _artefacts(directory: Path, result: SuiteRunResult) -> list[str]:
     """What a run that failed has left once it is tidied up; a rank's empty list of steps is no result."""
     if result.error is None:
         return []
@@ -312,7 +306,7 @@ def _artefacts(directory: Path, result: RunResult) -> list[str]:
     )
 
 
-def _line(result: RunResult) -> str:
+def _line(result: SuiteRunResult) -> str:
     if result.error is not None:
         return f"ended: {result.error[:160]}"
     step = "" if result.step_ms is None else f"step {result.step_ms:,.1f} ms, "

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
-from stepscope.reference_workloads.injections.injected_job import injected
-from stepscope.reference_workloads.suite.cases import HEALTHY, Case
-from stepscope.reference_workloads.suite.results import RunResult, why_failed
+from stepscope.reference_workloads.injections.faults import inject_faults
+from stepscope.reference_workloads.suite.cases import HEALTHY, SuiteCase
+from stepscope.reference_workloads.suite.results import SuiteRunResult, why_run_failed
 
 GOOD_PREDICTION = 0.10
 """A predicted step this near to the control's is right."""
@@ -20,8 +20,8 @@ STRONG_DISTORTION = 0.10
 _HOST_SIDE = frozenset({Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DATA_LOADING, Cause.CHECKPOINT})
 
 
-class Outcome(StrEnum):
-    """What became of a case."""
+class CaseOutcome(StrEnum):
+    """Outcome of a suite's case: whether the verdict was right, wrong, or not reached."""
 
     RIGHT = "right"
     """cause and reason"""
@@ -38,12 +38,12 @@ class Outcome(StrEnum):
     NOT_RUN = "not run"
 
 
-SCORED = frozenset({Outcome.RIGHT, Outcome.WRONG_REASON, Outcome.WRONG_CAUSE, Outcome.FAILED})
+SCORED = frozenset({CaseOutcome.RIGHT, CaseOutcome.WRONG_REASON, CaseOutcome.WRONG_CAUSE, CaseOutcome.FAILED})
 """Outcomes that count for the accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class SuitePrediction:
     """What-if's step without the fault beside the control's. Milliseconds; errors are predicted / measured - 1.
 
     Attributes:
@@ -83,7 +83,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class CaseScore:
-    """One row of the report.
+    """Score of one suite case: a row of the report.
 
     Attributes:
         fault: name of the injection, or "healthy".
@@ -99,7 +99,7 @@ class CaseScore:
     case: str
     layout: str
     fault: str
-    outcome: Outcome
+    outcome: CaseOutcome
     expected: list[Cause]
     expected_reasons: dict[Cause, list[Reason]]
     verdict: Cause | None = None
@@ -113,13 +113,15 @@ class CaseScore:
     overhead: float | None = None
     mfu: float | None = None
     peak_allocated_bytes: int | None = None
-    prediction: Prediction | None = None
+    prediction: SuitePrediction | None = None
     control_error: str | None = None
     artefacts: list[str] = field(default_factory=list)
 
 
-def score(case: Case, result: RunResult | None, control: RunResult | None, *, refusal: str | None = None) -> CaseScore:
-    """Hold what was found against what was built in.
+def score_case(
+    case: SuiteCase, result: SuiteRunResult | None, control: SuiteRunResult | None, *, refusal: str | None = None
+) -> CaseScore:
+    """Score a suite's case: compare the verdict with the injected fault.
 
     Args:
         result: of the case's run; None when it has not been made.
@@ -128,14 +130,16 @@ def score(case: Case, result: RunResult | None, control: RunResult | None, *, re
     """
     outcome, why = _outcome(case, result, refusal)
     if result is None:
-        return CaseScore(case.name, case.layout, _fault(case), outcome, expected(case), expected_reasons(case), why=why)
+        return CaseScore(
+            case.name, case.layout, _fault(case), outcome, expected_causes(case), expected_reasons(case), why=why
+        )
     control_step = None if control is None else control.step_ms
     return CaseScore(
         case=case.name,
         layout=case.layout,
         fault=_fault(case),
         outcome=outcome,
-        expected=expected(case),
+        expected=expected_causes(case),
         expected_reasons=expected_reasons(case),
         verdict=result.cause,
         reasons=list(result.reasons),
@@ -155,14 +159,14 @@ def score(case: Case, result: RunResult | None, control: RunResult | None, *, re
 
 
 def accuracy(scores: Sequence[CaseScore]) -> float | None:
-    """Share of the scored cases whose cause was called right; None when none was scored."""
+    """Share of a suite's scored cases whose cause was called right; None when none was scored."""
     scored = [row for row in scores if row.outcome in SCORED]
-    right = [row for row in scored if row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}]
+    right = [row for row in scored if row.outcome in {CaseOutcome.RIGHT, CaseOutcome.WRONG_REASON}]
     return len(right) / len(scored) if scored else None
 
 
 def confusion(scores: Sequence[CaseScore]) -> dict[str, dict[str, int]]:
-    """Number of scored cases by what was expected ("healthy" for a layout as it is) and by what was called."""
+    """Confusion matrix of a suite: scored cases by expected cause ("healthy" without a fault) and verdict."""
     matrix: dict[str, dict[str, int]] = {}
     for row in scores:
         if row.outcome in SCORED:
@@ -175,19 +179,19 @@ def confusion(scores: Sequence[CaseScore]) -> dict[str, dict[str, int]]:
 
 def _called(row: CaseScore) -> str:
     """A healthy run may be called by what bounds it; one with a fault that is called so alone passes for healthy."""
-    is_healthy = row.fault == HEALTHY or (row.outcome is Outcome.WRONG_CAUSE and row.verdict in row.expected)
+    is_healthy = row.fault == HEALTHY or (row.outcome is CaseOutcome.WRONG_CAUSE and row.verdict in row.expected)
     return HEALTHY if is_healthy and row.verdict in HEALTHY_CAUSES else str(row.verdict)
 
 
-def expected(case: Case) -> list[Cause]:
-    """The causes that are right for the case, the foremost first."""
+def expected_causes(case: SuiteCase) -> list[Cause]:
+    """Causes that are right for a suite's case, the foremost first."""
     if case.injection is None:
         return [*sorted(HEALTHY_CAUSES), *([Cause.COMMUNICATION] if _exposes_all_reduces(case) else [])]
     return [case.injection.cause, *case.injection.also_right]
 
 
-def expected_reasons(case: Case) -> dict[Cause, list[Reason]]:
-    """By cause, of which one must be named with it; no entry where any will do."""
+def expected_reasons(case: SuiteCase) -> dict[Cause, list[Reason]]:
+    """Reasons that a suite's case expects with a cause; no entry where any will do."""
     if case.injection is None:
         return {Cause.COMMUNICATION: [Reason.NO_OVERLAP]} if _exposes_all_reduces(case) else {}
     # Another face of a fault has reasons of its own.
@@ -195,7 +199,7 @@ def expected_reasons(case: Case) -> dict[Cause, list[Reason]]:
     return {case.injection.cause: reasons} if reasons else {}
 
 
-def _exposes_all_reduces(case: Case) -> bool:
+def _exposes_all_reduces(case: SuiteCase) -> bool:
     """Eager tensor parallelism: a layer's next product needs the sum that its all-reduce makes, so nothing hides it.
 
     Over NVLink that was 13.6 % of a step, more than a healthy job loses. On CPU layers sleep and little is sent.
@@ -204,39 +208,39 @@ def _exposes_all_reduces(case: Case) -> bool:
     return job.plan.tp > 1 and job.device_type == "cuda" and not job.recipe.compiles
 
 
-def _fault(case: Case) -> str:
+def _fault(case: SuiteCase) -> str:
     return HEALTHY if case.injection is None else case.injection.name
 
 
-def _trains_same_model(case: Case) -> bool:
-    return injected(case.run.job).preset == case.control.job.preset
+def _trains_same_model(case: SuiteCase) -> bool:
+    return inject_faults(case.run.job).preset == case.control.job.preset
 
 
-def _outcome(case: Case, result: RunResult | None, refusal: str | None) -> tuple[Outcome, str]:
+def _outcome(case: SuiteCase, result: SuiteRunResult | None, refusal: str | None) -> tuple[CaseOutcome, str]:
     if refusal is not None:
-        return Outcome.REFUSED, refusal
+        return CaseOutcome.REFUSED, refusal
     if result is None:
-        return Outcome.NOT_RUN, "not run yet"
-    failure = why_failed(case.run, result)
+        return CaseOutcome.NOT_RUN, "not run yet"
+    failure = why_run_failed(case.run, result)
     if failure is not None:
-        return Outcome.FAILED, failure
+        return CaseOutcome.FAILED, failure
     if case.injection is not None and case.injection.ends_run:
-        return Outcome.ENDED_AS_EXPECTED, f"{result.error}; verdict not scored"
+        return CaseOutcome.ENDED_AS_EXPECTED, f"{result.error}; verdict not scored"
     if result.cause is None:
-        return Outcome.FAILED, "no verdict"
-    if result.cause not in expected(case):
-        return Outcome.WRONG_CAUSE, result.summary or ""
+        return CaseOutcome.FAILED, "no verdict"
+    if result.cause not in expected_causes(case):
+        return CaseOutcome.WRONG_CAUSE, result.summary or ""
     wanted = expected_reasons(case).get(result.cause, [])
     if wanted and not set(wanted) & set(result.reasons):
         named = ", ".join(result.reasons) or "none"
         # Healthy jobs are called by the same causes: only the reason tells that this one is not.
         is_missed = case.injection is not None and result.cause in HEALTHY_CAUSES
-        outcome = Outcome.WRONG_CAUSE if is_missed else Outcome.WRONG_REASON
+        outcome = CaseOutcome.WRONG_CAUSE if is_missed else CaseOutcome.WRONG_REASON
         return outcome, f"reasons named: {named}; expected one of {', '.join(wanted)}"
-    return Outcome.RIGHT, ""
+    return CaseOutcome.RIGHT, ""
 
 
-def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction | None:
+def _prediction(case: SuiteCase, result: SuiteRunResult, control: SuiteRunResult) -> SuitePrediction | None:
     fix = None if case.injection is None else case.injection.fix
     if fix is None:
         return None
@@ -246,7 +250,7 @@ def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction
     distortions = [result.distortion, control.distortion]
     distorted = any(value is not None and abs(value) > STRONG_DISTORTION for value in distortions)
     step_ms, calibrated_ms = (None, None) if predicted is None else (predicted.step_ms, predicted.calibrated_step_ms)
-    return Prediction(
+    return SuitePrediction(
         fix=fix,
         step_ms=step_ms,
         control_ms=control.captured_step_ms,

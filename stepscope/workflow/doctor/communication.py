@@ -63,7 +63,7 @@ _TRAPS = {
 
 
 def look_at_communication(machine: Machine) -> Iterator[DoctorLine]:
-    """Check variables of NCCL, gloo and torch, in the environment and in NCCL's own file."""
+    """Doctor's check of variables of NCCL, gloo and torch, in the environment and in NCCL's own file."""
     settings = {name: (value, "") for name, value in machine.environment.items()}
     for path in _NCCL_FILES:
         for name, value in _of_file(machine.text(path) or "").items():
@@ -103,7 +103,7 @@ def _interfaces(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> It
 
 
 def chosen_interfaces(value: str, there: list[str]) -> list[str]:
-    """Network interfaces that a value of NCCL_SOCKET_IFNAME selects: prefixes, "=" whole names, "^" all but these."""
+    """Network interfaces that doctor expects of NCCL_SOCKET_IFNAME: prefixes, "=" names, "^" all but these."""
     is_not, value = value.startswith("^"), value.removeprefix("^")
     is_whole, value = value.startswith("="), value.removeprefix("=")
     words = [word for word in value.split(",") if word]
@@ -124,7 +124,7 @@ def _files(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> Iterato
 
 
 def look_at_kineto(machine: Machine, torch_version: str | None) -> Iterator[DoctorLine]:
-    """Check whether jobs that start in this environment can be profiled on demand."""
+    """Doctor's check whether jobs that start in this environment can be profiled on demand."""
     value = machine.environment.get("KINETO_USE_DAEMON")
     if not value:
         advice = "set it to 1 where jobs start: then the agent can profile those without stepscope.profile() as well"
@@ -154,7 +154,7 @@ _START = "start it: stepscope agent run"
 
 
 def look_at_agent(address: str, socket_path: str) -> Iterator[DoctorLine]:
-    """Check the agent's web address and socket.
+    """Doctor's check of the agent's web address and socket.
 
     Args:
         address: host:port on which it is configured to listen.

@@ -30,7 +30,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine as a process on it sees it.
+    """One machine as doctor's process on it sees it.
 
     Attributes:
         files: below "/".
@@ -80,7 +80,7 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 
 def look_at_limits(machine: Machine) -> Iterator[DoctorLine]:
-    """Check shared memory, open files, locked memory and CPUs."""
+    """Doctor's check of shared memory, open files, locked memory and CPUs."""
     try:
         status = os.statvfs(machine.path("dev/shm"))
         yield judge_shared_memory(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
@@ -97,7 +97,7 @@ def look_at_limits(machine: Machine) -> Iterator[DoctorLine]:
 
 
 def judge_shared_memory(total: int, free: int) -> DoctorLine:
-    """Judge the size of /dev/shm, by which loader workers and NCCL pass data, in bytes."""
+    """Doctor's check of the size of /dev/shm, by which loader workers and NCCL pass data, in bytes."""
     found = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB are free"
     advice = "docker run --ipc=host or --shm-size=16g; in Kubernetes an emptyDir of medium Memory at /dev/shm"
     if total < _TINY_SHM:
@@ -110,7 +110,7 @@ def judge_shared_memory(total: int, free: int) -> DoctorLine:
 
 
 def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
-    """Judge the limit of locked memory, in which RDMA pins its buffers, in bytes."""
+    """Doctor's check of the limit of locked memory, in which RDMA pins its buffers, in bytes."""
     if limit == UNLIMITED:
         return DoctorLine("locked memory", _OK, "no limit")
     found = f"{limit / _MIB:.0f} MiB at most"
@@ -121,7 +121,7 @@ def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
 
 
 def judge_cpus(num_cpus: int, limit: float | None) -> DoctorLine:
-    """Judge the cores of this process by the limit of its cgroups."""
+    """Doctor's check of this process's cores by the limit of its cgroups."""
     if limit is None or limit >= num_cpus:
         return DoctorLine("CPU", _OK, f"{counted(num_cpus, 'core')}, no lower limit by a cgroup")
     found = f"{limit:g} {form(limit, 'CPU')} by the cgroup, {counted(num_cpus, 'core')} in sight"
@@ -144,7 +144,7 @@ _ADMIN_ONLY = re.compile(r"^\s*(?:RmProfilingAdminOnly|RestrictProfilingToAdminU
 
 
 def look_at_rights(machine: Machine) -> Iterator[DoctorLine]:
-    """Check access to profiling counters, where there is a driver, and to the kernel log."""
+    """Doctor's check of access to profiling counters, where there is a driver, and to the kernel log."""
     parameters = machine.text("proc/driver/nvidia/params")
     if parameters is not None:
         yield _profiling(parameters, may_profile=machine.may_profile)
@@ -172,7 +172,7 @@ _INITS = frozenset({"systemd", "init", "openrc-init", "runit", "s6-svscan"})
 
 
 def look_at_container(machine: Machine) -> Iterator[DoctorLine]:
-    """Check for a container, and whether the machine's processes are visible in it."""
+    """Doctor's check for a container, and whether the machine's processes are visible in it."""
     kind = container_kind(machine)
     if kind is None:
         yield DoctorLine("container", _OK, "none")
@@ -187,7 +187,7 @@ def look_at_container(machine: Machine) -> Iterator[DoctorLine]:
 
 
 def container_kind(machine: Machine) -> str | None:
-    """Name of the container runtime; None outside a container."""
+    """Name of the container runtime that doctor finds itself in; None outside a container."""
     if "KUBERNETES_SERVICE_HOST" in machine.environment:
         return "Kubernetes"
     if machine.files.exists(".dockerenv"):
@@ -222,7 +222,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """State of the kernel's clock.
+    """State of the kernel's clock, for doctor.
 
     Attributes:
         is_synchronized: whether it is corrected by NTP or PTP.
@@ -234,7 +234,7 @@ class ClockState:
 
 
 def read_clock() -> ClockState | None:
-    """Read the kernel's clock state; None where it refuses."""
+    """Read the kernel's clock state for doctor; None where it refuses."""
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         return None
@@ -242,7 +242,7 @@ def read_clock() -> ClockState | None:
 
 
 def judge_clock(state: ClockState | None) -> DoctorLine:
-    """Judge whether times of this node can be compared with those of others."""
+    """Doctor's check whether times of this node can be compared with those of others."""
     advice = "start chronyd or systemd-timesyncd: captures start by the clock, logs and events are put together by it"
     if state is None:
         return DoctorLine("clock", _OK, "the kernel does not report whether it is synchronized")

@@ -16,11 +16,10 @@ from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted, form
 from stepscope.workflow.doctor.machine import Machine
-from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
+from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look_by_driver
 from stepscope.workflow.preflight.gpu_state import GpuState
-from stepscope.workflow.preflight.performance import why_failed
-from stepscope.workflow.preflight.request import Programs
-from stepscope.workflow.preflight.workers import Failure
+from stepscope.workflow.preflight.performance import why_worker_failed
+from stepscope.workflow.preflight.workers import WorkerFailure, WorkerPrograms
 
 _SECONDS = 15.0
 _GPM = GPU + "sm_active_ratio"
@@ -28,7 +27,7 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
 
 @dataclass(frozen=True, slots=True)
-class DriverFacts:
+class _DriverFacts:
     """The driver and its GPUs, by NVML.
 
     Attributes:
@@ -45,22 +44,22 @@ class DriverFacts:
     gpm: Mapping[int, tuple[MissingReason, str] | None] | None = None
 
 
-def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
-    """Read driver and GPUs through NVML, in processes that may hang."""
-    driver = look(programs, seconds)
+def ask_driver(programs: WorkerPrograms, seconds: float = _SECONDS) -> _DriverFacts:
+    """Read driver and GPUs through NVML for doctor, in processes that may hang."""
+    driver = look_by_driver(programs, seconds)
     if not driver.gpus:
-        return DriverFacts(driver)
+        return _DriverFacts(driver)
     with DriverWatch({gpu.index: gpu.key for gpu in driver.gpus}, programs, seconds) as watch:
         watch.begin()
         states = watch.end(None)
         facts = next(filter(None, (watch.facts(gpu.index) for gpu in driver.gpus)), {})
-    silent = {index: why_failed(state) for index, state in states.items() if isinstance(state, Failure)}
+    silent = {index: why_worker_failed(state) for index, state in states.items() if isinstance(state, WorkerFailure)}
     gpm = {index: _why_no_gpm(state) for index, state in states.items() if isinstance(state, GpuState)}
-    return DriverFacts(driver, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
+    return _DriverFacts(driver, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
 
 
-def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]:
-    """Check the driver, its GPUs, and their device files."""
+def look_at_driver(machine: Machine, facts: _DriverFacts) -> Iterator[DoctorLine]:
+    """Doctor's check of the driver, its GPUs, and their device files."""
     on_bus, num_up = count_gpus_on_bus(machine.files), len(facts.look.gpus) - len(facts.silent)
     if facts.look.why_not:
         state = _FAIL if on_bus or facts.look.hangs else _WARN
@@ -101,7 +100,7 @@ def _opens(machine: Machine, name: str) -> bool:
     return os.access(machine.path(f"dev/{name}"), os.R_OK | os.W_OK)
 
 
-def _look_at_gpm(facts: DriverFacts) -> Iterator[DoctorLine]:
+def _look_at_gpm(facts: _DriverFacts) -> Iterator[DoctorLine]:
     whys = {index: why for index, why in (facts.gpm or {}).items() if why is not None}
     if facts.gpm and not whys:
         yield DoctorLine("profiling counters", _OK, "tensor, SM and memory activity through GPM")
@@ -132,8 +131,8 @@ _HIP = re.compile(r"^hip\b[^=]*= *['\"]([\d.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Torch:
-    """An installed torch, known without importing it.
+class InstalledTorch:
+    """An installed torch, which doctor knows without importing it.
 
     Attributes:
         version: of torch.
@@ -157,7 +156,7 @@ def _version_of(distribution: str) -> str | None:
 
 
 def look_at_python(has_module: Callable[[str], bool] = _has_module) -> Iterator[DoctorLine]:
-    """Check Python, and which parts of stepscope can run."""
+    """Doctor's check of Python, and which parts of stepscope can run."""
     yield DoctorLine("python", _OK, f"{platform.python_version()} on {platform.system()} {platform.release()}")
     there = [extra for extra, modules in _EXTRAS.items() if all(map(has_module, modules))]
     missing = [extra for extra in _EXTRAS if extra not in there]
@@ -170,7 +169,7 @@ def look_at_python(has_module: Callable[[str], bool] = _has_module) -> Iterator[
 
 
 def look_at_pynvml(version_of: Callable[[str], str | None] = _version_of) -> Iterator[DoctorLine]:
-    """Check NVML's binding, and for its abandoned fork."""
+    """Doctor's check of NVML's binding, and for its abandoned fork."""
     binding, fork = version_of("nvidia-ml-py"), version_of("pynvml")
     if fork is not None:
         advice = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
@@ -184,8 +183,8 @@ def look_at_pynvml(version_of: Callable[[str], str | None] = _version_of) -> Ite
         yield DoctorLine("nvidia-ml-py", _OK, binding)
 
 
-def find_torch() -> Torch | None:
-    """The torch that an import would find. It is not imported: that takes seconds."""
+def find_torch() -> InstalledTorch | None:
+    """The torch that an import would find, for doctor. It is not imported: that takes seconds."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -194,11 +193,11 @@ def find_torch() -> Torch | None:
     except OSError:
         text = ""
     cuda, hip = _CUDA.search(text), _HIP.search(text)
-    return Torch(_version_of("torch") or "?", cuda[1] if cuda else None, hip[1] if hip else None)
+    return InstalledTorch(_version_of("torch") or "?", cuda[1] if cuda else None, hip[1] if hip else None)
 
 
-def judge_torch(torch: Torch | None, *, driver_cuda: str, num_gpus: int) -> DoctorLine:
-    """Judge whether torch and driver fit.
+def judge_torch(torch: InstalledTorch | None, *, driver_cuda: str, num_gpus: int) -> DoctorLine:
+    """Doctor's check whether torch and driver fit.
 
     Args:
         driver_cuda: the newest CUDA that the driver runs, such as "13.0"; empty where unknown.

@@ -13,22 +13,12 @@ from functools import partial
 from typing import Any
 
 from stepscope.core.errors import UnreachableError, UsageError
-from stepscope.workflow.fan_out.tasks import (
-    POLL_SECONDS,
-    VERSION_OF,
-    WORKERS_WITHIN_SECONDS,
-    Cluster,
-    FileTask,
-    FileViews,
-    KilledError,
-    WorkerWatch,
-    on_worker,
-)
+from stepscope.workflow.fan_out import tasks as fan_out
 
 
 def in_dask(
-    work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, address: str | None
-) -> Iterator[FileViews]:
+    work: Callable[[fan_out.FileTask], fan_out.FileViews], tasks: Sequence[fan_out.FileTask], *, address: str | None
+) -> Iterator[fan_out.FileViews]:
     """View files on the workers of a running Dask cluster; results in the order in which they finish.
 
     Args:
@@ -41,10 +31,10 @@ def in_dask(
     """
     address = address or _configured()
     with _quiet(), _connected(address) as client:
-        connection = _Connection(client, Cluster("Dask", address), on_file=partial(on_worker, work))
+        connection = _Connection(client, fan_out.Cluster("Dask", address), on_file=partial(fan_out.on_worker, work))
         suspects = []
         for result in connection.results(tasks, check=True):
-            if isinstance(result.error, KilledError):
+            if isinstance(result.error, fan_out.KilledError):
                 suspects.append(result.task)
             else:
                 yield result
@@ -56,10 +46,10 @@ def in_dask(
 @dataclass(frozen=True, slots=True)
 class _Connection:
     client: Any
-    cluster: Cluster
-    on_file: Callable[[FileTask], FileViews]
+    cluster: fan_out.Cluster
+    on_file: Callable[[fan_out.FileTask], fan_out.FileViews]
 
-    def results(self, tasks: Sequence[FileTask], *, check: bool = False) -> Iterator[FileViews]:
+    def results(self, tasks: Sequence[fan_out.FileTask], *, check: bool = False) -> Iterator[fan_out.FileViews]:
         """Results as they come; `check` checks the workers first."""
         futures = self.client.map(self.on_file, tasks, pure=False)
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -76,8 +66,8 @@ class _Connection:
     def _check_workers(self, num_missing: int) -> None:
         """Check the versions of the present workers; clusters that grow on demand need the tasks first."""
         try:
-            self.client.wait_for_workers(1, timeout=WORKERS_WITHIN_SECONDS)
-            versions = self.client.run(pkgutil.resolve_name, VERSION_OF, on_error="return")
+            self.client.wait_for_workers(1, timeout=fan_out.WORKERS_WITHIN_SECONDS)
+            versions = self.client.run(pkgutil.resolve_name, fan_out.VERSION_OF, on_error="return")
         except TimeoutError as error:
             raise self.cluster.no_workers(num_missing) from error
         except OSError as error:
@@ -85,19 +75,19 @@ class _Connection:
         self.cluster.check_versions(versions.items())
 
     def _next(self, arrived: queue.SimpleQueue[Any], num_missing: int) -> Any:
-        watch = WorkerWatch(self.cluster)
+        watch = fan_out.WorkerWatch(self.cluster)
         while True:
             with suppress(queue.Empty):
-                return arrived.get(timeout=POLL_SECONDS)
+                return arrived.get(timeout=fan_out.POLL_SECONDS)
             is_up = self.client.status == "running"
             watch.check(num_missing, is_up=is_up, has_workers=lambda: bool(self.client.scheduler_info()["workers"]))
 
-    def _result(self, future: Any, task: FileTask, num_missing: int) -> FileViews:
+    def _result(self, future: Any, task: fan_out.FileTask, num_missing: int) -> fan_out.FileViews:
         from distributed import CancelledError, KilledWorker
 
         while True:
             try:
-                result: FileViews = future.result(timeout=POLL_SECONDS)
+                result: fan_out.FileViews = future.result(timeout=fan_out.POLL_SECONDS)
                 return result
             except KilledWorker as error:
                 return self.cluster.killed(task, f"last {error.last_worker.address}")
@@ -138,7 +128,7 @@ def _connected(address: str) -> Iterator[Any]:
     try:
         yield client
     finally:
-        client.close(timeout=POLL_SECONDS)
+        client.close(timeout=fan_out.POLL_SECONDS)
 
 
 def _place(address: str) -> dict[str, str]:

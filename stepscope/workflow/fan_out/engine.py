@@ -20,7 +20,7 @@ from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews
 
 
 class Engine(StrEnum):
-    """Where files are read: processes here, or the workers of a cluster."""
+    """Engine of a fan-out: processes here, or the workers of a Dask or Ray cluster."""
 
     LOCAL = "local"
     DASK = "dask"
@@ -56,14 +56,14 @@ HERE = FanOut()
 
 
 def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
-    """The paths as a worker finds them: absolute for a cluster, whose workers have another current folder."""
+    """Paths of trace files as a fan-out's workers find them: absolute for a cluster."""
     if fan_out.engine is Engine.LOCAL:
         return list(paths)
     return [path if "://" in path else os.path.abspath(path) for path in paths]
 
 
-def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
-    """The map of an engine for these files.
+def map_of_engine(paths: Sequence[str], fan_out: FanOut) -> FileMap:
+    """The map over trace files of a fan-out's engine.
 
     Raises:
         UsageError: fewer than one process.
@@ -91,7 +91,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
-    """The map for these files on this machine: one after another, or in a pool of processes.
+    """The fan-out's map over trace files here: one after another, or in a pool of processes.
 
     Args:
         num_workers: processes; None to choose by the files.
@@ -108,7 +108,7 @@ def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
 
 
 def worker_count(paths: Sequence[str]) -> int:
-    """Number of processes that read these files fastest on this machine."""
+    """Number of processes that read these trace files fastest on this machine."""
     sizes = sorted((_text_bytes(path) for path in paths), reverse=True)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(len(paths), num_cores, max(1, int(sum(sizes) / MIN_BYTES_PER_PROCESS)))
@@ -119,14 +119,14 @@ def worker_count(paths: Sequence[str]) -> int:
 
 
 def in_this_process(work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask]) -> Iterable[FileViews]:
-    """View the files one after another."""
+    """View the trace files one after another, without a fan-out."""
     return map(work, tasks)
 
 
 def in_processes(
     work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, num_workers: int
 ) -> Iterator[FileViews]:
-    """View the files in a process pool; an interrupt, or a caller that stops, ends the processes at once.
+    """View trace files in a process pool; an interrupt, or a caller that stops, ends the processes at once.
 
     A process that is killed (out of memory) takes the pool down: the remaining files are read here, one at a time.
     """
@@ -160,7 +160,7 @@ def _die_on_interrupt() -> None:
 
 
 def free_memory_bytes() -> int | None:
-    """Memory that the machine has available; None where unknown."""
+    """Memory of this machine that a fan-out's processes may take; None where unknown."""
     try:
         lines = _MEMORY_INFO.read_text().splitlines()
     except OSError:

@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.errors import UnreachableError, UsageError
-from stepscope.workflow.fan_out.tasks import (
-    POLL_SECONDS,
-    VERSION_OF,
-    Cluster,
-    FileTask,
-    FileViews,
-    WorkerWatch,
-    on_worker,
-)
+from stepscope.workflow.fan_out import tasks as fan_out
 
 _CONNECT_SECONDS = 10.0
 _CLIENT = "ray://"
@@ -30,8 +22,8 @@ _WAIT_SECONDS = 0.25
 
 
 def in_ray(
-    work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, address: str | None
-) -> Iterator[FileViews]:
+    work: Callable[[fan_out.FileTask], fan_out.FileViews], tasks: Sequence[fan_out.FileTask], *, address: str | None
+) -> Iterator[fan_out.FileViews]:
     """View files on the workers of a running Ray cluster; results in the order in which they finish.
 
     Args:
@@ -51,17 +43,17 @@ def in_ray(
             "no Ray cluster is named, none runs on this machine, and none is started",
             what_next=f"give --scheduler HOST:6379 or {_CLIENT}HOST:10001, or set RAY_ADDRESS",
         )
-    cluster = Cluster("Ray", where)
+    cluster = fan_out.Cluster("Ray", where)
     with _connected(ray, where):
-        read = ray.remote(on_worker)
+        read = ray.remote(fan_out.on_worker)
         task_of = {read.remote(work, task): task for task in tasks}
         _check_workers(ray, cluster, len(tasks))
-        watch, checked = WorkerWatch(cluster), time.monotonic()
+        watch, checked = fan_out.WorkerWatch(cluster), time.monotonic()
         while task_of:
             done, _ = ray.wait(list(task_of), num_returns=len(task_of), timeout=_WAIT_SECONDS)
             for reference in done:
                 yield _result(ray, reference, task_of.pop(reference), cluster, len(task_of) + 1)
-            if not done and time.monotonic() - checked >= POLL_SECONDS:
+            if not done and time.monotonic() - checked >= fan_out.POLL_SECONDS:
                 checked = time.monotonic()
                 is_up = _answers(where)
                 watch.check(len(task_of), is_up=is_up, has_workers=lambda: bool(ray.cluster_resources().get("CPU")))
@@ -111,7 +103,7 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _check_workers(ray: Any, cluster: Cluster, num_missing: int) -> None:
+def _check_workers(ray: Any, cluster: fan_out.Cluster, num_missing: int) -> None:
     """Check the version on each node that takes tasks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -119,7 +111,7 @@ def _check_workers(ray: Any, cluster: Cluster, num_missing: int) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     asked = [
         ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            VERSION_OF
+            fan_out.VERSION_OF
         )
         for node in nodes
     ]
@@ -127,7 +119,7 @@ def _check_workers(ray: Any, cluster: Cluster, num_missing: int) -> None:
     while waiting:
         if not _answers(cluster.address):
             raise cluster.lost(num_missing)
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_SECONDS)
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=fan_out.POLL_SECONDS)
     versions = [(node["NodeName"], _version(ray, answer)) for node, answer in zip(nodes, asked, strict=True)]
     cluster.check_versions(versions)
 
@@ -141,9 +133,11 @@ def _version(ray: Any, answer: Any) -> str | BaseException:
         return cause
 
 
-def _result(ray: Any, reference: Any, task: FileTask, cluster: Cluster, num_missing: int) -> FileViews:
+def _result(
+    ray: Any, reference: Any, task: fan_out.FileTask, cluster: fan_out.Cluster, num_missing: int
+) -> fan_out.FileViews:
     try:
-        result: FileViews = ray.get(reference)
+        result: fan_out.FileViews = ray.get(reference)
         return result
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ModuleNotFoundError):

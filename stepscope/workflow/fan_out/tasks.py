@@ -25,7 +25,7 @@ MAX_RANKS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """One file to view.
+    """Task of a fan-out: one trace file to view.
 
     Attributes:
         rank: of a file that does not name its rank; None leaves such a file for later.
@@ -41,7 +41,7 @@ class FileTask:
 
 @dataclass(slots=True)
 class FileViews:
-    """Result of a task.
+    """Result of a fan-out's task: views of the ranks in a trace file.
 
     Attributes:
         views: one per rank.
@@ -99,7 +99,7 @@ module imports all that reading needs."""
 
 
 def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileViews:
-    """Do the work on a machine that may not see the caller's files."""
+    """Do a fan-out's task on a cluster's worker, which may not see the caller's files."""
     if "://" not in task.path and not os.path.exists(task.path):
         what_next = "put the traces where all workers find them: a shared file system or an object store"
         what = f"does not exist on the worker {socket.gethostname()}"
@@ -108,12 +108,12 @@ def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileView
 
 
 class KilledError(DataError):
-    """Reading the file ends its workers."""
+    """Reading a trace file ends a cluster's workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A Dask or Ray cluster, and the errors of its workers."""
+    """A Dask or Ray cluster of a fan-out, and the errors of its workers."""
 
     engine: str
     address: str
@@ -152,7 +152,7 @@ class Cluster:
 
 
 class WorkerWatch:
-    """Waits for a cluster that gives no results, as long as it is up and has workers or may still get some."""
+    """Waits for a cluster that gives a fan-out no results, while it is up and has workers or may get some."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

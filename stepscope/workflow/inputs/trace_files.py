@@ -186,7 +186,7 @@ _CLIENT_ERRORS = (
 
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _CHECK_RIGHTS = "check that the credentials may read it"
-_CREDENTIALS = "provide credentials as for the store's own tools (docs/guides/fan-out.md)"
+_CREDENTIALS = "provide credentials as for the store's own tools (documentation: Many ranks)"
 _CHECK_URL = "check the URL, the endpoint and the network"
 
 

@@ -24,7 +24,7 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentReply:
-    """Answer of an agent.
+    """Reply of a node's agent to an HTTP request.
 
     Attributes:
         status: HTTP status.
@@ -39,7 +39,7 @@ class AgentReply:
 
 @dataclass(frozen=True, slots=True)
 class AgentClient:
-    """HTTP client of one agent. Texts are empty if not used.
+    """HTTP client of one node's agent. Texts are empty if not used.
 
     Attributes:
         host, port, is_https: address of the agent.
@@ -130,7 +130,7 @@ class AgentClient:
 def agent_client(
     url: str, *, token: str = "", ca_file: str = "", cert_file: str = "", key_file: str = ""
 ) -> AgentClient:
-    """The client of the agent at a URL.
+    """The HTTP client of the node's agent at a URL.
 
     Args:
         url: http or https; without a scheme http, without a port 9455; user:password@ before the host.

@@ -14,17 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
-from stepscope.core.protocol.captures import (
-    CAPTURES_PATH,
-    Alignment,
-    CaptureOrder,
-    CaptureProgress,
-    CaptureReport,
-    CaptureState,
-    RankCapture,
-    order_document,
-    state_of_ranks,
-)
+from stepscope.core.protocol import captures
 from stepscope.core.protocol.fields import FieldError, read_object
 from stepscope.core.text.numbers import counted, number_runs, ranks_words
 from stepscope.core.vocabulary import Notice
@@ -48,7 +38,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class CapturedJob:
-    """A capture at all agents of a job.
+    """A capture of a job through the agents of all its nodes.
 
     Attributes:
         order: the newest one, where it had to be repeated.
@@ -56,12 +46,12 @@ class CapturedJob:
         warnings: limits of the result, for people.
     """
 
-    order: CaptureOrder
-    reports: dict[str, CaptureReport]
+    order: captures.CaptureOrder
+    reports: dict[str, captures.CaptureReport]
     warnings: tuple[Notice, ...] = ()
 
     @property
-    def ranks(self) -> tuple[RankCapture, ...]:
+    def ranks(self) -> tuple[captures.RankCapture, ...]:
         """Processes of all agents, by run and rank."""
         ranks = (one for report in self.reports.values() for one in report.ranks)
         return tuple(sorted(ranks, key=lambda one: one.target.sort_key))
@@ -75,9 +65,9 @@ class CapturedJob:
         return sorted(wanted - {one.target.rank for one in self.ranks})
 
     @property
-    def state(self) -> CaptureState:
+    def state(self) -> captures.CaptureState:
         """As a whole."""
-        return state_of_ranks(self.ranks)
+        return captures.state_of_ranks(self.ranks)
 
     @property
     def folder(self) -> str | None:
@@ -87,9 +77,9 @@ class CapturedJob:
 
 
 def capture_job(
-    agents: Sequence[AgentClient], order: CaptureOrder, *, wait: bool = True, log: Log = lambda _: None
+    agents: Sequence[AgentClient], order: captures.CaptureOrder, *, wait: bool = True, log: Log = lambda _: None
 ) -> CapturedJob:
-    """Capture a job, which may just have been started, and wait for the traces; interrupting the wait cancels it.
+    """Capture a job through its nodes' agents and wait for the traces; interrupting the wait cancels it.
 
     Args:
         agents: of the job's nodes, each once.
@@ -123,7 +113,7 @@ def capture_job(
     return replace(job, warnings=_warnings(job))
 
 
-def _changed(order: CaptureOrder, **fields: Any) -> CaptureOrder:
+def _changed(order: captures.CaptureOrder, **fields: Any) -> captures.CaptureOrder:
     return replace(order, request=replace(order.request, **fields))
 
 
@@ -141,10 +131,10 @@ class _Agents:
         self._threads.shutdown()
 
     def ask(
-        self, urls: Iterable[str], method: str, path: str, order: CaptureOrder | None = None
+        self, urls: Iterable[str], method: str, path: str, order: captures.CaptureOrder | None = None
     ) -> dict[str, AgentReply | UnreachableError]:
         """Reply of each."""
-        values = {} if order is None else order_document(order)
+        values = {} if order is None else captures.order_document(order)
         document = {name: value for name, value in values.items() if value is not None} or None
 
         def ask(url: str) -> AgentReply | UnreachableError:
@@ -156,16 +146,16 @@ class _Agents:
         urls = list(urls)
         return dict(zip(urls, self._threads.map(ask, urls), strict=True))
 
-    def cancel(self, order: CaptureOrder) -> None:
+    def cancel(self, order: captures.CaptureOrder) -> None:
         """Cancel it at all agents; those that do not know it, or do not answer, have nothing to cancel."""
-        self.ask(self.by_url, "DELETE", f"{CAPTURES_PATH}/{order.request.id}")
+        self.ask(self.by_url, "DELETE", f"{captures.CAPTURES_PATH}/{order.request.id}")
 
 
 class _UnknownJobError(DataError):
     """No agent knows a selected process."""
 
 
-def _start_once_known(agents: _Agents, order: CaptureOrder, log: Log, *, is_spread: bool) -> CapturedJob:
+def _start_once_known(agents: _Agents, order: captures.CaptureOrder, log: Log, *, is_spread: bool) -> CapturedJob:
     """Start the capture; retry for a while where no agent knows the job, while the process that names it exists."""
     end = time.monotonic() + _UNKNOWN_SECONDS
     job = order.selector.job
@@ -187,11 +177,11 @@ def _start_once_known(agents: _Agents, order: CaptureOrder, log: Log, *, is_spre
         time.sleep(_LOOK_SECONDS)
 
 
-def _start(agents: _Agents, order: CaptureOrder) -> CapturedJob:
+def _start(agents: _Agents, order: captures.CaptureOrder) -> CapturedJob:
     job = CapturedJob(order, {})
     failures: list[StepscopeError] = []
     unknown: list[StepscopeError] = []
-    for url, reply in agents.ask(agents.by_url, "POST", CAPTURES_PATH, order).items():
+    for url, reply in agents.ask(agents.by_url, "POST", captures.CAPTURES_PATH, order).items():
         if isinstance(reply, UnreachableError):
             failures.append(reply)
         elif reply.status == HTTPStatus.NOT_FOUND and reply.document:
@@ -218,11 +208,13 @@ def _wait(agents: _Agents, job: CapturedJob, log: Log) -> CapturedJob:
     while not job.state.is_final and not _starts_apart(job):
         time.sleep(_LOOK_SECONDS)
         waiting = [url for url, report in job.reports.items() if not report.state.is_final]
-        replies = agents.ask(waiting, "GET", f"{CAPTURES_PATH}/{order.request.id}")
+        replies = agents.ask(waiting, "GET", f"{captures.CAPTURES_PATH}/{order.request.id}")
         forgotten = [url for url, reply in replies.items() if _is_not_found(reply)]
-        replies |= agents.ask(forgotten, "POST", CAPTURES_PATH, order)  # a restarted agent; its ranks know the capture
+        replies |= agents.ask(
+            forgotten, "POST", captures.CAPTURES_PATH, order
+        )  # a restarted agent; its ranks know the capture
         if job.missing_ranks and time.monotonic() < late_until:
-            late = agents.ask(agents.by_url.keys() - job.reports.keys(), "POST", CAPTURES_PATH, order)
+            late = agents.ask(agents.by_url.keys() - job.reports.keys(), "POST", captures.CAPTURES_PATH, order)
             replies |= {url: reply for url, reply in late.items() if not _is_refused(reply)}
         for url, reply in replies.items():
             if isinstance(reply, UnreachableError) or _is_not_found(reply):
@@ -258,9 +250,9 @@ def _refusal(url: str, reply: AgentReply) -> StepscopeError:
     return DataError(reply.error, where=url)
 
 
-def _report(url: str, reply: AgentReply) -> CaptureReport:
+def _report(url: str, reply: AgentReply) -> captures.CaptureReport:
     try:
-        return read_object(CaptureReport, reply.document)
+        return read_object(captures.CaptureReport, reply.document)
     except FieldError as error:
         raise UnreachableError(f"not an agent of this version ({error})", where=url) from None
 
@@ -269,7 +261,7 @@ def _starts_apart(job: CapturedJob) -> bool:
     """Whether ranks that share no store have different first steps."""
     waiting = [one.progress for one in job.ranks if not one.progress.state.is_final]
     starts = {progress.start_step for progress in waiting}
-    return None not in starts and len(starts) > 1 and any(one.aligned_by is Alignment.TIME for one in waiting)
+    return None not in starts and len(starts) > 1 and any(one.aligned_by is captures.Alignment.TIME for one in waiting)
 
 
 def _common_step(job: CapturedJob) -> int:
@@ -284,7 +276,7 @@ def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     if missing := job.missing_ranks:
         line = f"none of these agents has {ranks_words(missing)}; give those of all nodes with --agent"
         notices.append(Notice("ranks_missing", line))
-    if len({one.progress.start_step for one in job.ranks if one.progress.state is CaptureState.DONE}) > 1:
+    if len({one.progress.start_step for one in job.ranks if one.progress.state is captures.CaptureState.DONE}) > 1:
         line = "not all ranks began with the same step; analyse only steps that all traces have"
         notices.append(Notice("starts_differ", line))
     reports = job.reports.values()
@@ -294,7 +286,7 @@ def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     return tuple(notices)
 
 
-def _has_unknown_start(progress: CaptureProgress) -> bool:
+def _has_unknown_start(progress: captures.CaptureProgress) -> bool:
     return progress.path is not None and progress.start_step is None
 
 

@@ -6,59 +6,48 @@ from stepscope.core.documents.analysis import Analysis, Collective, DimensionCos
 from stepscope.core.hardware.gpu_catalogue import SLOW_BELOW
 from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, counted, milliseconds, percent, size
 from stepscope.core.text.wording import bubble_parts
-from stepscope.workflow.panels.elements import (
-    Child,
-    Column,
-    Element,
-    name,
-    number_column,
-    panel,
-    share_bar,
-    short_ranks,
-    table,
-    tag,
-)
+from stepscope.workflow.panels import elements as html
 
 MAX_COLLECTIVES = 60
 MAX_ARRIVALS = 8
 """Rows shown; the document holds all."""
 
 _COLLECTIVE_COLUMNS = [
-    Column("Operation"),
-    Column("Group"),
-    number_column("Size"),
-    number_column("Calls"),
-    number_column("Bus bandwidth", "bytes over the wire / transfer time"),
-    number_column("Expected", "of the link at this size"),
-    number_column("Transfer", "after the last arrival, all calls together"),
-    number_column("hidden", "share of the transfer under compute"),
-    number_column("Wait", "until the last arrival, all calls and ranks together"),
-    number_column("hidden", "share of the waiting under compute"),
-    number_column("Skew", "between the first and the last arrival, median of a call"),
-    Column("Last to arrive"),
+    html.Column("Operation"),
+    html.Column("Group"),
+    html.number_column("Size"),
+    html.number_column("Calls"),
+    html.number_column("Bus bandwidth", "bytes over the wire / transfer time"),
+    html.number_column("Expected", "of the link at this size"),
+    html.number_column("Transfer", "after the last arrival, all calls together"),
+    html.number_column("hidden", "share of the transfer under compute"),
+    html.number_column("Wait", "until the last arrival, all calls and ranks together"),
+    html.number_column("hidden", "share of the waiting under compute"),
+    html.number_column("Skew", "between the first and the last arrival, median of a call"),
+    html.Column("Last to arrive"),
 ]
 _DIMENSION_COLUMNS = [
-    Column("Dimension"),
-    number_column("Calls"),
-    number_column("Transfer", "exposed: only communication runs"),
-    number_column("Wait", "exposed, the pipeline's bubble included"),
-    number_column("Unknown", "exposed, but arrivals are not known"),
-    number_column("Hidden", "under compute, calls at once each in full"),
+    html.Column("Dimension"),
+    html.number_column("Calls"),
+    html.number_column("Transfer", "exposed: only communication runs"),
+    html.number_column("Wait", "exposed, the pipeline's bubble included"),
+    html.number_column("Unknown", "exposed, but arrivals are not known"),
+    html.number_column("Hidden", "under compute, calls at once each in full"),
 ]
 _ARRIVAL_COLUMNS = [
-    Column("Rank"),
-    number_column("Late on average", "after the first to arrive"),
-    number_column("Last", "of the collectives that need everybody"),
+    html.Column("Rank"),
+    html.number_column("Late on average", "after the first to arrive"),
+    html.number_column("Last", "of the collectives that need everybody"),
 ]
 
 
-def communication_panel(analysis: Analysis) -> Element | None:
-    """A row for each kind, size and group, the most expensive first; None on one rank."""
+def communication_panel(analysis: Analysis) -> html.Element | None:
+    """Panel of communication: a row for each kind, size and group; None on one rank."""
     if not analysis.collectives:
         return None
     ordered = sorted(analysis.collectives, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
-    tables: list[Child] = [
-        table(
+    tables: list[html.Child] = [
+        html.table(
             _COLLECTIVE_COLUMNS,
             [_collective(row, analysis.job.world_size) for row in ordered[:MAX_COLLECTIVES]],
             caption="Collectives by kind, size and group",
@@ -69,11 +58,11 @@ def communication_panel(analysis: Analysis) -> Element | None:
     ]
     if analysis.communication_by_dimension:
         costs = [_dimension(cost) for cost in analysis.communication_by_dimension]
-        tables.append(table(_DIMENSION_COLUMNS, costs, caption="Share of all ranks' time by parallel dimension"))
+        tables.append(html.table(_DIMENSION_COLUMNS, costs, caption="Share of all ranks' time by parallel dimension"))
     late = [row for row in analysis.arrivals if row.mean_late_ms > 0][:MAX_ARRIVALS]
     if late:
-        tables.append(table(_ARRIVAL_COLUMNS, [_arrival(row) for row in late], caption="The latest ranks"))
-    return panel(
+        tables.append(html.table(_ARRIVAL_COLUMNS, [_arrival(row) for row in late], caption="The latest ranks"))
+    return html.panel(
         "How fast is the communication, and who arrives last?",
         tables,
         key="communication",
@@ -86,15 +75,15 @@ def communication_panel(analysis: Analysis) -> Element | None:
     )
 
 
-def _collective(row: Collective, world_size: int) -> list[Child]:
+def _collective(row: Collective, world_size: int) -> list[html.Child]:
     members = _members(row.group, world_size)
     flag = _flag(row)
     return [
-        name(row.kind.replace("_", "-")),
-        f"{name(row.dimension.upper())} · {members}" if row.dimension else members,
+        html.name(row.kind.replace("_", "-")),
+        f"{html.name(row.dimension.upper())} · {members}" if row.dimension else members,
         size(row.bytes),
         count(row.count),
-        tag("span", bandwidth(row.busbw_gbs), tag("span", flag, class_="ss-flag") if flag else None),
+        html.tag("span", bandwidth(row.busbw_gbs), html.tag("span", flag, class_="ss-flag") if flag else None),
         bandwidth(row.expected_busbw_gbs),
         milliseconds(row.transfer_ms),
         percent(row.hidden_transfer),
@@ -109,7 +98,7 @@ def _members(group: str, world_size: int) -> str:
     """'0,1,2,3' -> 'ranks 0–3'; a name stays as it is."""
     parts = group.split(",")
     is_ranks = all(part.isdecimal() and len(part) < 10 for part in parts)
-    return short_ranks([int(part) for part in parts], world_size=world_size) if is_ranks else name(group)
+    return html.short_ranks([int(part) for part in parts], world_size=world_size) if is_ranks else html.name(group)
 
 
 def _flag(row: Collective) -> str | None:
@@ -128,9 +117,9 @@ def _last_arriver(row: Collective) -> str:
     return f"rank {row.last_arriver}{times}"
 
 
-def _dimension(cost: DimensionCost) -> list[Child]:
+def _dimension(cost: DimensionCost) -> list[html.Child]:
     return [
-        name(cost.dimension.upper()) if cost.dimension else "not known",
+        html.name(cost.dimension.upper()) if cost.dimension else "not known",
         count(cost.num_calls),
         percent(cost.transfer),
         percent(cost.wait),
@@ -139,32 +128,32 @@ def _dimension(cost: DimensionCost) -> list[Child]:
     ]
 
 
-def _arrival(row: RankArrivals) -> list[Child]:
+def _arrival(row: RankArrivals) -> list[html.Child]:
     times_last = f"{count(row.times_last)} of {count(row.num_collectives)}"
     return [f"rank {row.rank}", milliseconds(row.mean_late_ms), times_last]
 
 
-def pipeline_panel(analysis: Analysis) -> Element | None:
-    """Measured bubble = structural + imbalance + variance, beside the textbook's; None without a pipeline."""
+def pipeline_panel(analysis: Analysis) -> html.Element | None:
+    """Panel of the pipeline's bubble: structural + imbalance + variance; None without a pipeline."""
     pipeline = analysis.pipeline
     if pipeline is None:
         return None
     parts = bubble_parts(pipeline)
     largest = max(share for _, share, _, _ in parts)
     items = [
-        tag(
+        html.tag(
             "li",
-            tag("span", part, class_="ss-cause-name"),
-            share_bar(share, category=category, largest=largest),
-            tag("span", percent(share), class_="ss-num ss-cause-share"),
-            tag("span", meaning, class_="ss-note ss-cause-details"),
+            html.tag("span", part, class_="ss-cause-name"),
+            html.share_bar(share, category=category, largest=largest),
+            html.tag("span", percent(share), class_="ss-num ss-cause-share"),
+            html.tag("span", meaning, class_="ss-note ss-cause-details"),
             class_=f"ss-cause ss-cause-short{' ss-sum' if part == 'Measured' else ''}",
         )
         for part, share, category, meaning in parts
     ]
-    return panel(
+    return html.panel(
         "How large is the pipeline's bubble, and why?",
-        tag("ul", items, class_="ss-causes"),
+        html.tag("ul", items, class_="ss-causes"),
         key="pipeline",
         note=_layout_words(pipeline),
         source=(
@@ -177,7 +166,7 @@ def pipeline_panel(analysis: Analysis) -> Element | None:
 def _layout_words(pipeline: Pipeline) -> str:
     chunks = f", {counted(pipeline.chunks, 'chunk')} a stage" if pipeline.chunks > 1 else ""
     return (
-        f"{name(pipeline.schedule)}, {counted(pipeline.stages, 'stage')}, "
+        f"{html.name(pipeline.schedule)}, {counted(pipeline.stages, 'stage')}, "
         f"{counted(pipeline.micro_batches, 'micro-batch')}{chunks}, "
         f"period {milliseconds(pipeline.period_ms)}"
     )

@@ -33,7 +33,7 @@ _VOID_KINDS = frozenset({"meta", "img", "source", "br"})
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One node of a panel.
+    """One HTML node of a panel.
 
     Attributes:
         kind: an HTML element's name, or one of two that each renderer draws its own way: `info` (text on demand, as
@@ -51,7 +51,7 @@ Child = str | Element | Iterable["Child"] | None
 
 
 def tag(kind: str, *children: Child, **attributes: str | float | None) -> Element:
-    """An element. In attribute names `_` stands for `-` and a trailing one is dropped (class_); None is left out."""
+    """An HTML node of a panel. In attribute names `_` stands for `-`, a trailing one is dropped; None is left out."""
     named = {
         key.rstrip("_").replace("_", "-"): value if isinstance(value, str) else f"{value:.6g}"
         for key, value in attributes.items()
@@ -69,7 +69,7 @@ def _flat(children: Iterable[Child]) -> Iterator[str | Element]:
 
 
 def to_html(child: Child) -> str:
-    """The tree as HTML, all texts escaped."""
+    """A panel's tree as HTML, all texts escaped."""
     return "".join(_html(node) for node in _flat([child]))
 
 
@@ -93,7 +93,7 @@ def _html(node: str | Element) -> str:
 
 
 def clean(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """The text without invisible characters, and without its middle where it is longer than `max_chars`."""
+    """Text for a panel without invisible characters, and without its middle beyond `max_chars`."""
     if len(text) > max_chars:
         head = max_chars * 2 // 3
         text = f"{text[:head]} … {text[-(max_chars - head - 3) :]}"
@@ -101,17 +101,17 @@ def clean(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
 
 
 def name(text: str) -> str:
-    """A name from a trace, short enough for a table."""
+    """A name from a trace, short enough for a panel's table."""
     return clean(text, MAX_NAME_CHARS)
 
 
 def short_ranks(ranks: list[int], *, world_size: int | None = None) -> str:
-    """Ranks in words, short even for every other rank of a thousand."""
+    """Ranks in words for a panel, short even for every other rank of a thousand."""
     return clean(ranks_words(ranks, world_size=world_size), MAX_RANKS_CHARS)
 
 
 def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") -> Element:
-    """A titled section.
+    """A titled section: one panel.
 
     Args:
         key: the section's id, for links.
@@ -129,18 +129,18 @@ def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") 
 
 
 def info(text: str, *, about: str) -> Element:
-    """An explanation that is shown on demand."""
+    """An explanation in a panel that is shown on demand."""
     return tag("info", text=text, about=about)
 
 
 def tabs(key: str, panels: Mapping[str, Child]) -> Element:
-    """Alternative views by title, the first one shown."""
+    """Tabs of a panel: alternative views by title, the first one shown."""
     return tag("tabs", (tag("tab", body, title=title) for title, body in panels.items()), id=f"{key}-tabs")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its title, whether it holds numbers (aligned right, not wrapped), and a tooltip."""
+    """Column of a panel's table: title, whether it holds numbers (aligned right, not wrapped), and a tooltip."""
 
     title: str
     is_number: bool = False
@@ -148,7 +148,7 @@ class Column:
 
 
 def number_column(title: str, hint: str | None = None) -> Column:
-    """A column of numbers."""
+    """A column of numbers in a panel's table."""
     return Column(title, is_number=True, hint=hint)
 
 
@@ -161,7 +161,7 @@ def table(
     what: str = "rows",
     class_: str = "",
 ) -> list[Element | None]:
-    """A table that scrolls sideways on a narrow page, and a line that says how many of `num_all` it leaves out.
+    """A panel's table that scrolls sideways on a narrow page, and how many of `num_all` it leaves out.
 
     The first cell of a row is its heading.
     """
@@ -192,7 +192,7 @@ def _class_of(column: Column) -> str | None:
 
 
 def more(number: int, what: str) -> Element | None:
-    """How many of `what` are left out, and where they can be read; None for none."""
+    """Line of a panel on how many of `what` are left out, and where they can be read; None for none."""
     if number <= 0:
         return None
     command = tag("code", "stepscope analyze RUN --json")
@@ -205,7 +205,7 @@ MAX_SPOKEN_CATEGORIES = 5
 
 
 def stacked_bar(ledger: Ledger, *, label: str, scale: float = 1.0) -> Element:
-    """One bar that adds up to 100 %, categories always in the same order; `scale` is its length, 0 to 1."""
+    """One bar of a panel that adds up to 100 %, categories always in the same order; `scale` is its length."""
     shares = {category: _clamped(ledger.get(category, 0.0)) for category in CATEGORY_ORDER}
     boxes = [_box(category, share) for category, share in shares.items() if share > 0]
     largest = sorted(((share, c) for c, share in ledger.items() if share > 0), key=lambda pair: -pair[0])
@@ -228,7 +228,7 @@ def _box(category: TimeCategory, share: float) -> Element:
 def share_bar(
     share: float, *, category: TimeCategory, largest: float, interval: tuple[float, float] | None = None
 ) -> Element:
-    """One bar of a list, scaled to the largest, with its interval as a whisker."""
+    """One bar of a panel's list, scaled to the largest, with its interval as a whisker."""
     scale = 1 / largest if largest > 0 else 0.0
     marks = []
     if share > 0:
@@ -241,14 +241,14 @@ def share_bar(
 
 
 def legend(categories: Iterable[TimeCategory]) -> Element:
-    """Colour, texture, name and meaning of each category."""
+    """Legend of a panel: colour, texture, name and meaning of each category."""
     meanings = ((c, CATEGORY_MEANINGS.get(c, "nothing else fits")) for c in categories)
     items = [tag("li", swatch(c), category_words(c), title=f"At this instant {words}.") for c, words in meanings]
     return tag("ul", items, class_="ss-legend")
 
 
 def swatch(category: TimeCategory) -> Element:
-    """A small box in the category's colour and texture."""
+    """A small box of a panel in the category's colour and texture."""
     return tag("span", class_=f"ss-swatch {_colour_classes(category)}", aria_hidden="true")
 
 

@@ -9,36 +9,24 @@ from stepscope.core.documents.analysis import Analysis, Ledger, RankLedger, Step
 from stepscope.core.text.numbers import UNKNOWN, milliseconds, percent
 from stepscope.core.text.wording import category_words
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
-from stepscope.workflow.panels.elements import (
-    Child,
-    Column,
-    Element,
-    legend,
-    more,
-    number_column,
-    panel,
-    stacked_bar,
-    table,
-    tabs,
-    tag,
-)
+from stepscope.workflow.panels import elements as html
 
 MAX_RANKS = 64
 """More rows are not a picture any more, and a table of them is thousands of nodes that few open."""
 MAX_STEPS = 40
 
 
-def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> Element:
-    """A bar per rank that adds up to 100 %, the same as a table, and with `with_steps` a bar per step."""
+def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> html.Element:
+    """Panel of the time breakdown: a bar per rank that adds up to 100 %, a table, and perhaps a bar per step."""
     categories = present_categories(analysis)
     ranks = most_different_ranks(analysis, MAX_RANKS)
     job = [_bar("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
     bars = [_bar(str(r.rank), r.ledger, milliseconds(r.step_ms), f"Rank {r.rank}") for r in ranks]
-    chart = [legend(categories), tag("div", _bars_head("rank", "step"), job, bars, class_="ss-bar-rows")]
-    return panel(
+    chart = [html.legend(categories), html.tag("div", _bars_head("rank", "step"), job, bars, class_="ss-bar-rows")]
+    return html.panel(
         "Where did the time go?",
-        tabs("ledger", {"Chart": chart, "Table": _table(analysis, ranks, categories)}),
-        more(len(analysis.ranks) - len(ranks), "ranks, less different from the job,"),
+        html.tabs("ledger", {"Chart": chart, "Table": _table(analysis, ranks, categories)}),
+        html.more(len(analysis.ranks) - len(ranks), "ranks, less different from the job,"),
         _by_step(analysis) if with_steps else None,
         key="ledger",
         note="numbers in the bars are percent of the rank's window",
@@ -50,12 +38,12 @@ def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> Element:
 
 
 def present_categories(analysis: Analysis) -> list[TimeCategory]:
-    """The categories that take time on any rank."""
+    """Time categories that a panel shows: those that take time on any rank."""
     return [c for c in CATEGORY_ORDER if any(rank.ledger.get(c, 0.0) > 0 for rank in analysis.ranks)]
 
 
 def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
-    """Up to `most` ranks, in order: all of them, else those whose ledgers differ most from the job's."""
+    """Ranks that a panel shows: up to `most`, whose time breakdowns differ most from the job's."""
     if len(analysis.ranks) <= most:
         return analysis.ranks
 
@@ -65,27 +53,27 @@ def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
     return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:most], key=lambda rank: rank.rank)
 
 
-def _bar(title: str, ledger: Ledger, figure: str, label: str, *, scale: float = 1.0) -> Element:
+def _bar(title: str, ledger: Ledger, figure: str, label: str, *, scale: float = 1.0) -> html.Element:
     cells = [
-        tag("span", title, class_="ss-num"),
-        stacked_bar(ledger, label=label, scale=scale),
-        tag("span", figure, class_="ss-num"),
+        html.tag("span", title, class_="ss-num"),
+        html.stacked_bar(ledger, label=label, scale=scale),
+        html.tag("span", figure, class_="ss-num"),
     ]
-    return tag("div", cells, class_="ss-bar-row ss-bar-all" if title == "all" else "ss-bar-row")
+    return html.tag("div", cells, class_="ss-bar-row ss-bar-all" if title == "all" else "ss-bar-row")
 
 
-def _bars_head(title: str, figure: str) -> Element:
-    cells = [tag("span", title), tag("span"), tag("span", figure)]
-    return tag("div", cells, class_="ss-bar-row ss-bar-head", aria_hidden="true")
+def _bars_head(title: str, figure: str) -> html.Element:
+    cells = [html.tag("span", title), html.tag("span"), html.tag("span", figure)]
+    return html.tag("div", cells, class_="ss-bar-row ss-bar-head", aria_hidden="true")
 
 
-def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCategory]) -> Child:
+def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCategory]) -> html.Child:
     columns = [
-        Column("Rank"),
-        number_column("Window"),
-        number_column("Step"),
-        *(number_column(category_words(category)) for category in categories),
-        number_column("Hidden communication", "runs under compute; not part of the 100 %"),
+        html.Column("Rank"),
+        html.number_column("Window"),
+        html.number_column("Step"),
+        *(html.number_column(category_words(category)) for category in categories),
+        html.number_column("Hidden communication", "runs under compute; not part of the 100 %"),
     ]
     rows = [_job_row(analysis, categories)] if len(ranks) > 1 else []
     rows += [
@@ -98,7 +86,7 @@ def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCat
         ]
         for rank in ranks
     ]
-    return table(columns, rows, caption="Share of each heading in each rank's window", class_="ss-wide")
+    return html.table(columns, rows, caption="Share of each heading in each rank's window", class_="ss-wide")
 
 
 def _job_row(analysis: Analysis, categories: list[TimeCategory]) -> list[str]:
@@ -109,7 +97,7 @@ def _job_row(analysis: Analysis, categories: list[TimeCategory]) -> list[str]:
     return ["all", UNKNOWN, milliseconds(analysis.job.step_ms), *shares, percent(hidden)]
 
 
-def _by_step(analysis: Analysis) -> Child:
+def _by_step(analysis: Analysis) -> html.Child:
     by_index: dict[int, list[StepLedger]] = defaultdict(list)
     for rank in analysis.ranks:
         for step in rank.steps:
@@ -125,10 +113,10 @@ def _by_step(analysis: Analysis) -> Child:
     ]
     note = "Mean over ranks, lengths to scale. The last step ends with the trace, not with the next step's beginning."
     return [
-        tag("h3", "By step"),
-        tag("p", note, class_="ss-note"),
-        tag("div", _bars_head("step", "length"), bars, class_="ss-bar-rows"),
-        more(len(by_index) - len(indices), "steps"),
+        html.tag("h3", "By step"),
+        html.tag("p", note, class_="ss-note"),
+        html.tag("div", _bars_head("step", "length"), bars, class_="ss-bar-rows"),
+        html.more(len(by_index) - len(indices), "steps"),
         _slowest_ranks(analysis.ranks, indices),
     ]
 
@@ -138,7 +126,7 @@ def _mean_ledger(steps: Sequence[StepLedger]) -> Ledger:
     return {c: sum(step.ledger.get(c, 0.0) * step.ms for step in steps) / total_ms for c in CATEGORY_ORDER}
 
 
-def _slowest_ranks(ranks: Sequence[RankLedger], indices: list[int]) -> Element | None:
+def _slowest_ranks(ranks: Sequence[RankLedger], indices: list[int]) -> html.Element | None:
     """The slowest rank of each step, where there are several."""
     if len(ranks) < 2:
         return None
@@ -147,4 +135,8 @@ def _slowest_ranks(ranks: Sequence[RankLedger], indices: list[int]) -> Element |
         lengths = [(step.ms, rank.rank) for rank in ranks for step in rank.steps if step.index == index]
         ms, rank = max(lengths, key=lambda pair: pair[0])
         rows.append(f"step {index}: rank {rank} {milliseconds(ms)}")
-    return tag("details", tag("summary", "The slowest rank of each step"), tag("p", "; ".join(rows), class_="ss-note"))
+    return html.tag(
+        "details",
+        html.tag("summary", "The slowest rank of each step"),
+        html.tag("p", "; ".join(rows), class_="ss-note"),
+    )

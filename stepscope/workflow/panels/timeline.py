@@ -35,7 +35,7 @@ _Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One rank's time line as arrays: `edges_ns` has one more entry than `codes`."""
+    """One rank's time line as arrays, for the panel: `edges_ns` has one more entry than `codes`."""
 
     rank: int
     edges_ns: _Int64
@@ -46,7 +46,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One rank's part of a view; times are ns after the origin.
+    """Part of one rank's time line, as a panel shows it; times are ns after the origin.
 
     Attributes:
         slices: [start, end, category code] of each slice in view, exact; None where they are too many.
@@ -62,7 +62,7 @@ class Tile:
 
 
 def make_track(timeline: RankTimeline) -> Track:
-    """One rank's time line as arrays."""
+    """Make the arrays of one rank's time line, for the panel."""
     return Track(
         rank=timeline.rank,
         edges_ns=np.array([*timeline.start_ns, timeline.end_ns], dtype=np.int64),
@@ -73,7 +73,7 @@ def make_track(timeline: RankTimeline) -> Track:
 
 
 def make_tile(track: Track, *, origin_ns: int, start_ns: int, end_ns: int, width: int) -> Tile:
-    """The tile of a track between two times, in ns after `origin_ns`, with `width` columns."""
+    """The tile of a time line's track between two times, in ns after `origin_ns`, with `width` columns."""
     start, end = origin_ns + start_ns, origin_ns + end_ns
     first, last = _in_view(track, start, end)
     few = last - first <= max(1, width * SLICES_PER_COLUMN)
@@ -88,7 +88,7 @@ def make_tile(track: Track, *, origin_ns: int, start_ns: int, end_ns: int, width
 
 
 def column_edges(start_ns: int, end_ns: int, width: int) -> _Int64:
-    """The `width` + 1 whole-nanosecond edges of the columns."""
+    """The `width` + 1 whole-nanosecond edges of a time line's pixel columns."""
     return np.array([start_ns + (end_ns - start_ns) * place // width for place in range(width + 1)], dtype=np.int64)
 
 
@@ -114,7 +114,7 @@ def _in_view(track: Track, start_ns: int, end_ns: int) -> tuple[int, int]:
 
 
 def time_in_columns(track: Track, edges: _Int64) -> _Int64:
-    """Nanoseconds of each category in each column between two `edges`; shape (columns, categories).
+    """Nanoseconds of each category in each pixel column of a time line; shape (columns, categories).
 
     The slices are cut at the columns' edges; each piece then belongs to one column and one category.
     """
@@ -151,7 +151,7 @@ MAX_TALL_RANKS = 8
 
 
 def timeline_panel(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Element | None:
-    """A row per rank; None without time lines."""
+    """Panel of the time lines, a row per rank; None without time lines."""
     chosen = {rank.rank for rank in most_different_ranks(analysis, MAX_RANKS)}
     shown = [line for line in timelines if line.rank in chosen and line.start_ns]
     if not shown:
@@ -160,8 +160,8 @@ def timeline_panel(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Ele
     start = min(int(track.edges_ns[0]) for track in tracks)
     end = max(max(int(track.edges_ns[-1]) for track in tracks), start + 1)
     for width in WIDTHS:
-        pictures = [paint(track, start_ns=start, end_ns=end, width=width) for track in tracks]
-        themes = [[encode(picture, is_dark=dark) for picture in pictures] for dark in (False, True)]
+        pictures = [paint_track(track, start_ns=start, end_ns=end, width=width) for track in tracks]
+        themes = [[encode_pixels(picture, is_dark=dark) for picture in pictures] for dark in (False, True)]
         if sum(len(uri) for theme in themes for uri in theme) <= MAX_PICTURE_BYTES:
             break
     rows = [_row(track.rank, *uris) for track, *uris in zip(tracks, *themes, strict=True)]
@@ -193,8 +193,8 @@ _STEP = _NOTHING + 1
 _STEP_LIGHT, _STEP_DARK = "#1c2024", "#e8eaed"
 
 
-def paint(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixels:
-    """Palette indices of one rank's row, shape (ROW_PIXELS, width); a line marks the start of a step."""
+def paint_track(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixels:
+    """Palette indices of one rank's row in the time line's picture; a line marks the start of a step."""
     edges = column_edges(start_ns, end_ns, width)
     times = time_in_columns(track, edges)
     widths = np.maximum(np.diff(edges), 1)
@@ -208,8 +208,8 @@ def paint(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixels:
     return pixels
 
 
-def encode(pixels: Pixels, *, is_dark: bool) -> str:
-    """The pixels as a data URI; the space outside the rank's window is transparent."""
+def encode_pixels(pixels: Pixels, *, is_dark: bool) -> str:
+    """A time line's pixels as a data URI; the space outside the rank's window is transparent."""
     height, width = pixels.shape
     colours = [*(DARK if is_dark else LIGHT).values(), "#000000", _STEP_DARK if is_dark else _STEP_LIGHT]
     palette = b"".join(bytes.fromhex(colour[1:]) for colour in colours)

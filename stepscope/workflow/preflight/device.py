@@ -9,12 +9,12 @@ from typing import Protocol
 
 
 class UnsupportedError(Exception):
-    """The device cannot do it, and need not: the check is skipped. The message says why."""
+    """A preflight's device cannot do it, and need not: the check is skipped. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One visible device.
+    """One device that a preflight's worker sees.
 
     Attributes:
         index: among those visible to the process.
@@ -27,8 +27,8 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """Versions of the software by name, and the devices that the process sees."""
+class WorkerDescription:
+    """Software versions and visible devices of a preflight's worker."""
 
     versions: dict[str, str]
     devices: list[DeviceFacts]
@@ -36,7 +36,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Duration of a measurement.
+    """Duration of a preflight's measurement.
 
     Attributes:
         warm_seconds: until clocks have risen and caches are filled; these runs do not count.
@@ -52,7 +52,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time of a run, and errors in its result.
+    """Time of a preflight's measurement, and errors in its result.
 
     Attributes:
         seconds: of the median run.
@@ -68,8 +68,8 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
-    """Errors in matrix products.
+class ProductErrors:
+    """Errors in a preflight's matrix products.
 
     Attributes:
         num_repeats: of the same product.
@@ -87,7 +87,7 @@ _TRIAL_RUNS = 3
 
 
 class Stopwatch(Protocol):
-    """Clock for runs on a device."""
+    """Clock for a preflight's runs on a device."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """Seconds of each run, queued one behind the other."""
@@ -95,7 +95,7 @@ class Stopwatch(Protocol):
 
 
 def time_runs(stopwatch: Stopwatch, work: Callable[[], object], pace: Pace) -> Timing:
-    """Time runs after a warm-up, which loads kernels, raises clocks and fills caches."""
+    """Time a preflight's measurement after a warm-up, which loads kernels, raises clocks and fills caches."""
     stopwatch.times(work, 1)
     trial = median(stopwatch.times(work, _TRIAL_RUNS))
     stopwatch.times(work, num_runs_of(trial, pace.warm_seconds, 1, pace.max_runs))
@@ -104,12 +104,12 @@ def time_runs(stopwatch: Stopwatch, work: Callable[[], object], pace: Pace) -> T
 
 
 def num_runs_of(run_seconds: float, seconds: float, least: int, most: int) -> int:
-    """Number of runs that fill these seconds, within bounds."""
+    """Number of runs of a preflight's measurement that fill these seconds, within bounds."""
     return max(least, min(most, round(seconds / run_seconds) if run_seconds > 0 else most))
 
 
 def timing_of(times: Sequence[float]) -> Timing:
-    """Median of the times in seconds, at least one, and the interquartile range over it."""
+    """Median time of a preflight's runs in seconds, and the interquartile range over it."""
     middle = median(times)
     if len(times) < 4 or middle <= 0:
         return Timing(middle, 0.0, len(times))

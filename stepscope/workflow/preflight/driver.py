@@ -9,10 +9,9 @@ from typing import Any
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, labels_from
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.gpu_state import GpuState, value_of
-from stepscope.workflow.preflight.performance import why_failed
-from stepscope.workflow.preflight.request import Programs
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
+from stepscope.workflow.preflight.performance import why_worker_failed
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
 """Beginning of a process's error of this kind."""
@@ -20,7 +19,7 @@ _UNUSABLE = f"{DriverUnusableError.__name__}: "
 
 @dataclass(frozen=True, slots=True)
 class DriverGpu:
-    """A GPU that NVML knows.
+    """A GPU of a preflight that NVML knows.
 
     Attributes:
         key: its PCI address, by which it is asked for.
@@ -40,7 +39,7 @@ class DriverGpu:
 
 @dataclass(frozen=True, slots=True)
 class DriverLook:
-    """The GPUs that NVML knows.
+    """The GPUs that NVML knows before a preflight.
 
     Attributes:
         gpus: those that answer.
@@ -57,8 +56,8 @@ class DriverLook:
     is_drivers: bool = False
 
 
-def check_answers(driver: DriverLook) -> None:
-    """Check that a GPU is known.
+def check_driver_answers(driver: DriverLook) -> None:
+    """Check that NVML knows a GPU for the preflight.
 
     Raises:
         DataError: NVML cannot be used, or knows no GPU.
@@ -70,24 +69,28 @@ def check_answers(driver: DriverLook) -> None:
         raise DataError(driver.why_not or "NVML knows no GPU here", what_next="run: stepscope doctor")
 
 
-def look(programs: Programs, seconds: float) -> DriverLook:
-    """Find the GPUs. Each is asked in a process of its own, all at once: one that hangs hides no other.
+def look_by_driver(programs: processes.WorkerPrograms, seconds: float) -> DriverLook:
+    """Find a preflight's GPUs through NVML, each in a process of its own: one that hangs hides no other.
 
     Args:
         seconds: after which the driver, or a GPU, counts as hanging.
     """
-    with Worker(programs.state, programs.environment) as worker:
-        reply = ask(worker, {"do": "count"}, seconds)
-    if isinstance(reply, Failure):
+    with processes.Worker(programs.state, programs.environment) as worker:
+        reply = processes.ask_worker(worker, {"do": "count"}, seconds)
+    if isinstance(reply, processes.WorkerFailure):
         text = reply.detail.removeprefix(_UNUSABLE)
-        is_drivers = reply.kind is FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
-        return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG, is_drivers=is_drivers)
+        is_drivers = (
+            reply.kind is processes.FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
+        )
+        return DriverLook(why_not=text, hangs=reply.kind is processes.FailureKind.HUNG, is_drivers=is_drivers)
     assert isinstance(reply, dict)
-    workers = [Worker(programs.state, programs.environment) for _ in range(reply["count"])]
+    workers = [processes.Worker(programs.state, programs.environment) for _ in range(reply["count"])]
     try:
-        replies = ask_all({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
+        replies = processes.ask_workers(
+            {worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds
+        )
     finally:
-        close_all(workers)
+        processes.close_workers(workers)
     gpus, lost = [], []
     for index, worker in enumerate(workers):
         gpu = _gpu_of(index, replies[worker])
@@ -98,9 +101,9 @@ def look(programs: Programs, seconds: float) -> DriverLook:
     return DriverLook(tuple(gpus), tuple(lost))
 
 
-def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
-    if isinstance(reply, Failure):
-        return why_failed(reply)
+def _gpu_of(index: int, reply: processes.Reply) -> DriverGpu | str:
+    if isinstance(reply, processes.WorkerFailure):
+        return why_worker_failed(reply)
     assert isinstance(reply, dict)
     if "lost" in reply:
         reason, detail = reply["lost"]
@@ -112,9 +115,9 @@ def _gpu_of(index: int, reply: Reply) -> DriverGpu | str:
 
 
 class DriverWatch:
-    """Readings of some GPUs before, during and after their measurement. A context manager."""
+    """NVML's readings of GPUs before, during and after a preflight's measurement. A context manager."""
 
-    def __init__(self, keys: Mapping[int, str], programs: Programs, seconds: float) -> None:
+    def __init__(self, keys: Mapping[int, str], programs: processes.WorkerPrograms, seconds: float) -> None:
         """
         Args:
             keys: PCI address of each GPU, by index.
@@ -123,7 +126,7 @@ class DriverWatch:
         """
         self._keys = keys
         self._seconds = seconds
-        self._workers = {index: Worker(programs.state, programs.environment) for index in keys}
+        self._workers = {index: processes.Worker(programs.state, programs.environment) for index in keys}
         self._before: dict[int, Collection] = {}
         self._ends: dict[int, Mapping[str, int]] = {}
 
@@ -131,7 +134,7 @@ class DriverWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        close_all(list(self._workers.values()))
+        processes.close_workers(list(self._workers.values()))
 
     def begin(self) -> None:
         """Read all before."""
@@ -144,18 +147,20 @@ class DriverWatch:
         """Sample from now on what changes under load."""
         self._ask_all("watch")
 
-    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | Failure]:
+    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | processes.WorkerFailure]:
         """Read all again: the state of each GPU, or how its process failed.
 
         Args:
             logged: what the kernel logged meanwhile, by address on PCI; None where its log cannot be read.
         """
         samples = self._ask_all("samples")
-        states: dict[int, GpuState | Failure] = {}
+        states: dict[int, GpuState | processes.WorkerFailure] = {}
         for index, reply in self._ask_all("read").items():
             sampled = samples[index]
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
-                states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it sent nothing")
+                states[index] = self._workers[index].failure or processes.WorkerFailure(
+                    processes.FailureKind.DIED, "it sent nothing"
+                )
                 continue
             after = StreamReader().read(reply["collection"])
             states[index] = GpuState(
@@ -181,9 +186,9 @@ class DriverWatch:
         """Active NVLinks by where they end, see `collectors.nvml`; None where not known."""
         return self._ends.get(index)
 
-    def _ask_all(self, do: str) -> dict[int, Reply]:
-        requests: dict[Worker, Mapping[str, Any]] = {
+    def _ask_all(self, do: str) -> dict[int, processes.Reply]:
+        requests: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {"do": do, "key": self._keys[index]} for index, worker in self._workers.items()
         }
-        replies = ask_all(requests, self._seconds)
+        replies = processes.ask_workers(requests, self._seconds)
         return {index: replies[worker] for index, worker in self._workers.items()}

@@ -42,7 +42,7 @@ _GOOD: _Judged = (Outcome.PASS, "")
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """NVML's readings of one GPU around its measurement.
+    """NVML's readings of one GPU around a preflight's measurement.
 
     Attributes:
         before: all readings, before anything ran.
@@ -76,7 +76,7 @@ def value_of(collection: Collection, name: str, **labels: str) -> float | None:
 
 
 def judge_state(gpu: int, state: GpuState, *, is_board: bool, is_loaded: bool) -> list[CheckResult]:
-    """All checks of one GPU's state.
+    """All preflight checks of one GPU's state.
 
     Args:
         is_board: whether all of its NVLinks are connected by design (SXM), unlike on a card that may have a bridge.

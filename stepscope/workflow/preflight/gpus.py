@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.collectors.jobs.devices import (
-    DeviceUsage,
-    devices_visible_to_cuda,
-    find_by_minor,
-    find_by_uuid,
-    parse_device_list,
-)
+from stepscope.collectors.jobs import devices as device_names
 from stepscope.collectors.nvml.gpu import NVSWITCH
 from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
@@ -23,18 +17,17 @@ from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.vocabulary import Notice
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.device import DeviceFacts
-from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
-from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_driver_answers
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ONLY_STATE = frozenset({CheckGroup.STATE})
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """GPUs that are to be checked.
+class GpuSelection:
+    """GPUs that a preflight is to check.
 
     Attributes:
         request: by NVML's indices, as far as NVML knows the names.
@@ -42,13 +35,15 @@ class Selection:
         warnings: on the names.
     """
 
-    request: PreflightRequest
+    request: processes.PreflightRequest
     results: tuple[CheckResult, ...] = ()
     warnings: tuple[Notice, ...] = ()
 
 
-def select(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
-    """Look up the named GPUs.
+def select_gpus(
+    request: processes.PreflightRequest, driver: DriverLook, programs: processes.WorkerPrograms, num_on_bus: int
+) -> GpuSelection:
+    """Look up the GPUs that a preflight's request or Slurm names.
 
     Args:
         programs: with the environment that Slurm has set, where Slurm names the GPUs.
@@ -66,17 +61,17 @@ def select(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
         if not too_few:
             raise
         notice = Notice("not_measured", str(error))  # a GPU that is gone counts more
-        selection = Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(notice,))
+        selection = GpuSelection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(notice,))
     return replace(selection, results=(*too_few, *selection.results))
 
 
-def without_visible(programs: Programs) -> Programs:
-    """Programs that see all GPUs: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
+def without_visible(programs: processes.WorkerPrograms) -> processes.WorkerPrograms:
+    """Preflight's programs without CUDA_VISIBLE_DEVICES: in a prolog it has Slurm's numbers, not CUDA's."""
     kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
     return replace(programs, environment=kept)
 
 
-def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
+def _too_few(request: processes.PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
     """A failure where the driver knows fewer GPUs than expected, or is missing.
 
     A driver that hangs is reported elsewhere; a broken installation of stepscope must not drain the node.
@@ -90,24 +85,26 @@ def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult
     return (CheckResult("driver", (), Outcome.FAIL, what),)
 
 
-def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
+def _named(
+    request: processes.PreflightRequest, driver: DriverLook, programs: processes.WorkerPrograms, num_on_bus: int
+) -> GpuSelection:
     if request.slurm_gpus is not None:
-        check_answers(driver)
+        check_driver_answers(driver)
         visible = programs.environment.get("CUDA_VISIBLE_DEVICES", "")
         selection = _by_slurm(request, request.slurm_gpus, driver, visible, num_on_bus)
     elif request.gpus:
         devices = _devices(driver)
-        found = [(find_by_uuid(devices, name), name) for name in request.gpus]
+        found = [(device_names.find_by_uuid(devices, name), name) for name in request.gpus]
         gpus = tuple(name if device is None else device.device.index for device, name in found)
-        selection = Selection(replace(request, gpus=gpus))
+        selection = GpuSelection(replace(request, gpus=gpus))
     else:
-        return Selection(request)
+        return GpuSelection(request)
     return _without_load_where_split(selection, driver)
 
 
 def _by_slurm(
-    request: PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
-) -> Selection:
+    request: processes.PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
+) -> GpuSelection:
     """Select by minor numbers and UUIDs.
 
     On machines with MIG Slurm's numbers count instances and identify no GPU. There Slurm sets CUDA_VISIBLE_DEVICES to
@@ -116,16 +113,18 @@ def _by_slurm(
     if not names:
         raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
     devices = _devices(driver)
-    visible_names = parse_device_list(visible)
-    if visible_names and len(devices_visible_to_cuda(devices, visible)) == len(visible_names):
-        names = visible_names
+    _visible_names = device_names.parse_device_list(visible)
+    if _visible_names and len(device_names.devices_visible_to_cuda(devices, visible)) == len(_visible_names):
+        names = _visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
         what = f"{listed(numbers)} {form(len(numbers), 'identifies', 'identify')} no GPU"
         why = (
             f"Slurm's {what} on a machine with MIG: the driver is asked for all of its GPUs, and nothing is run on them"
         )
-        return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
+        return GpuSelection(
+            replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),)
+        )
     if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
         taken = f"{listed(numbers)} {form(len(numbers), 'is taken for an index', 'are taken for indices')}"
         notice = Notice("minor_unknown", f"the driver reports no minor number: Slurm's {taken}")
@@ -135,16 +134,25 @@ def _by_slurm(
     return _by_names(request, names, driver, num_on_bus)
 
 
-def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
+def _by_names(
+    request: processes.PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int
+) -> GpuSelection:
     devices = _devices(driver)
-    found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
+    found = {
+        name: device_names.find_by_minor(devices, name)
+        if name.isdecimal()
+        else device_names.find_by_uuid(devices, name)
+        for name in names
+    }
     gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
     unknown = [name for name, device in found.items() if device is None]
     request = replace(request, gpus=gpus)
-    return _with_unknown(request, unknown, driver, num_on_bus) if unknown else Selection(request)
+    return _with_unknown(request, unknown, driver, num_on_bus) if unknown else GpuSelection(request)
 
 
-def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
+def _with_unknown(
+    request: processes.PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int
+) -> GpuSelection:
     """Select for names that no answering GPU has: such a GPU is lost, or does not report its minor number.
 
     Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are created and destroyed by
@@ -166,7 +174,7 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
         gone = [*numbers, *gone]
     if driver.lost:  # neither number nor UUID of these is known
         gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
-        return Selection(replace(request, gpus=gpus), warnings=warnings)
+        return GpuSelection(replace(request, gpus=gpus), warnings=warnings)
     why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
@@ -177,13 +185,15 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
         why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
     if why:
         failed = (CheckResult("driver", (), Outcome.FAIL, why),)
-        return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), failed, warnings)
+        return GpuSelection(
+            request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), failed, warnings
+        )
     if not request.gpus:
         raise UsageError(_no_gpus(unknown), where="--slurm-gpus", what_next="compare it with nvidia-smi -L")
     wrong = [name for name in unknown if name not in numbers]
     if wrong:
         warnings = (*warnings, Notice("no_such_gpu", f"{_no_gpus(wrong)}: the others are checked"))
-    return Selection(request, warnings=warnings)
+    return GpuSelection(request, warnings=warnings)
 
 
 def _no_gpus(names: Sequence[str]) -> str:
@@ -191,8 +201,8 @@ def _no_gpus(names: Sequence[str]) -> str:
 
 
 def _with_unknown_minor(
-    request: PreflightRequest, numbers: Sequence[str], without_minor: Sequence[str], num_lost: int
-) -> tuple[PreflightRequest, tuple[Notice, ...]]:
+    request: processes.PreflightRequest, numbers: Sequence[str], without_minor: Sequence[str], num_lost: int
+) -> tuple[processes.PreflightRequest, tuple[Notice, ...]]:
     """Add GPUs without a known minor number; where they may be another job's, nothing is run."""
     why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(without_minor)}, without a minor number, "
     why += form(len(without_minor), "is checked", "are checked")
@@ -202,7 +212,7 @@ def _with_unknown_minor(
     return request, (Notice("minor_unknown", why),)
 
 
-def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selection:
+def _without_load_where_split(selection: GpuSelection, driver: DriverLook) -> GpuSelection:
     request = selection.request
     split = [str(gpu.index) for gpu in driver.gpus if gpu.is_split and str(gpu.index) in (request.gpus or ())]
     if not split or not request.runs:
@@ -212,10 +222,10 @@ def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selec
     return replace(selection, request=replace(request, groups=_ONLY_STATE), warnings=(*selection.warnings, notice))
 
 
-def _devices(driver: DriverLook) -> list[DeviceUsage]:
+def _devices(driver: DriverLook) -> list[device_names.DeviceUsage]:
     """Whole GPUs, also those that are split, and MIG instances."""
     return [
-        DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
+        device_names.DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
         for gpu in driver.gpus
         for uuid, instance in ((gpu.uuid, ""), *gpu.instances)
     ]
@@ -227,8 +237,8 @@ _DOCTOR = "run: stepscope doctor"
 
 
 @dataclass(frozen=True, slots=True)
-class Discovery:
-    """GPUs that were found.
+class GpuDiscovery:
+    """GPUs that a preflight found.
 
     Attributes:
         results: of GPUs that cannot be measured.
@@ -240,14 +250,14 @@ class Discovery:
     warnings: tuple[Notice, ...] = ()
 
 
-def visible_names(programs: Programs, variable: str) -> list[str] | None:
+def _visible_names(programs: processes.WorkerPrograms, variable: str) -> list[str] | None:
     """Devices that the environment lets CUDA see, in CUDA's order; None for all."""
     text = programs.environment.get(variable)
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def discover_cpu(request: PreflightRequest) -> Discovery:
-    """Processes on the CPU that stand for GPUs.
+def discover_cpu(request: processes.PreflightRequest) -> GpuDiscovery:
+    """Processes on the CPU that stand for a preflight's GPUs.
 
     Raises:
         UsageError: a name is not a number.
@@ -255,33 +265,35 @@ def discover_cpu(request: PreflightRequest) -> Discovery:
     names = request.gpus or tuple(map(str, range(_NUM_PROCESSES)))
     if not all(name.isdecimal() for name in names):
         raise UsageError("processes on the CPU have numbers", where="--gpus", what_next="give numbers, such as 0,1")
-    return Discovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
+    return GpuDiscovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
 
 
-def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discovery:
-    """Find GPUs through NVML, where nothing runs on them: that needs no torch.
+def discover_by_driver(request: processes.PreflightRequest, driver: DriverLook) -> GpuDiscovery:
+    """Find a preflight's GPUs through NVML, where nothing runs on them: that needs no torch.
 
     Raises:
         DataError: NVML cannot be asked, or knows no GPU.
         UnreachableError: the driver hangs.
     """
-    check_answers(driver)
+    check_driver_answers(driver)
     return _chosen([_by_driver(one) for one in driver.gpus], driver.lost, request)
 
 
-def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
-    """Find the GPUs of this node through CUDA and NVML.
+def discover_gpus(
+    request: processes.PreflightRequest, programs: processes.WorkerPrograms, driver: DriverLook
+) -> GpuDiscovery:
+    """Find a preflight's GPUs through CUDA and NVML.
 
     Raises:
         UsageError: torch is not installed.
         DataError: this torch cannot use GPUs, or there is none.
         UnreachableError: the driver hangs.
     """
-    with Worker((*programs.device, "cuda"), programs.environment) as scout:
-        reply = ask(scout, {"do": "describe"}, request.start_seconds)
+    with processes.Worker((*programs.device, "cuda"), programs.environment) as scout:
+        reply = processes.ask_worker(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
     devices = [DeviceFacts(**one) for one in reply["devices"]] if isinstance(reply, dict) else []
-    visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
+    visible = _visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
     warnings: list[Notice] = []
     unseen: list[tuple[int, str]] = []
     if devices:
@@ -291,10 +303,10 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
             gpus = _whole(gpus, driver, visible)
     else:
         _check_torch(reply, versions)
-        why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
+        why = reply.detail if isinstance(reply, processes.WorkerFailure) else "torch sees no GPU"
         gpus = [_by_driver(one) for one in driver.gpus if visible is None or _is_among(one, visible)]
         if not gpus:
-            if isinstance(reply, Failure):
+            if isinstance(reply, processes.WorkerFailure):
                 raise UnreachableError(f"torch cannot look for GPUs: {why}", what_next=_DOCTOR)
             raise DataError(f"{why} here", what_next=f"{_DOCTOR}, or try --device cpu")
         # one GPU off the bus can hide all others from CUDA: each is tried alone
@@ -320,9 +332,9 @@ def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> 
     return MeasuredGpu(known.index, name, device.name, device.uuid, known.key)
 
 
-def _check_torch(reply: Reply, versions: dict[str, str]) -> None:
+def _check_torch(reply: processes.Reply, versions: dict[str, str]) -> None:
     """Raise a UsageError or DataError where this Python cannot measure a GPU at all."""
-    if isinstance(reply, Failure) and "No module named 'torch'" in reply.detail:
+    if isinstance(reply, processes.WorkerFailure) and "No module named 'torch'" in reply.detail:
         raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
     if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
         what = f"no GPU can be measured: this torch ({versions['torch']}) is built without CUDA"
@@ -347,7 +359,9 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
     ]
 
 
-def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> Discovery:
+def _chosen(
+    gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: processes.PreflightRequest
+) -> GpuDiscovery:
     chosen: list[MeasuredGpu] = []
     results = []
     for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):
@@ -358,7 +372,7 @@ def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], reques
         why = next((why for index, why in lost if str(index) == name), None)
         why = why or f"there is no GPU {name} here: it fell off the bus, or that is not its name"
         results.append(CheckResult("driver", (int(name),) if name.isdecimal() else (), Outcome.FAIL, why))
-    return Discovery(tuple(chosen), {}, tuple(results))
+    return GpuDiscovery(tuple(chosen), {}, tuple(results))
 
 
 def _is_called(gpu: MeasuredGpu, name: str) -> bool:
@@ -367,7 +381,7 @@ def _is_called(gpu: MeasuredGpu, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGpu:
-    """A GPU before it is measured.
+    """A GPU that a preflight measures.
 
     Attributes:
         index: NVML's, else CUDA's.

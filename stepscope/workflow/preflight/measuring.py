@@ -15,20 +15,26 @@ from typing import Any
 from stepscope.core.documents.machine_checks import DTYPES, CheckResult, Outcome
 from stepscope.core.hardware.gpu_catalogue import GpuModel
 from stepscope.workflow.preflight import performance
+from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.device import Pace
 from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported, Worker, ask, ask_all
 
 _BYTES, _OPERATIONS = "bytes/s", "FLOP/s"
 _DESCRIBE = {"do": "describe"}
 
 
 class Measuring:
-    """Measurements of each GPU in its worker."""
+    """Preflight measurements of each GPU in its worker."""
 
     def __init__(
-        self, gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, *, seconds: float, is_cuda: bool
+        self,
+        gpus: Sequence[MeasuredGpu],
+        workers: Mapping[int, processes.Worker],
+        sizes: MeasurementSizes,
+        *,
+        seconds: float,
+        is_cuda: bool,
     ) -> None:
         self.results: list[CheckResult] = []
         self._gpus = {gpu.index: gpu for gpu in gpus}
@@ -38,21 +44,23 @@ class Measuring:
         self._is_cuda = is_cuda
         self._failed_in: dict[int, str] = {}
 
-    def start(self, seconds: float, *, beside: Worker | None = None) -> None:
+    def start(self, seconds: float, *, beside: processes.Worker | None = None) -> None:
         """Wait until every worker has its device; only failures become results.
 
         Args:
             beside: a further worker that must be ready.
         """
-        requests: dict[Worker, Mapping[str, Any]] = {
+        requests: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {**_DESCRIBE, "beside": self._gpus[index].pci_bus_id} for index, worker in self._workers.items()
         }
-        replies = ask_all(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
+        replies = processes.ask_workers(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
         for index, worker in self._workers.items():
             reply = replies[worker]
             if isinstance(reply, dict) and not reply["devices"]:
-                reply = worker.fail(FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone")
-            if isinstance(reply, Failure):
+                reply = worker.fail(
+                    processes.FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone"
+                )
+            if isinstance(reply, processes.WorkerFailure):
                 self._add(judge_failure("start", (index,), reply))
 
     def healthy(self) -> list[MeasuredGpu]:
@@ -103,7 +111,7 @@ class Measuring:
     def _model(self, index: int) -> GpuModel | None:
         return self._gpus[index].model if self._is_cuda else None
 
-    def _ask(self, check: str, request: Mapping[str, Any], *, only: int | None = None) -> dict[int, Reply]:
+    def _ask(self, check: str, request: Mapping[str, Any], *, only: int | None = None) -> dict[int, processes.Reply]:
         """Ask all GPUs, or one; a check of a GPU that failed before is skipped."""
         asked = {}
         for index in self._gpus if only is None else (only,):
@@ -112,11 +120,11 @@ class Measuring:
                 self.results.append(CheckResult(check, (index,), Outcome.SKIPPED, why))
             else:
                 asked[self._workers[index]] = index
-        replies = ask_all(dict.fromkeys(asked, request), self._seconds)
+        replies = processes.ask_workers(dict.fromkeys(asked, request), self._seconds)
         return {asked[worker]: reply for worker, reply in replies.items()}
 
     def _rate(
-        self, check: str, index: int, reply: Reply, amount: float, unit: str, expected: Expectation | None
+        self, check: str, index: int, reply: processes.Reply, amount: float, unit: str, expected: Expectation | None
     ) -> None:
         self._add(
             judge_rate(
@@ -136,9 +144,13 @@ MAX_RESTARTS = 3
 
 
 def measure_peers(
-    gpus: Sequence[MeasuredGpu], worker: Worker | None, restart: Callable[[], Worker], sizes: Sizes, seconds: float
+    gpus: Sequence[MeasuredGpu],
+    worker: processes.Worker | None,
+    restart: Callable[[], processes.Worker],
+    sizes: MeasurementSizes,
+    seconds: float,
 ) -> list[CheckResult]:
-    """Measure copies between each two GPUs, one pair after the other.
+    """Measure a preflight's copies between each two GPUs, one pair after the other.
 
     Args:
         gpus: at least two.
@@ -170,7 +182,7 @@ def measure_peers(
                     "num_bytes": sizes.peer_bytes,
                     "pace": asdict(sizes.link_pace),
                 }
-                reply = ask(worker, request, seconds)
+                reply = processes.ask_worker(worker, request, seconds)
                 results.append(_judge_pair(source, target, reply, sizes.peer_bytes))
     finally:
         worker.close()
@@ -178,9 +190,14 @@ def measure_peers(
 
 
 def measure_all_reduce(
-    gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, seconds: float, *, is_cuda: bool
+    gpus: Sequence[MeasuredGpu],
+    workers: Mapping[int, processes.Worker],
+    sizes: MeasurementSizes,
+    seconds: float,
+    *,
+    is_cuda: bool,
 ) -> CheckResult:
-    """Measure an all-reduce over all GPUs, in their workers.
+    """Measure a preflight's all-reduce over all GPUs, in their workers.
 
     Args:
         gpus: at least two.
@@ -190,11 +207,11 @@ def measure_all_reduce(
     members = [workers[gpu.index] for gpu in gpus]
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = str(Path(folder) / "rendezvous")
-        joins: dict[Worker, Mapping[str, Any]] = {
+        joins: dict[processes.Worker, Mapping[str, Any]] = {
             worker: {"do": "join", "rank": rank, "world_size": len(gpus), "path": path, "seconds": seconds}
             for rank, worker in enumerate(members)
         }
-        replies = ask_all(joins, seconds)
+        replies = processes.ask_workers(joins, seconds)
         if all(isinstance(reply, dict) for reply in replies.values()):
             request = {
                 "do": "all_reduce",
@@ -202,14 +219,14 @@ def measure_all_reduce(
                 "num_warm": sizes.num_warm,
                 "num_runs": sizes.num_runs,
             }
-            replies = ask_all(dict.fromkeys(members, request), seconds)
+            replies = processes.ask_workers(dict.fromkeys(members, request), seconds)
     expected = _expect_all_reduce(gpus) if is_cuda else None
     return _judge_all_reduce(
         tuple(gpu.index for gpu in gpus), [replies[worker] for worker in members], sizes.all_reduce_bytes, expected
     )
 
 
-def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_bytes: int) -> CheckResult:
+def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: processes.Reply, num_bytes: int) -> CheckResult:
     expected = None
     if source.model is not None and source.nvlinks is not None:
         num_links = sum(source.nvlinks.values())
@@ -221,15 +238,19 @@ def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_byte
 
 
 def _judge_all_reduce(
-    gpus: tuple[int, ...], replies: Sequence[Reply], num_bytes: int, expected: Expectation | None
+    gpus: tuple[int, ...], replies: Sequence[processes.Reply], num_bytes: int, expected: Expectation | None
 ) -> CheckResult:
-    failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, Failure)]
+    failed = [
+        (index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, processes.WorkerFailure)
+    ]
     if failed:
         # a worker that only hangs waits for the others: one that ended gives the reason
-        _, first = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
+        _, first = next(
+            ((index, one) for index, one in failed if one.kind is not processes.FailureKind.HUNG), failed[0]
+        )
         who = ", ".join(str(index) for index, _ in failed)
-        return judge_failure("all_reduce", gpus, Failure(first.kind, f"GPU {who}: {first.detail}"))
-    unsupported = next((reply for reply in replies if isinstance(reply, Unsupported)), None)
+        return judge_failure("all_reduce", gpus, processes.WorkerFailure(first.kind, f"GPU {who}: {first.detail}"))
+    unsupported = next((reply for reply in replies if isinstance(reply, processes.Unsupported)), None)
     if unsupported is not None:
         return judge_failure("all_reduce", gpus, unsupported)
     answers = [reply for reply in replies if isinstance(reply, dict)]
@@ -258,7 +279,7 @@ _MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MeasurementSizes:
     """Sizes of the measurements of a preflight.
 
     Attributes:
@@ -286,7 +307,7 @@ class Sizes:
     num_runs: int
 
 
-FULL = Sizes(
+FULL = MeasurementSizes(
     copy_bytes=2048 * _MIB,
     host_bytes=512 * _MIB,
     peer_bytes=512 * _MIB,
@@ -300,7 +321,7 @@ FULL = Sizes(
     num_warm=5,
     num_runs=20,
 )
-QUICK = Sizes(
+QUICK = MeasurementSizes(
     copy_bytes=1024 * _MIB,
     host_bytes=256 * _MIB,
     peer_bytes=256 * _MIB,
@@ -314,7 +335,7 @@ QUICK = Sizes(
     num_warm=3,
     num_runs=10,
 )
-CPU = Sizes(
+CPU = MeasurementSizes(
     copy_bytes=64 * _MIB,
     host_bytes=_MIB,
     peer_bytes=_MIB,
@@ -331,6 +352,6 @@ CPU = Sizes(
 """Small: on the CPU the code is tried, not the machine."""
 
 
-def sizes_for(device_type: str, *, quick: bool) -> Sizes:
-    """The sizes of a preflight."""
+def sizes_for(device_type: str, *, quick: bool) -> MeasurementSizes:
+    """The sizes of a preflight's measurements."""
     return CPU if device_type == "cpu" else QUICK if quick else FULL

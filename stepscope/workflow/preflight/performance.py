@@ -30,8 +30,8 @@ from stepscope.core.hardware.gpu_catalogue import (
     scale_up_link,
 )
 from stepscope.core.text.numbers import counted, form
-from stepscope.workflow.preflight.device import Products, Timing
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported
+from stepscope.workflow.preflight.device import ProductErrors, Timing
+from stepscope.workflow.preflight.workers import FailureKind, Reply, Unsupported, WorkerFailure
 
 MAX_SPREAD = 0.1
 """Of runs on a GPU: more means that clocks change, or that the GPU is shared. Healthy ones show some percent."""
@@ -55,7 +55,7 @@ def judge_rate(
     judges_spread: bool = True,
     results: str = "bytes",
 ) -> CheckResult:
-    """Judge a rate, and fail it where results came out wrong.
+    """Judge a preflight's measured rate, and fail it where results came out wrong.
 
     Args:
         reply: the fields of a Timing, or why there are none.
@@ -69,7 +69,7 @@ def judge_rate(
     timing = Timing(**reply)
     if not timing.seconds > 0:
         what = f"a run took {timing.seconds:g} s by the device's clock"
-        return judge_failure(check, gpus, Failure(FailureKind.ERROR, what))
+        return judge_failure(check, gpus, WorkerFailure(FailureKind.ERROR, what))
     value = amount / timing.seconds
     result = CheckResult(
         check, gpus, Outcome.PASS, value=value, unit=unit, spread=timing.spread, num_runs=timing.num_runs
@@ -99,23 +99,23 @@ def _judge_value(result: CheckResult, value: float, expectation: Expectation) ->
     return replace(result, outcome=outcome, detail=f"{value / expectation.value:.0%} of what such a GPU gives")
 
 
-def judge_failure(check: str, gpus: tuple[int, ...], reply: Failure | Unsupported) -> CheckResult:
-    """The result of a failed measurement: skipped where the device cannot do it, else failed."""
+def judge_failure(check: str, gpus: tuple[int, ...], reply: WorkerFailure | Unsupported) -> CheckResult:
+    """The result of a failed preflight measurement: skipped where the device cannot do it, else failed."""
     if isinstance(reply, Unsupported):
         return CheckResult(check, gpus, Outcome.SKIPPED, reply.detail)
-    return CheckResult(check, gpus, Outcome.FAIL, why_failed(reply))
+    return CheckResult(check, gpus, Outcome.FAIL, why_worker_failed(reply))
 
 
-def why_failed(failure: Failure) -> str:
-    """How a process failed, and what to do."""
+def why_worker_failed(failure: WorkerFailure) -> str:
+    """How a preflight's worker process failed, and what to do."""
     return f"{failure.detail}; {_NEXT[failure.kind]}"
 
 
 def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResult:
-    """Judge repeated and exact products; the value is the number of wrong ones."""
+    """Judge a preflight's repeated and exact products; the value is the number of wrong ones."""
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
-    products = Products(**reply)
+    products = ProductErrors(**reply)
     differing, wrong = products.num_differing, products.num_wrong
     faults = []
     if differing:
@@ -130,7 +130,7 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
 
 
 def with_neighbours(results: Sequence[CheckResult], kinds: Mapping[int, str]) -> list[CheckResult]:
-    """The results, with a warning where a GPU is slower than the others of its model, which `kinds` names by index."""
+    """Preflight's results, with a warning where a GPU is slower than the others of its model."""
     slow: dict[int, str] = {}
     groups: dict[tuple[str, str], dict[int, int]] = {}
     for place, result in enumerate(results):
@@ -160,7 +160,7 @@ _PAIR_EFFECT = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
+class _Outlier:
     """A GPU that is slower than the others.
 
     Attributes:
@@ -174,8 +174,8 @@ class Outlier:
     limit: float
 
 
-def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
-    """GPUs that are slower than the others, by index: `values` are rates of GPUs of one kind."""
+def low_outliers(values: Mapping[int, float]) -> dict[int, _Outlier]:
+    """GPUs that a preflight finds slower than the others, by index: `values` are rates of GPUs of one kind."""
     if len(values) < 2:
         return {}
     if len(values) < MIN_GPUS_FOR_SPREAD:
@@ -185,7 +185,7 @@ def low_outliers(values: Mapping[int, float]) -> dict[int, Outlier]:
         usual = median(values.values())
         deviation = _SCALE * median(abs(value - usual) for value in values.values())
         limit = usual - max(MAX_DEVIATIONS * deviation, MIN_EFFECT * usual)
-    return {index: Outlier(value, usual, limit) for index, value in values.items() if value < limit}
+    return {index: _Outlier(value, usual, limit) for index, value in values.items() if value < limit}
 
 
 WARN_SHARE = 0.85
@@ -216,7 +216,7 @@ _BOARDS = frozenset({"H100", "H200", "H800", "GH200", "B200", "B300", "GB200", "
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Expected rate of a check.
+    """Rate that a preflight expects of a check.
 
     Attributes:
         value: in the check's unit.
@@ -241,18 +241,18 @@ class Expectation:
 
 
 def expect_memory(gpu: GpuModel) -> Expectation:
-    """Bytes a second of a copy within the memory, counting what is read and what is written."""
+    """Bytes a second that a preflight expects of a copy within memory, reads and writes counted."""
     usual = _MEMORY_SHARE if gpu.memory_bytes_per_second > _HBM_BYTES_PER_SECOND else _MEMORY_SHARE_GDDR
     share = _MEMORY_SHARES.get(gpu.name, usual)
     return Expectation(gpu.memory_bytes_per_second * share, f"{gpu.source}, {share:.0%} of it")
 
 
 def expect_product(gpu: GpuModel, device_name: str, dtype: str) -> Expectation | None:
-    """FLOP/s of a large product; None where the catalogue has no peak for the type."""
+    """FLOP/s that a preflight expects of a large product; None where the catalogue has no peak for the type."""
     peak = gpu.peak_flops(dtype)
     if peak is None:
         return None
-    if is_board(gpu, device_name):
+    if is_sxm_board(gpu, device_name):
         share = _PRODUCT_SHARE[dtype]
         return Expectation(peak * share, f"{gpu.source}, {share:.0%} of it")
     share = min(_POWER_LIMITED_SHARE, _PRODUCT_SHARE[dtype])
@@ -260,7 +260,7 @@ def expect_product(gpu: GpuModel, device_name: str, dtype: str) -> Expectation |
 
 
 def expect_host_copy(device_name: str, generation: int | None, lanes: int | None) -> Expectation:
-    """Bytes a second between pinned host memory and the GPU.
+    """Bytes a second that a preflight expects between pinned host memory and the GPU.
 
     Args:
         device_name: the driver's, which tells the generation where NVML does not.
@@ -274,7 +274,7 @@ def expect_host_copy(device_name: str, generation: int | None, lanes: int | None
 
 
 def expect_peer_copy(gpu: GpuModel, device_name: str, num_links: int, num_shared: int) -> Expectation:
-    """Bytes a second of a copy from one GPU to another, one way.
+    """Bytes a second that a preflight expects of a copy from one GPU to another, one way.
 
     Args:
         num_links: NVLinks of the GPU, all together.
@@ -288,7 +288,7 @@ def expect_peer_copy(gpu: GpuModel, device_name: str, num_links: int, num_shared
 
 
 def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_meshed: bool) -> Expectation:
-    """Bytes a second of an all-reduce's bus bandwidth (nccl-tests' busbw).
+    """Bus bandwidth that a preflight expects of an all-reduce (nccl-tests' busbw), in bytes a second.
 
     Args:
         is_meshed: whether NVLink joins all of them; else the bytes go over PCIe.
@@ -297,11 +297,11 @@ def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_mesh
     return Expectation(link.bytes_per_second, link.source, *(_COLLECTIVE if is_meshed else _SHARED_TREE))
 
 
-def is_board(gpu: GpuModel | None, device_name: str) -> bool:
-    """Whether the GPU is an SXM module: with the full power of its chip and all NVLinks in use."""
+def is_sxm_board(gpu: GpuModel | None, device_name: str) -> bool:
+    """Whether a preflight's GPU is an SXM module, with full power and all NVLinks in use."""
     return "SXM" in device_name or (gpu is not None and gpu.name in _BOARDS)
 
 
 def bus_bytes(num_bytes: int, num_gpus: int) -> float:
-    """Bytes that cross each link in an all-reduce of `num_bytes`."""
+    """Bytes that cross each link in a preflight's all-reduce of `num_bytes`."""
     return num_bytes * bus_factor("all_reduce", num_gpus)

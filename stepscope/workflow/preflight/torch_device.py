@@ -14,16 +14,7 @@ import torch
 import torch.distributed as dist
 
 from stepscope.collectors.host.machine import parse_cpu_list
-from stepscope.workflow.preflight.device import (
-    Description,
-    DeviceFacts,
-    Pace,
-    Products,
-    Timing,
-    UnsupportedError,
-    time_runs,
-    timing_of,
-)
+from stepscope.workflow.preflight import device as answers
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PERIOD = 97
@@ -31,7 +22,7 @@ _PERIOD = 97
 
 
 class CudaStopwatch:
-    """CUDA events around each run, all queued before the first is waited for: launching costs the host's time only."""
+    """Preflight's clock by CUDA events, all queued before the first is waited for: launches cost host time only."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """See `Stopwatch`; on the current stream of the current device."""
@@ -46,7 +37,7 @@ class CudaStopwatch:
 
 
 class HostStopwatch:
-    """The host's clock, for work that is done when its call returns."""
+    """Preflight's clock of the host, for work that is done when its call returns."""
 
     def times(self, work: Callable[[], object], num_runs: int) -> list[float]:
         """See `Stopwatch`."""
@@ -59,7 +50,7 @@ class HostStopwatch:
 
 
 class TorchDevice:
-    """One device, or all that a process sees.
+    """A device that a preflight measures with torch, or all that a process sees.
 
     The parent calls its methods by name, with their arguments as JSON (`worker_process`). A call may raise
     UnsupportedError; anything else is the device's failure.
@@ -76,7 +67,7 @@ class TorchDevice:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-    def describe(self, beside: str = "") -> Description:
+    def describe(self, beside: str = "") -> answers.WorkerDescription:
         """The devices that this process sees.
 
         Args:
@@ -84,53 +75,53 @@ class TorchDevice:
         """
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return Description(versions, [DeviceFacts(0, "CPU", "")])
+            return answers.WorkerDescription(versions, [answers.DeviceFacts(0, "CPU", "")])
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
-            return Description(versions, [])
+            return answers.WorkerDescription(versions, [])
         if beside:
             _run_beside(beside)
-        return Description(versions, [_facts(index) for index in range(torch.cuda.device_count())])
+        return answers.WorkerDescription(versions, [_facts(index) for index in range(torch.cuda.device_count())])
 
-    def copy(self, num_bytes: int, pace: Pace) -> Timing:
+    def copy(self, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy within the device's memory."""
         return self._transfer(self._filled(num_bytes), self._device, pace)
 
-    def upload(self, num_bytes: int, pace: Pace) -> Timing:
+    def upload(self, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy from pinned host memory to the device."""
         self._check_host()
         return self._transfer(self._filled(num_bytes).cpu().pin_memory(), self._device, pace)
 
-    def download(self, num_bytes: int, pace: Pace) -> Timing:
+    def download(self, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy from the device to pinned host memory."""
         self._check_host()
         return self._transfer(self._filled(num_bytes), torch.device("cpu"), pace)
 
-    def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
+    def multiply(self, dtype: str, size: int, pace: answers.Pace) -> answers.Timing:
         """Multiply two square matrices of normally distributed numbers.
 
         Args:
             dtype: one of `DTYPES` of core.documents.machine_checks.
         """
-        return time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
+        return answers.time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
-    def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
+    def check_products(self, dtype: str, size: int, num_repeats: int) -> answers.ProductErrors:
         """Repeat one product, and make one whose exact result is known."""
         differing = count_differing(normal_product(dtype, size, self._device), num_repeats)
-        return Products(num_repeats, differing, count_wrong(dtype, size, self._device))
+        return answers.ProductErrors(num_repeats, differing, count_wrong(dtype, size, self._device))
 
-    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: answers.Pace) -> answers.Timing:
         """Copy from one visible device to another.
 
         torch copies on the source's current stream, by direct access where there is any.
         """
         if not self._is_cuda:
-            raise UnsupportedError("the CPU has no peers")
+            raise answers.UnsupportedError("the CPU has no peers")
         with torch.cuda.device(source):
             sent = torch.arange(num_bytes // 4, dtype=torch.int32, device=f"cuda:{source}")
             received = torch.zeros_like(sent, device=f"cuda:{target}")
-            timing = time_runs(self._stopwatch, lambda: received.copy_(sent, non_blocking=True), pace)
+            timing = answers.time_runs(self._stopwatch, lambda: received.copy_(sent, non_blocking=True), pace)
         expected = torch.arange(num_bytes // 4, dtype=torch.int32, device=f"cuda:{target}")
         return replace(timing, num_wrong=4 * int((received != expected).sum()))
 
@@ -145,7 +136,7 @@ class TorchDevice:
             UnsupportedError: torch was built without what it takes.
         """
         if not dist.is_available() or not (dist.is_nccl_available() if self._is_cuda else dist.is_gloo_available()):
-            raise UnsupportedError(f"this torch was built without {'NCCL' if self._is_cuda else 'gloo'}")
+            raise answers.UnsupportedError(f"this torch was built without {'NCCL' if self._is_cuda else 'gloo'}")
         if not self._is_cuda and Path("/sys/class/net/lo").exists():
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here; a host name may not resolve
         dist.init_process_group(
@@ -157,11 +148,11 @@ class TorchDevice:
             device_id=self._device if self._is_cuda else None,
         )
 
-    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> Timing:
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> answers.Timing:
         """Sum up so often, on all members alike; the time is this member's, waiting for the others included."""
         zeros = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self._device)
         self._stopwatch.times(lambda: dist.all_reduce(zeros), num_warm)
-        timing = timing_of(self._stopwatch.times(lambda: dist.all_reduce(zeros), num_runs))
+        timing = answers.timing_of(self._stopwatch.times(lambda: dist.all_reduce(zeros), num_runs))
         pattern = torch.arange(num_bytes // 4, device=self._device).remainder_(_PERIOD)
         summed = (pattern + dist.get_rank()).float()
         dist.all_reduce(summed)
@@ -177,20 +168,20 @@ class TorchDevice:
 
     def _check_host(self) -> None:
         if not self._is_cuda:
-            raise UnsupportedError("the CPU's memory is the host's")
+            raise answers.UnsupportedError("the CPU's memory is the host's")
 
-    def _transfer(self, source: torch.Tensor, to: torch.device, pace: Pace) -> Timing:
+    def _transfer(self, source: torch.Tensor, to: torch.device, pace: answers.Pace) -> answers.Timing:
         """Copy; memory of the host is pinned where there is a GPU."""
         is_pinned = self._is_cuda and to.type == "cpu"
         target = torch.zeros(source.shape, dtype=source.dtype, device=to, pin_memory=is_pinned)
-        timing = time_runs(self._stopwatch, lambda: target.copy_(source, non_blocking=True), pace)
+        timing = answers.time_runs(self._stopwatch, lambda: target.copy_(source, non_blocking=True), pace)
         return replace(timing, num_wrong=4 * int((target != source.to(to)).sum()))
 
 
-def _facts(index: int) -> DeviceFacts:
+def _facts(index: int) -> answers.DeviceFacts:
     properties = torch.cuda.get_device_properties(index)
     uuid = str(getattr(properties, "uuid", ""))  # from torch 2.4 on
-    return DeviceFacts(index, properties.name, uuid)
+    return answers.DeviceFacts(index, properties.name, uuid)
 
 
 def _run_beside(pci_bus_id: str) -> None:
@@ -217,7 +208,7 @@ _SEED = 20
 
 
 def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Multiplies two square matrices, always the same.
+    """Preflight's product of two square matrices, always the same.
 
     They are normally distributed, as weights and activations are: zeros and whole numbers draw less power.
 
@@ -230,7 +221,7 @@ def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], 
 
 
 def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> int:
-    """How many repeats of a product are not bit for bit the first.
+    """Number of repeats of a preflight's product that are not bit for bit the first.
 
     Args:
         product: may give its result in the same memory each time.
@@ -241,7 +232,7 @@ def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> in
 
 
 def count_wrong(dtype: str, size: int, device: torch.device) -> int:
-    """Elements of a product of -1, 0 and 1 that are wrong.
+    """Wrong elements of a preflight's product of -1, 0 and 1.
 
     All its sums are whole numbers far below 2 ** 24, so that every order of summation and every unit gives the same
     bits once rounded to the result's type. It is compared with the float32 product, which other units make, and rows
@@ -300,15 +291,15 @@ def _scaled_product_of(left: torch.Tensor, right: torch.Tensor, *, fast: bool) -
 def _check_units(dtype: str, device: torch.device) -> None:
     if device.type == "cpu":
         if dtype in ("tfloat32", "float8"):
-            raise UnsupportedError("the CPU has no units for it")
+            raise answers.UnsupportedError("the CPU has no units for it")
         return
     if torch.version.hip:
         if dtype in ("tfloat32", "float8"):
-            raise UnsupportedError("not measured on AMD GPUs")
+            raise answers.UnsupportedError("not measured on AMD GPUs")
         return
     if dtype == "float8" and torch.__version__ < "2.5":
-        raise UnsupportedError("torch has such products from 2.5 on")
+        raise answers.UnsupportedError("torch has such products from 2.5 on")
     capability = torch.cuda.get_device_capability(device)
     least = {"bfloat16": (8, 0), "tfloat32": (8, 0), "float8": (8, 9), "float16": (7, 0)}.get(dtype, (0, 0))
     if capability < least:
-        raise UnsupportedError(f"compute capability {capability[0]}.{capability[1]} has no units for it")
+        raise answers.UnsupportedError(f"compute capability {capability[0]}.{capability[1]} has no units for it")

@@ -46,7 +46,7 @@ Answer = dict[str, Any]
 
 
 def answer_device(device: object, request: Request) -> Answer:
-    """Call the method of the device that the request names."""
+    """Answer a preflight's request by the device's method that it names."""
     arguments = dict(request)
     method = getattr(device, arguments.pop("do"))
     if "pace" in arguments:
@@ -55,8 +55,8 @@ def answer_device(device: object, request: Request) -> Answer:
     return {} if result is None else asdict(result)
 
 
-def serve(answer: Callable[[Request], Answer]) -> int:
-    """Answer each request until standard input ends; the process's exit code."""
+def serve_requests(answer: Callable[[Request], Answer]) -> int:
+    """Answer a preflight's requests until standard input ends; the process's exit code."""
     replies = os.dup(1)
     os.dup2(2, 1)  # what libraries print is not a reply
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -96,7 +96,7 @@ MAX_SAMPLES = 1200
 
 
 class DriverServer:
-    """Answers requests by NVML."""
+    """Answers a preflight's requests by NVML."""
 
     def __init__(self, collector: NvmlCollector) -> None:
         self._collector = collector
@@ -165,9 +165,9 @@ class DriverServer:
 
 
 def main(kind: str) -> int:
-    """Run as a process: "driver" asks NVML, "cuda" and "cpu" measure such a device."""
+    """Run as a preflight's worker: "driver" asks NVML, "cuda" and "cpu" measure such a device."""
     if kind == "driver":
-        return serve(DriverServer(NvmlCollector(slow_poll_seconds=0.0)).answer)
+        return serve_requests(DriverServer(NvmlCollector(slow_poll_seconds=0.0)).answer)
     devices: list[TorchDevice] = []
 
     def answer(request: Request) -> Answer:
@@ -180,7 +180,7 @@ def main(kind: str) -> int:
             devices.append(TorchDevice(kind))
         return answer_device(devices[0], request)
 
-    return serve(answer)
+    return serve_requests(answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Worker processes that may hang or die: requests to all at once, with a deadline."""
+"""Request of a preflight, and its worker processes, which may hang or die: all are asked at once, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
+
+from stepscope.collectors.jobs.devices import parse_device_list
+from stepscope.core.documents.machine_checks import CHECKS, CheckGroup
+from stepscope.core.text.numbers import unknown_name
 
 _GRACE_SECONDS = 3.0
 """Time for processes to end: by themselves, then after SIGTERM, then after SIGKILL."""
@@ -22,7 +27,7 @@ MAX_ANSWER_BYTES = 32 * 1024**2
 
 
 class FailureKind(StrEnum):
-    """How a process failed to answer."""
+    """How a preflight's worker failed to answer."""
 
     HUNG = "hung"
     DIED = "died"
@@ -30,8 +35,8 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that was not answered."""
+class WorkerFailure:
+    """A request that a preflight's worker did not answer."""
 
     kind: FailureKind
     detail: str
@@ -39,16 +44,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request that the device does not support, and why."""
+    """A request that a preflight's device does not support, and why."""
 
     detail: str
 
 
-Reply = dict[str, Any] | Unsupported | Failure
+Reply = dict[str, Any] | Unsupported | WorkerFailure
 
 
 class Worker:
-    """One process that answers requests, a line of JSON each way. A context manager."""
+    """One worker process of a preflight: answers requests, a line of JSON each way. A context manager."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the process."""
@@ -67,7 +72,7 @@ class Worker:
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._output.fileno(), False)
         self._partial = b""
-        self.failure: Failure | None = None
+        self.failure: WorkerFailure | None = None
 
     def __enter__(self) -> Worker:
         return self
@@ -110,14 +115,14 @@ class Worker:
             return Unsupported(str(answer["unsupported"]))
         return self.fail(FailureKind.ERROR, str(answer["error"])) if "error" in answer else answer
 
-    def fail(self, kind: FailureKind, detail: str) -> Failure:
+    def fail(self, kind: FailureKind, detail: str) -> WorkerFailure:
         """Record that it takes no more requests, and why."""
-        self.failure = Failure(kind, detail)
+        self.failure = WorkerFailure(kind, detail)
         return self.failure
 
     def close(self) -> None:
         """End the process. One that hangs in the kernel cannot be ended and is left."""
-        close_all([self])
+        close_workers([self])
 
     def _has_ended(self, seconds: float) -> bool:
         try:
@@ -140,8 +145,8 @@ class Worker:
         return f"{how}: {printed[-1][:300]}" if printed else how
 
 
-def close_all(workers: Sequence[Worker]) -> None:
-    """End the processes together: each way of ending is waited for once, not once per process."""
+def close_workers(workers: Sequence[Worker]) -> None:
+    """End a preflight's workers together: each way of ending is waited for once, not once per process."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker._input.close()
@@ -160,8 +165,8 @@ def close_all(workers: Sequence[Worker]) -> None:
         worker._errors.close()
 
 
-def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
-    """Send each worker its request, and wait for all answers. A worker that failed before gives its failure again.
+def ask_workers(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
+    """Send each preflight worker its request, and wait for all; one that failed before gives its failure again.
 
     Args:
         seconds: deadline; workers without an answer count as hung.
@@ -188,6 +193,100 @@ def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dic
     return replies
 
 
-def ask(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
-    """Send one worker a request, and wait for its answer."""
-    return ask_all({worker: request}, seconds)[worker]
+def ask_worker(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
+    """Send one preflight worker a request, and wait for its answer."""
+    return ask_workers({worker: request}, seconds)[worker]
+
+
+MAX_GPUS = 1024
+"""Of one node: the limit of a range."""
+_DRIVER_SECONDS = (5.0, 15.0)
+"""At least and at most. A driver without persistence mode takes up to 3 s to wake a GPU."""
+
+_WORKER = (sys.executable, "-m", "stepscope.workflow.preflight.worker_process")
+
+
+def driver_seconds_of(seconds: float) -> float:
+    """Preflight's deadline of NVML for all readings of a GPU, from that of a check."""
+    least, most = _DRIVER_SECONDS
+    return min(most, max(least, seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightRequest:
+    """Checks and GPUs of a preflight.
+
+    Attributes:
+        device_type: "cuda", or "cpu" to try the code without GPUs.
+        quick: the short form.
+        groups: of checks.
+        gpus: indices, beginnings of UUIDs, or UUIDs of MIG instances; None for all.
+        slurm_gpus: minor numbers or UUIDs as Slurm names them, in place of `gpus`; None without Slurm.
+        expected_gpus: whole GPUs that the node must have; 0 for no such check.
+        seconds: deadline of one check on one GPU.
+        start_seconds: deadline of importing torch and opening a GPU.
+        driver_seconds: deadline of NVML for all readings of a GPU, see `driver_seconds_of`.
+    """
+
+    device_type: str = "cuda"
+    quick: bool = False
+    groups: frozenset[CheckGroup] = frozenset(CheckGroup)
+    gpus: tuple[str, ...] | None = None
+    slurm_gpus: tuple[str, ...] | None = None
+    expected_gpus: int = 0
+    seconds: float = 60.0
+    start_seconds: float = 180.0
+    driver_seconds: float = _DRIVER_SECONDS[1]
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything runs on the GPUs; else only NVML is asked."""
+        return self.groups != {CheckGroup.STATE}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPrograms:
+    """Commands of a preflight's worker processes.
+
+    Attributes:
+        device: measures; the kind of device is appended.
+        state: asks NVML.
+    """
+
+    device: tuple[str, ...] = _WORKER
+    state: tuple[str, ...] = (*_WORKER, "driver")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+def parse_gpu_names(text: str) -> tuple[str, ...]:
+    """Parse preflight's `--gpus`, a list such as "0,2-4,GPU-1b2c3d4e"."""
+    names: list[str] = []
+    for name in (word.strip() for word in text.split(",")):
+        first, dash, last = name.partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and int(last) < MAX_GPUS:
+            names += map(str, range(int(first), int(last) + 1))
+        elif name:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def parse_slurm_gpus(text: str) -> tuple[str, ...]:
+    """Parse preflight's `--slurm-gpus`: SLURM_JOB_GPUS such as "0,2-4,GPU-1b2c3d4e"; none in "NoDevFiles"."""
+    return tuple(dict.fromkeys(parse_device_list(text)))
+
+
+def parse_check_groups(text: str) -> frozenset[CheckGroup]:
+    """Parse preflight's `--checks`, a list of groups or checks such as "memory,matmul".
+
+    Raises:
+        UsageError: there is no group or check of a name.
+    """
+    groups = set()
+    for name in (word.strip().replace("-", "_") for word in text.split(",")):
+        if name in CHECKS:
+            groups.add(CHECKS[name])
+        elif name in CheckGroup.__members__.values():
+            groups.add(CheckGroup(name))
+        else:
+            raise unknown_name("check", name, CheckGroup, where="--checks")
+    return frozenset(groups)

@@ -59,9 +59,19 @@ def test_nothing_said_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[web]\nlisn = 1", "{file}: unknown key web.lisn; did you mean web.listen?"),
-        ("[wbe]\n", "{file}: unknown section wbe; did you mean web?"),
-        ("[web]\ninterval = 1", "{file}: unknown key web.interval; did you mean gpus.interval?"),
+        (
+            "[web]\nlisn = 1",
+            '{file}: unknown key "web.lisn"; did you mean "web.listen"? See stepscope agent config show',
+        ),
+        (
+            "[wbe]\n",
+            '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, dcgm, state, training, '
+            "captures, kineto, health, jobs",
+        ),
+        (
+            "[web]\ninterval = 1",
+            '{file}: unknown key "web.interval"; did you mean "gpus.interval"? See stepscope agent config show',
+        ),
         ("web = 1", "{file}: web: must be a section, [web]"),
         ("[web]\nlisten = 9455", "{file}: web.listen: must be a string, not 9455"),
         ("[web]\ninsecure = 1", "{file}: web.insecure: must be true or false, not 1"),
@@ -100,8 +110,18 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
-        ("WEB__LISTN", "x", "environment: unknown setting {name}; did you mean STEPSCOPE_AGENT__WEB__LISTEN?"),
-        ("web__listen", "x", "environment: unknown setting {name}; did you mean STEPSCOPE_AGENT__WEB__LISTEN?"),
+        (
+            "WEB__LISTN",
+            "x",
+            'environment: unknown setting "{name}"; did you mean "STEPSCOPE_AGENT__WEB__LISTEN"? '
+            "See stepscope agent config show",
+        ),
+        (
+            "web__listen",
+            "x",
+            'environment: unknown setting "{name}"; did you mean "STEPSCOPE_AGENT__WEB__LISTEN"? '
+            "See stepscope agent config show",
+        ),
         ("GPUS__INTERVAL", "fast", "{name}: must be a number, not 'fast'"),
         ("GPUS__INTERVAL", "1\nx = 2", "{name}: must be a number, not '1 x = 2'"),
         ("WEB__INSECURE", "yes", "{name}: must be true or false, not 'yes'"),

@@ -116,7 +116,7 @@ def test_what_was_measured_is_shown_though_it_compares_with_nothing(
     def no_comparison(*_: object, **__: object) -> None:
         raise DataError("does not compare", where="earlier.json")
 
-    monkeypatch.setattr(baseline, "against_baseline", no_comparison)
+    monkeypatch.setattr(baseline, "compare_with_baseline", no_comparison)
     file = tmp_path / "kept.json"
     assert _exit_code("gpt", *_SMALL, "--baseline", str(earlier), "-o", str(file)) == 3
     assert "dp 1 (1 rank)" in capfd.readouterr().out

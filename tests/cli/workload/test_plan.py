@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.cli.workload.layout import read_layout
-from stepscope.cli.workload.run import command as run
+from stepscope.cli.workload.training import run_command as run
 
 
 def _exit_code(*arguments: str) -> object:

@@ -84,8 +84,8 @@ def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pyt
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("resnet",), "there is no workload 'resnet'"),
-        (("gpt", "--preset", "huge"), "there is no preset 'huge'"),
+        (("resnet",), 'unknown workload "resnet"; did you mean "resnet50"? Known: gpt, llama, resnet50'),
+        (("gpt", "--preset", "huge"), 'unknown preset "huge"; known: cluster, node'),
         (("gpt", "--pp", "2", "--dp", "2", "--zero", "0", "--schedule", "interleaved"), "internal assertion"),
         (("gpt", "--pp", "4", "--schedule", "interleaved"), "needs 8 layers"),
         (("gpt", "--layers", "1,x"), "--layers: a number of layers"),

@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stepscope.cli.terminal.progress import run_progress
-from stepscope.cli.workload.suite import command
+from stepscope.cli.terminal.console import run_progress
+from stepscope.cli.workload.suite import suite_command
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.suite import runner as suite_run
-from stepscope.reference_workloads.suite.cases import Run
-from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder
+from stepscope.reference_workloads.suite.cases import SuiteRun
+from stepscope.reference_workloads.suite.results import SuiteFolder, SuiteRunResult
 
 
 def test_cases_are_listed_with_their_controls() -> None:
-    result = CliRunner().invoke(command, ["--preset", "two-gpu", "--list"])
+    result = CliRunner().invoke(suite_command, ["--preset", "two-gpu", "--list"])
     assert result.exit_code == 0
     assert "ddp-straggler  (control: ddp-healthy)" in result.stdout
 
 
 def test_a_folder_is_needed_to_run() -> None:
-    result = CliRunner().invoke(command, ["--preset", "tiny"])
+    result = CliRunner().invoke(suite_command, ["--preset", "tiny"])
     assert result.exit_code == 2
     assert "-o" in result.output
 
 
 def test_a_list_is_a_document_too() -> None:
-    result = CliRunner().invoke(command, ["--preset", "two-gpu", "--cases", "ddp-straggler", "--list", "--json"])
+    result = CliRunner().invoke(suite_command, ["--preset", "two-gpu", "--cases", "ddp-straggler", "--list", "--json"])
     assert json.loads(result.stdout) == {
         "schema": "stepscope.suite-cases/1",
         "preset": "two-gpu",
@@ -40,7 +40,7 @@ def test_a_list_is_a_document_too() -> None:
 
 
 def _suite(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(command, ["--preset", "tiny", "-o", str(folder), *arguments])
+    return CliRunner().invoke(suite_command, ["--preset", "tiny", "-o", str(folder), *arguments])
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cause]:
     """What runs are called that are not made, by their name; others fail."""
     causes: dict[str, Cause] = {}
 
-    def make(run: Run, _folder: SuiteFolder, fingerprint: str) -> RunResult:
+    def make(run: SuiteRun, _folder: SuiteFolder, fingerprint: str) -> SuiteRunResult:
         cause = causes.get(run.name)
-        return RunResult(run.name, fingerprint, 1.0, cause=cause, error=None if cause else "no")
+        return SuiteRunResult(run.name, fingerprint, 1.0, cause=cause, error=None if cause else "no")
 
     monkeypatch.setattr(suite_run, "_make", make)
     return causes
@@ -88,7 +88,7 @@ def test_a_call_for_one_case_keeps_what_is_known_of_the_others(tmp_path: Path, c
 
 
 def test_a_device_that_nobody_knows_is_refused() -> None:
-    result = CliRunner().invoke(command, ["--preset", "tiny", "--device", "bogus", "--list"])
+    result = CliRunner().invoke(suite_command, ["--preset", "tiny", "--device", "bogus", "--list"])
     assert isinstance(result.exception, UsageError)
 
 

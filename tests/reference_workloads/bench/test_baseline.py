@@ -16,16 +16,20 @@ from stepscope.core.documents.comparison import (  # noqa: E402
     GateOutcome,
 )
 from stepscope.core.errors import DataError, UsageError  # noqa: E402
-from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench  # noqa: E402
+from stepscope.reference_workloads.bench.baseline import (  # noqa: E402
+    compare_with_baseline,
+    has_failed_gate,
+    parse_bench_gates,
+    read_bench,
+)
 from stepscope.reference_workloads.bench.measurement import (  # noqa: E402
     BenchRequest,
-    summarise,
+    summarise_bench,
 )
 from stepscope.reference_workloads.bench.result import Bench  # noqa: E402
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
-from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
-from stepscope.reference_workloads.presets import Preset, find_preset  # noqa: E402
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset  # noqa: E402
 from stepscope.reference_workloads.recipe import Recipe  # noqa: E402
 
 _H100 = {"name": "NVIDIA H100 80GB HBM3", "power_limit": "700.00"}
@@ -48,7 +52,7 @@ def _bench(
         steps = [9.0] * 10 + [seconds * (1 + 0.001 * (step % 3 - 1)) for step in range(30)]
         outcome = TrainingOutcome(losses=[2.0, 1.0], step_seconds=steps, peak_allocated_bytes=dp << 30)
         results[dp] = [WorkloadResult(Path(), job, (outcome,) * dp)] * request.num_repeats
-    return summarise(request, results, {"gpus": [_H100], "versions": {"torch": "2.11"}, "cpu": "a"})
+    return summarise_bench(request, results, {"gpus": [_H100], "versions": {"torch": "2.11"}, "cpu": "a"})
 
 
 def test_figures_of_a_bench() -> None:
@@ -76,7 +80,7 @@ def test_images_are_counted_as_such() -> None:
     request = BenchRequest("resnet50", ParallelPlan(), preset, Recipe(), (1,))
     job = TrainingJob(request.plan, preset, "", "", 40, device_type="cuda", profiled=False)
     result = WorkloadResult(Path(), job, (TrainingOutcome(losses=[2.0, 1.0], step_seconds=[0.1] * 40),))
-    bench = summarise(request, {1: [result]}, {"gpus": [_H100]})
+    bench = summarise_bench(request, {1: [result]}, {"gpus": [_H100]})
     (scale,) = bench.scales
     assert (bench.item, scale.num_items) == ("image", 256)
     assert scale.items_per_second == pytest.approx(2560)
@@ -119,28 +123,30 @@ def test_the_document_reads_back_as_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_a_gate_fails_only_beyond_noise(factor: float, outcome: GateOutcome, change: Change) -> None:
-    gates = parse_gates(["step_time:+3%"])
-    bench = against_baseline(_bench({1: 0.25 * factor}), _bench({1: 0.25}), gates, name="b.json")
+    gates = parse_bench_gates(["step_time:+3%"])
+    bench = compare_with_baseline(_bench({1: 0.25 * factor}), _bench({1: 0.25}), gates, name="b.json")
     (row,) = bench.baseline
     assert row.step.state is change
     assert row.gates[0].outcome is outcome
-    assert failed(bench) is (outcome is GateOutcome.FAILED)
+    assert has_failed_gate(bench) is (outcome is GateOutcome.FAILED)
 
 
 def test_repeated_runs_make_a_gate_surer() -> None:
     before, now = _bench({1: 0.25}, num_repeats=3), _bench({1: 0.25}, num_repeats=3)
-    (row,) = against_baseline(now, before, parse_gates(["step_time:+3%,step_time_mean:+3%"]), name="b").baseline
+    (row,) = compare_with_baseline(
+        now, before, parse_bench_gates(["step_time:+3%,step_time_mean:+3%"]), name="b"
+    ).baseline
     assert [gate.outcome for gate in row.gates] == [GateOutcome.PASSED] * 2
 
 
 def test_other_work_is_refused_and_another_place_is_told() -> None:
     bench = _bench({1: 0.25})
     with pytest.raises(DataError, match=r"b\.json: measured other work: hidden_size 64 instead of 4096"):
-        against_baseline(bench, replace(bench, model=bench.model | {"hidden_size": 64}), [], name="b.json")
+        compare_with_baseline(bench, replace(bench, model=bench.model | {"hidden_size": 64}), [], name="b.json")
     with pytest.raises(DataError, match="shares no scale"):
-        against_baseline(bench, _bench({2: 0.25}), [], name="b.json")
+        compare_with_baseline(bench, _bench({2: 0.25}), [], name="b.json")
     elsewhere = replace(bench, environment=bench.environment | {"versions": {"torch": "2.13"}, "cpu": "b"})
-    told = against_baseline(_bench({1: 0.25, 2: 0.25}), elsewhere, [], name="b.json").warnings
+    told = compare_with_baseline(_bench({1: 0.25, 2: 0.25}), elsewhere, [], name="b.json").warnings
     messages = [warning.message for warning in told]
     assert "torch: 2.13 in the baseline, 2.11 here" in messages
     assert "cpu: b in the baseline, a here" in messages
@@ -162,16 +168,18 @@ def test_the_same_scale_must_have_done_the_same_work(ours: dict[str, Any], their
         for options in (ours, theirs)
     )
     with pytest.raises(DataError, match=reason):
-        against_baseline(bench, baseline, [], name="b.json")
+        compare_with_baseline(bench, baseline, [], name="b.json")
 
 
 def test_what_differs_at_other_scales_alone_is_no_other_work() -> None:
     larger = replace(find_preset("one-gpu"), batch_size=32)
     alone = _bench({2: 0.25}, preset=larger, plan=ParallelPlan(dp=2))
-    (row,) = against_baseline(alone, _bench({1: 0.25, 2: 0.25}, plan=ParallelPlan(dp=2)), [], name="b.json").baseline
+    (row,) = compare_with_baseline(
+        alone, _bench({1: 0.25, 2: 0.25}, plan=ParallelPlan(dp=2)), [], name="b.json"
+    ).baseline
     assert row.dp == 2
     untold = replace(alone, scales=[replace(scale, plan=None) for scale in alone.scales])  # as older documents are
-    assert against_baseline(alone, untold, [], name="b.json").baseline
+    assert compare_with_baseline(alone, untold, [], name="b.json").baseline
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": "stepscope.run/1"}', b"\xff", b"[1]"])
@@ -208,7 +216,7 @@ def test_odd_inner_parts_are_told_with_their_place(tmp_path: Path, part: dict[st
 @pytest.mark.parametrize("gate", ["mfu:-3%", "kernel:x:+3%", "nonsense", ""])
 def test_gates_on_what_is_not_measured_are_refused(gate: str) -> None:
     with pytest.raises(UsageError):
-        parse_gates([gate])
+        parse_bench_gates([gate])
 
 
 @pytest.mark.parametrize(

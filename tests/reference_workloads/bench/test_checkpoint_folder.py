@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.reference_workloads.bench.measurement import checkpoint_folder
+from stepscope.reference_workloads.bench.measurement import bench_checkpoint_folder
 from stepscope.reference_workloads.plan import ParallelPlan
 
 
@@ -19,7 +19,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_folder_is_made_where_nothing_is_written(tmp_path: Path) -> None:
-    with checkpoint_folder(ParallelPlan(), is_needed=False):
+    with bench_checkpoint_folder(ParallelPlan(), is_needed=False):
         assert not list(tmp_path.iterdir())
 
 
@@ -33,7 +33,7 @@ def test_ranks_of_a_launcher_share_one_that_the_first_of_a_node_deletes(
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-        with checkpoint_folder(ParallelPlan(dp=2), is_needed=True) as folder:
+        with bench_checkpoint_folder(ParallelPlan(dp=2), is_needed=True) as folder:
             folder.mkdir(exist_ok=True)
         folders.append(folder)
         assert folder.exists() == (rank == "1")
@@ -45,6 +45,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "gone")
     with (
         pytest.raises(DataError, match="no checkpoint can be written"),
-        checkpoint_folder(ParallelPlan(), is_needed=True),
+        bench_checkpoint_folder(ParallelPlan(), is_needed=True),
     ):
         pass

@@ -18,12 +18,11 @@ from stepscope.reference_workloads.bench.measurement import (  # noqa: E402
 )
 from stepscope.reference_workloads.bench.result import (  # noqa: E402
     Bench,
-    work_of,
+    benched_work_of,
 )
-from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402  # needs numpy
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
-from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
-from stepscope.reference_workloads.presets import Preset, find_preset  # noqa: E402
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset  # noqa: E402
 from stepscope.reference_workloads.processes import RankFailedError  # noqa: E402
 from stepscope.reference_workloads.recipe import Recipe  # noqa: E402
 
@@ -93,8 +92,8 @@ def test_a_scale_without_a_run_is_left_out_and_without_any_the_error_is_all(monk
 def test_a_request_tells_the_work_that_its_bench_did(monkeypatch: pytest.MonkeyPatch, request_: BenchRequest) -> None:
     monkeypatch.setattr(measurement, "run_workload", _Runs())
     bench = run_bench(request_, lambda _: None).bench
-    assert request_.work() == work_of(bench)
-    assert request_.work() == work_of(msgspec.json.decode(msgspec.json.encode(bench), type=Bench))
+    assert request_.work() == benched_work_of(bench)
+    assert request_.work() == benched_work_of(msgspec.json.decode(msgspec.json.encode(bench), type=Bench))
 
 
 def test_naps_that_do_not_shrink_with_the_batch_fit_no_law(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 pytest.importorskip("numpy")
 
 from stepscope.reference_workloads.bench.result import (
-    Point,
-    efficiency,
+    ScalePoint,
     fit_scaling,
     median_over_ranks,
     percentile_95,
     scale_point,
+    scaling_efficiency,
 )
 
 
-def _points(steps: dict[int, float]) -> list[Point]:
+def _points(steps: dict[int, float]) -> list[ScalePoint]:
     return [scale_point(scale, [[step] * 10]) for scale, step in steps.items()]
 
 
@@ -71,11 +71,11 @@ def test_three_runs_measure_their_own_spread() -> None:
 
 def test_efficiency_and_its_interval() -> None:
     one, two = _points({1: 100.0, 2: 104.0})
-    share, low, high = efficiency(two, one, rate=1 / 104, smallest_rate=1 / 100)
+    share, low, high = scaling_efficiency(two, one, rate=1 / 104, smallest_rate=1 / 100)
     assert share == pytest.approx(0.9615, abs=1e-4)
     assert high - share == pytest.approx(1.96 * 0.015 * 2**0.5 * share, rel=0.01)
     assert share - low == pytest.approx(high - share)
-    assert efficiency(one, one, rate=0.01, smallest_rate=0.01) == (1.0, 1.0, 1.0)
+    assert scaling_efficiency(one, one, rate=0.01, smallest_rate=0.01) == (1.0, 1.0, 1.0)
 
 
 def test_percentile_and_median_over_ranks() -> None:
@@ -92,5 +92,5 @@ def test_runs_that_repeat_to_the_last_digit_are_fitted_too(scaling: str) -> None
     assert fit is not None
     assert fit.interval[0] <= fit.serial_fraction <= fit.interval[1]
     assert fit.interval[1] - fit.interval[0] < 1e-3
-    share, low, high = efficiency(points[1], points[0], rate=0.2, smallest_rate=0.1)
+    share, low, high = scaling_efficiency(points[1], points[0], rate=0.2, smallest_rate=0.1)
     assert low < share < high

@@ -9,8 +9,7 @@ import pytest
 
 from stepscope.reference_workloads.estimate.flops import element_bytes, num_parameters, stage_parts
 from stepscope.reference_workloads.estimate.memory import kept_bytes_per_token
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 

@@ -10,8 +10,7 @@ from stepscope.cli.terminal.workload import print_against_plan
 from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.launch import WorkloadResult
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.estimate.communication import micro_batch_all_reduces
-from stepscope.reference_workloads.estimate.estimate import parse_amount, training_cost
+from stepscope.reference_workloads.estimate.estimate import parse_num_tokens, training_cost
 from stepscope.reference_workloads.estimate.flops import block_matrices, stage_flops, step_flops
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 
@@ -37,13 +36,13 @@ def test_thirty_billion_parameters_and_two_trillion_tokens() -> None:
 
 @pytest.mark.parametrize(("text", "amount"), [("2T", 2e12), ("1.5b", 1.5e9), ("300e9", 3e11), ("7", 7), (".5M", 5e5)])
 def test_amounts_as_people_write_them(text: str, amount: float) -> None:
-    assert parse_amount(text) == amount
+    assert parse_num_tokens(text) == amount
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2T", "2X", "T", "1e999"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--tokens: .* is not a number above 0; give an amount like 2T"):
-        parse_amount(text, option="--tokens")
+        parse_num_tokens(text, option="--tokens")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from stepscope.reference_workloads import ParallelPlan
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.parallelism.sharding import recompute
 from stepscope.reference_workloads.models.transformer import Stage
 from stepscope.reference_workloads.parallelism.sharding import cut_stage

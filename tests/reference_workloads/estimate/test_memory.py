@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stepscope.reference_workloads.estimate.flops import num_parameters
-from stepscope.reference_workloads.estimate.memory import Category, memory_by_rank
-from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.presets import Preset, find_preset
+from stepscope.reference_workloads.estimate.memory import EstimatedMemoryCategory, memory_by_rank
+from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 _FIRST = 805_437_440  # parameters of the blocks of (2048, 16)
@@ -62,8 +61,10 @@ def test_ddp_that_still_holds_its_first_bucket_takes_4_bytes_a_parameter_more() 
     preset = find_preset("two-gpu")
     (memory,) = memory_by_rank(ParallelPlan(dp=2, zero=0), preset, Recipe())
     buckets = 4 * num_parameters(preset)
-    assert memory.at_peak[Category.COMMUNICATION] == buckets == 3_850_788_864
-    assert memory.at_peak[Category.GRADIENTS] == 0, "the peak comes before the first gradient, so before a collective"
+    assert memory.at_peak[EstimatedMemoryCategory.COMMUNICATION] == buckets == 3_850_788_864
+    assert memory.at_peak[EstimatedMemoryCategory.GRADIENTS] == 0, (
+        "the peak comes before the first gradient, so before a collective"
+    )
     assert memory.peak_bytes / (memory.peak_bytes + buckets) - 1 == pytest.approx(-0.102, abs=5e-4)
 
 
@@ -76,17 +77,21 @@ def test_without_overlap_there_is_no_ddp_and_two_buckets_at_most() -> None:
     one_sequence = replace(preset, batch_size=2, sequence_length=64)
     (exposed,) = memory_by_rank(plan, one_sequence, Recipe(overlaps_reduction=False))
     assert exposed.moment == "reduction"
-    assert exposed.at_peak[Category.COMMUNICATION] == 2 * 4 * (4 * 3072 * 3072)  # of the widest matrices
-    assert exposed.at_peak[Category.GRADIENTS] == 4 * num_parameters(one_sequence)
+    assert exposed.at_peak[EstimatedMemoryCategory.COMMUNICATION] == 2 * 4 * (4 * 3072 * 3072)  # of the widest matrices
+    assert exposed.at_peak[EstimatedMemoryCategory.GRADIENTS] == 4 * num_parameters(one_sequence)
 
 
 def test_deeper_models_peak_where_the_parts_say() -> None:
     preset = _preset(2048, 16, 16, 1024, 16)
     (whole,) = memory_by_rank(ParallelPlan(), preset, Recipe())
     (parted,) = memory_by_rank(ParallelPlan(micro_batches=4), preset, Recipe())
-    assert whole.at_peak[Category.GRADIENTS] == 0  # nothing yet when all activations are still there
-    assert parted.at_peak[Category.GRADIENTS] == 4 * num_parameters(preset)  # they wait for the other micro-batches
-    assert parted.at_peak[Category.ACTIVATIONS] * 4 == pytest.approx(whole.at_peak[Category.ACTIVATIONS])
+    assert whole.at_peak[EstimatedMemoryCategory.GRADIENTS] == 0  # nothing yet when all activations are still there
+    assert parted.at_peak[EstimatedMemoryCategory.GRADIENTS] == 4 * num_parameters(
+        preset
+    )  # they wait for the other micro-batches
+    assert parted.at_peak[EstimatedMemoryCategory.ACTIVATIONS] * 4 == pytest.approx(
+        whole.at_peak[EstimatedMemoryCategory.ACTIVATIONS]
+    )
 
 
 def test_checkpointing_keeps_less() -> None:

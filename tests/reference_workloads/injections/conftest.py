@@ -12,7 +12,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.catalogue import parse_injection
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

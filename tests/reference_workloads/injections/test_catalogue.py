@@ -22,8 +22,8 @@ def test_fields_set_the_severity() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("gremlin", "no injection 'gremlin'"),
-        ("slow_loader:speed=1", "no setting 'speed'; it has milliseconds_per_item"),
+        ("gremlin", 'unknown fault "gremlin"; known: allocator_churn, '),
+        ("slow_loader:speed=1", 'fault slow_loader: unknown setting "speed"; known: milliseconds_per_item'),
         ("slow_loader:milliseconds_per_item=fast", "is a number, not 'fast'"),
         ("slow_loader:num_workers=1.5", "num_workers of injection slow_loader is a whole number, not '1.5'"),
         ("slow_loader:num_workers=1,num_workers=2", "slow_loader has num_workers twice; give it once"),

@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import MemoryBound
+from stepscope.reference_workloads.injections.faults import FaultSite, Injection, layers_of, widest_matrix
 from stepscope.reference_workloads.injections.host import HostSync
-from stepscope.reference_workloads.job import Injection, Site, layers_of, widest_matrix
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +21,7 @@ class _Counts(Injection):
     name = "counts"
     shows = ""
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: FaultSite) -> None:
         assert len(list(layers_of(site))) == 4 // site.job.plan.pp
         assert {widest_matrix(layer).out_features for layer in layers_of(site)} == {256}
 

@@ -12,7 +12,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.compute import Straggler, rank_flops
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 
 
 @pytest.mark.parametrize("zero", [0, 2])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 torch = pytest.importorskip("torch")

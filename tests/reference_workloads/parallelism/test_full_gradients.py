@@ -17,7 +17,7 @@ from stepscope.reference_workloads.parallelism.gradients import (  # noqa: E402
     largest_deviation,
     read_gradients,
 )
-from stepscope.reference_workloads.presets import find_preset  # noqa: E402
+from stepscope.reference_workloads.plan import find_preset  # noqa: E402
 
 _TOLERANCE = 1e-5  # relative; another order of addition makes 1e-6 of it
 _CUBE: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2}

@@ -8,14 +8,14 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.injections.injected_job import injected
-from stepscope.reference_workloads.suite.cases import SUITES, Run, find_cases
+from stepscope.reference_workloads.injections.faults import inject_faults
+from stepscope.reference_workloads.suite.cases import SUITES, SuiteRun, find_cases
 
 
 @pytest.mark.parametrize("preset", sorted(SUITES))
 def test_no_fault_is_refused_by_its_layout(preset: str) -> None:
     for case in find_cases(preset):
-        job = injected(case.run.job)
+        job = inject_faults(case.run.job)
         job.plan.check_preset(job.preset)
 
 
@@ -39,19 +39,19 @@ def test_names_are_unique_and_equal_controls_are_one_run() -> None:
 
 def test_a_changed_definition_changes_only_its_own_fingerprint() -> None:
     first, second, *_ = find_cases("tiny")
-    changed = Run(first.run.name, replace(first.run.job, num_steps=first.run.job.num_steps + 1))
+    changed = SuiteRun(first.run.name, replace(first.run.job, num_steps=first.run.job.num_steps + 1))
     assert changed.fingerprint != first.run.fingerprint
     assert find_cases("tiny")[1].run.fingerprint == second.run.fingerprint
-    elsewhere = Run("other", replace(first.run.job, out="elsewhere", run="other"))
+    elsewhere = SuiteRun("other", replace(first.run.job, out="elsewhere", run="other"))
     assert elsewhere.fingerprint == first.run.fingerprint
 
 
 def test_cases_are_chosen_by_name_or_pattern() -> None:
     assert [case.name for case in find_cases("tiny", only=["pp-healthy"])] == ["pp-healthy"]
     assert {case.layout for case in find_cases("tiny", only=["ddp-*"])} == {"ddp"}
-    with pytest.raises(UsageError, match="no case 'nothing'"):
+    with pytest.raises(UsageError, match='unknown case "nothing"; known: ddp-healthy'):
         find_cases("tiny", only=["nothing"])
-    with pytest.raises(UsageError, match="no suite"):
+    with pytest.raises(UsageError, match='unknown preset of the suite "cluster"; known: tiny'):
         find_cases("cluster")
 
 

@@ -16,12 +16,12 @@ from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import environment
-from stepscope.reference_workloads.job import Injection, Site
+from stepscope.reference_workloads.injections.faults import FaultSite, Injection
 from stepscope.reference_workloads.suite import runner as suite_run
-from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
-from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder
+from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun, find_cases
+from stepscope.reference_workloads.suite.results import SuiteFolder, SuiteRunResult
 from stepscope.reference_workloads.suite.runner import KEEP_TRACES, SuiteOptions, run_suite, smallest_changes, tidy_up
-from stepscope.reference_workloads.suite.score import Outcome, score
+from stepscope.reference_workloads.suite.score import CaseOutcome, score_case
 from stepscope.training import Schedule
 from stepscope.workflow.analyze import analyze
 
@@ -36,28 +36,28 @@ class Breaks(Injection):
     cause: ClassVar[Cause] = Cause.HOST_BOUND
     shows: ClassVar[str] = "nothing"
 
-    def prepare(self, site: Site) -> None:
+    def prepare(self, site: FaultSite) -> None:
         raise RuntimeError(f"broken on purpose on rank {site.rank}")
 
 
-def short(run: Run) -> Run:
+def short(run: SuiteRun) -> SuiteRun:
     schedule = Schedule(first=4, warmup=1, active=2, repeat=1)
-    return Run(run.name, replace(run.job, num_steps=8, schedule=schedule, simulate_ms=8.0))
+    return SuiteRun(run.name, replace(run.job, num_steps=8, schedule=schedule, simulate_ms=8.0))
 
 
 @pytest.fixture
-def cases() -> list[Case]:
+def cases() -> list[SuiteCase]:
     chosen = find_cases("tiny", only=["one-healthy", "one-slow_loader"])
     small = [replace(case, run=short(case.run), control=short(case.control)) for case in chosen]
-    broken = Run("one-breaks", replace(small[0].run.job, injections=(Breaks(),)))
-    return [small[0], Case("one-breaks", "one", Breaks(), broken, small[0].control), small[1]]
+    broken = SuiteRun("one-breaks", replace(small[0].run.job, injections=(Breaks(),)))
+    return [small[0], SuiteCase("one-breaks", "one", Breaks(), broken, small[0].control), small[1]]
 
 
 class StoppedError(Exception):
     """Stands for whatever ends the suite between two runs."""
 
 
-def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Case], tmp_path: Path) -> None:
+def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[SuiteCase], tmp_path: Path) -> None:
     folder = SuiteFolder(tmp_path / "suite")
 
     def stop_after_the_first(line: str) -> None:
@@ -76,10 +76,10 @@ def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Ca
     assert runs.is_complete
     assert (folder.results / "one-healthy.json").stat().st_mtime_ns == kept["one-healthy.json"]
     assert set(runs.by_name) == {"one-healthy", "one-breaks", "one-slow_loader"}
-    rows = [score(case, runs.by_name[case.run.name], runs.by_name[case.control.name]) for case in cases]
+    rows = [score_case(case, runs.by_name[case.run.name], runs.by_name[case.control.name]) for case in cases]
     assert "broken on purpose" in rows[1].why
-    assert rows[1].outcome is Outcome.FAILED
-    assert rows[2].outcome is Outcome.RIGHT, rows[2]
+    assert rows[1].outcome is CaseOutcome.FAILED
+    assert rows[2].outcome is CaseOutcome.RIGHT, rows[2]
     assert rows[2].severity is not None
     assert rows[2].severity > 1.1, "640 ms of loading beside 50 ms of layers, on a machine with other work"
     _check_fixture(tmp_path / "suite" / "fixtures" / "one-slow_loader")
@@ -87,7 +87,7 @@ def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Ca
 
     again = run_suite(cases, folder, replace(options, budget_seconds=1e-3), lines.append)
     assert again.is_complete, "nothing is left to run"
-    changed = [replace(case, run=Run(case.run.name, replace(case.run.job, seed=1))) for case in cases[1:]]
+    changed = [replace(case, run=SuiteRun(case.run.name, replace(case.run.job, seed=1))) for case in cases[1:]]
     told: list[tuple[int, int, str]] = []
     cut = run_suite(
         [cases[0], *changed], folder, replace(options, budget_seconds=1e-3), lines.append, lambda *at: told.append(at)
@@ -129,20 +129,20 @@ def test_checkpoints_are_deleted_and_traces_as_asked(tmp_path: Path, keeps_trace
     assert left == {"run.json", "steps"} | ({"traces"} if keeps_traces else set())
 
 
-def _made(cause: Cause | None, error: str | None) -> Callable[[Run, SuiteFolder, str], RunResult]:
+def _made(cause: Cause | None, error: str | None) -> Callable[[SuiteRun, SuiteFolder, str], SuiteRunResult]:
     """Stands for a run that left traces and was called, or failed."""
 
-    def make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
+    def make(run: SuiteRun, folder: SuiteFolder, fingerprint: str) -> SuiteRunResult:
         trace = folder.runs / run.name / "traces" / "step5" / "rank0.json.gz"
         trace.parent.mkdir(parents=True)
         trace.write_bytes(b"trace")
-        return RunResult(run.name, fingerprint, 1.0, cause=cause, error=error)
+        return SuiteRunResult(run.name, fingerprint, 1.0, cause=cause, error=error)
 
     return make
 
 
 def test_traces_stay_where_no_fixture_can_be_written(
-    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cases: list[SuiteCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = SuiteFolder(tmp_path / "suite")
     with folder.held():
@@ -155,7 +155,7 @@ def test_traces_stay_where_no_fixture_can_be_written(
 
 
 def test_traces_of_a_control_that_is_no_case_go_without_a_fixture(
-    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cases: list[SuiteCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = SuiteFolder(tmp_path / "suite")
     monkeypatch.setattr(suite_run, "_make", _made(Cause.COMPUTE_BOUND, None))
@@ -167,7 +167,7 @@ def test_traces_of_a_control_that_is_no_case_go_without_a_fixture(
 
 @pytest.mark.parametrize("keep_traces", KEEP_TRACES)
 def test_a_failed_run_keeps_its_traces_and_tells_what_is_left_of_it(
-    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_traces: str
+    cases: list[SuiteCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_traces: str
 ) -> None:
     folder = SuiteFolder(tmp_path / "suite")
     monkeypatch.setattr(suite_run, "_make", _made(None, "it failed"))
@@ -198,14 +198,14 @@ def test_a_launchers_rank_starts_no_suite(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("what", ["code_digest", "device_name", "torch_version"])
 def test_results_of_other_code_or_of_another_device_or_torch_are_made_again(
-    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    cases: list[SuiteCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     folder = SuiteFolder(tmp_path / "suite")
     made: list[str] = []
 
-    def make(run: Run, _folder: SuiteFolder, fingerprint: str) -> RunResult:
+    def make(run: SuiteRun, _folder: SuiteFolder, fingerprint: str) -> SuiteRunResult:
         made.append(run.name)
-        return RunResult(run.name, fingerprint, 1.0)
+        return SuiteRunResult(run.name, fingerprint, 1.0)
 
     monkeypatch.setattr(suite_run, "_make", make)
     for _ in range(2):

@@ -9,68 +9,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
-from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
-from stepscope.reference_workloads.suite.report import as_markdown, encode_report, make_report
-from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, why_failed
+from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun, find_cases
+from stepscope.reference_workloads.suite.report import encode_suite_report, make_suite_report, suite_report_markdown
+from stepscope.reference_workloads.suite.results import PredictedFix, SuiteRunResult, why_run_failed
 from stepscope.reference_workloads.suite.score import (
     SCORED,
+    CaseOutcome,
     CaseScore,
-    Outcome,
     accuracy,
     confusion,
-    expected,
-    score,
+    expected_causes,
+    score_case,
 )
 
 CASES = {case.name: case for case in find_cases("two-gpu")}
 steps = st.floats(min_value=1e-3, max_value=1e6)
 
 
-def result_of(case: Case, **fields: object) -> RunResult:
-    return replace(RunResult(case.run.name, case.run.fingerprint, 1.0, trained=True), **fields)  # type: ignore[arg-type]
+def result_of(case: SuiteCase, **fields: object) -> SuiteRunResult:
+    return replace(SuiteRunResult(case.run.name, case.run.fingerprint, 1.0, trained=True), **fields)  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(sorted(CASES)), st.sampled_from(Cause), st.sets(st.sampled_from(Reason)))
 def test_an_outcome_is_right_only_when_the_cause_is(name: str, cause: Cause, reasons: set[Reason]) -> None:
     case = CASES[name]
-    row = score(case, result_of(case, cause=cause, reasons=sorted(reasons)), None)
+    row = score_case(case, result_of(case, cause=cause, reasons=sorted(reasons)), None)
     if case.injection is not None and case.injection.ends_run:
-        assert row.outcome is Outcome.FAILED  # it trained to its end
+        assert row.outcome is CaseOutcome.FAILED  # it trained to its end
     else:
-        is_right = cause in expected(case)
+        is_right = cause in expected_causes(case)
         if case.injection is not None and cause in HEALTHY_CAUSES:
             is_right = is_right and bool(reasons & set(case.injection.reasons))
-        assert (row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}) == is_right
-        assert (row.outcome is Outcome.RIGHT) <= is_right
+        assert (row.outcome in {CaseOutcome.RIGHT, CaseOutcome.WRONG_REASON}) == is_right
+        assert (row.outcome is CaseOutcome.RIGHT) <= is_right
 
 
 def test_the_other_face_of_a_fault_is_right_and_a_wrong_reason_is_told() -> None:
     buckets = CASES["ddp-tiny_buckets"]
-    assert score(buckets, result_of(buckets, cause=Cause.HOST_BOUND), None).outcome is Outcome.RIGHT
-    row = score(buckets, result_of(buckets, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP]), None)
-    assert row.outcome is Outcome.WRONG_REASON
+    assert score_case(buckets, result_of(buckets, cause=Cause.HOST_BOUND), None).outcome is CaseOutcome.RIGHT
+    row = score_case(buckets, result_of(buckets, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP]), None)
+    assert row.outcome is CaseOutcome.WRONG_REASON
     assert "no_overlap" in row.why
 
 
 def test_healthy_layouts_must_be_called_healthy() -> None:
     case = CASES["tp-healthy"]
     for cause in HEALTHY_CAUSES:
-        assert score(case, result_of(case, cause=cause), None).outcome is Outcome.RIGHT
-    assert score(case, result_of(case, cause=Cause.HOST_BOUND), None).outcome is Outcome.WRONG_CAUSE
+        assert score_case(case, result_of(case, cause=cause), None).outcome is CaseOutcome.RIGHT
+    assert score_case(case, result_of(case, cause=Cause.HOST_BOUND), None).outcome is CaseOutcome.WRONG_CAUSE
 
 
 def test_eager_tensor_parallelism_on_gpus_may_be_called_communication() -> None:
     """A layer waits for its all-reduce: 13.6 % of a step over NVLink."""
     case = CASES["tp-healthy"]
     exposed = result_of(case, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP])
-    assert score(case, exposed, None).outcome is Outcome.RIGHT
-    assert score(case, replace(exposed, reasons=[Reason.SLOW_LINK]), None).outcome is Outcome.WRONG_REASON
-    on_cpu = Run("tp-healthy", replace(case.run.job, device_type="cpu"))
+    assert score_case(case, exposed, None).outcome is CaseOutcome.RIGHT
+    assert score_case(case, replace(exposed, reasons=[Reason.SLOW_LINK]), None).outcome is CaseOutcome.WRONG_REASON
+    on_cpu = SuiteRun("tp-healthy", replace(case.run.job, device_type="cpu"))
     for other in (CASES["ddp-healthy"], CASES["pp-healthy"], replace(case, run=on_cpu)):
-        assert score(other, replace(exposed, name=other.name), None).outcome is Outcome.WRONG_CAUSE
-    report = make_report([score(case, exposed, None)], preset="two-gpu", command="c", device=None, is_complete=True)
+        assert score_case(other, replace(exposed, name=other.name), None).outcome is CaseOutcome.WRONG_CAUSE
+    report = make_suite_report(
+        [score_case(case, exposed, None)], preset="two-gpu", command="c", device=None, is_complete=True
+    )
     assert "compute_bound or memory_bound or communication (no_overlap) | communication (no_overlap) | right" in (
-        as_markdown(report)
+        suite_report_markdown(report)
     )
     assert report.matrix == {"healthy": {"communication": 1}}
 
@@ -98,10 +100,10 @@ def test_a_fault_that_ends_runs_must_end_them_by_what_it_is(
 ) -> None:
     case = CASES[name]
     result = result_of(case, trained=False, error=error, artefacts=artefacts)
-    row = score(case, result, None)
-    assert row.outcome is (Outcome.ENDED_AS_EXPECTED if wrong is None else Outcome.FAILED)
+    row = score_case(case, result, None)
+    assert row.outcome is (CaseOutcome.ENDED_AS_EXPECTED if wrong is None else CaseOutcome.FAILED)
     assert (wrong or error) in row.why
-    assert (why_failed(case.run, result) is None) == (wrong is None)  # what --again goes by
+    assert (why_run_failed(case.run, result) is None) == (wrong is None)  # what --again goes by
 
 
 @given(steps, steps, steps, st.floats(min_value=-0.09, max_value=0.09))
@@ -114,7 +116,7 @@ def test_predictions_are_judged_against_the_control(fault: float, control: float
         step_ms=fault,
         fixes={Cause.STRAGGLER: PredictedFix(captured * (1 + off), None)},
     )
-    row = score(case, faulty, result_of(case, step_ms=control, captured_step_ms=captured))
+    row = score_case(case, faulty, result_of(case, step_ms=control, captured_step_ms=captured))
     assert row.severity == pytest.approx(fault / control)
     assert row.prediction is not None
     assert row.prediction.error == pytest.approx(off, abs=1e-9)
@@ -125,10 +127,10 @@ def test_predictions_are_judged_against_the_control(fault: float, control: float
 def test_a_fault_with_a_healthy_jobs_cause_is_right_by_its_reason_alone(name: str) -> None:
     case = CASES[name]
     assert case.injection is not None
-    called = score(case, result_of(case, cause=case.injection.cause, reasons=list(case.injection.reasons)), None)
-    assert called.outcome is Outcome.RIGHT
-    passed_for_healthy = score(case, result_of(case, cause=case.injection.cause), None)
-    assert passed_for_healthy.outcome is Outcome.WRONG_CAUSE
+    called = score_case(case, result_of(case, cause=case.injection.cause, reasons=list(case.injection.reasons)), None)
+    assert called.outcome is CaseOutcome.RIGHT
+    passed_for_healthy = score_case(case, result_of(case, cause=case.injection.cause), None)
+    assert passed_for_healthy.outcome is CaseOutcome.WRONG_CAUSE
     assert accuracy([called, passed_for_healthy]) == 0.5
     assert confusion([passed_for_healthy]) == {str(case.injection.cause): {"healthy": 1}}
 
@@ -141,7 +143,7 @@ def test_the_calibrated_prediction_is_judged_where_there_is_one(
 ) -> None:
     case = CASES["ddp-straggler"]
     fixes = {Cause.STRAGGLER: PredictedFix(captured, calibrated)}
-    row = score(
+    row = score_case(
         case,
         result_of(case, cause=Cause.STRAGGLER, fixes=fixes),
         result_of(case, captured_step_ms=30.0, step_ms=30.0),
@@ -154,24 +156,24 @@ def test_a_missing_prediction_is_shown_and_not_right() -> None:
     case = CASES["pp-few_micro_batches"]
     control = result_of(case, captured_step_ms=30.0, step_ms=30.0)
     called = result_of(case, cause=Cause.PIPELINE_BUBBLE, reasons=[Reason.FEW_MICRO_BATCHES], no_fix="no schedule")
-    row = score(case, called, control)
+    row = score_case(case, called, control)
     assert row.prediction is not None
     assert row.prediction.is_right is False
-    report = make_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
+    report = make_suite_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
     assert (report.predictions_right, report.predictions_known) == (0, 1)
-    assert "| pp-few_micro_batches | pipeline_bubble | none | 30.0 ms |" in as_markdown(report)
+    assert "| pp-few_micro_batches | pipeline_bubble | none | 30.0 ms |" in suite_report_markdown(report)
     assert {"code": "no_prediction", "message": "pp-few_micro_batches: no schedule"} in report.warnings
-    wrong_verdict = score(case, replace(called, cause=Cause.HOST_BOUND), control)
+    wrong_verdict = score_case(case, replace(called, cause=Cause.HOST_BOUND), control)
     assert wrong_verdict.prediction is None  # counted as a wrong cause
 
 
 def test_a_failed_control_is_told() -> None:
     case = CASES["ddp-no_overlap"]
     called = result_of(case, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP])
-    row = score(case, called, result_of(case, error="rank 0 failed: OutOfMemoryError"))
-    assert (row.outcome, row.severity) == (Outcome.RIGHT, None)
-    report = make_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
-    assert "control of ddp-no_overlap: rank 0 failed: OutOfMemoryError" in as_markdown(report)
+    row = score_case(case, called, result_of(case, error="rank 0 failed: OutOfMemoryError"))
+    assert (row.outcome, row.severity) == (CaseOutcome.RIGHT, None)
+    report = make_suite_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
+    assert "control of ddp-no_overlap: rank 0 failed: OutOfMemoryError" in suite_report_markdown(report)
     assert [warning["code"] for warning in report.warnings] == ["no_prediction", "control_failed"]
 
 
@@ -180,7 +182,7 @@ def test_a_distorted_host_makes_the_gain_a_bound() -> None:
     faulty = result_of(
         case, cause=Cause.DATA_LOADING, distortion=0.4, fixes={Cause.DATA_LOADING: PredictedFix(10.0, 9.0)}
     )
-    row = score(case, faulty, result_of(case, captured_step_ms=30.0, step_ms=9.5))
+    row = score_case(case, faulty, result_of(case, captured_step_ms=30.0, step_ms=9.5))
     assert row.prediction is not None
     assert row.prediction.is_bound
     assert row.prediction.is_right is None
@@ -191,20 +193,20 @@ def test_the_matrix_counts_each_scored_case_once(called: list[tuple[str, Cause |
     rows: list[CaseScore] = []
     for name, cause in called:
         case = CASES[name]
-        rows.append(score(case, None if cause is None else result_of(case, cause=cause), None))
+        rows.append(score_case(case, None if cause is None else result_of(case, cause=cause), None))
     scored = sum(row.outcome in SCORED for row in rows)
     assert sum(sum(line.values()) for line in confusion(rows).values()) == scored
     share = accuracy(rows)
     assert (share is None) == (scored == 0)
     assert share is None or 0.0 <= share <= 1.0
-    report = make_report(rows, preset="two-gpu", command="c", device=None, is_complete=True)
+    report = make_suite_report(rows, preset="two-gpu", command="c", device=None, is_complete=True)
     assert report.num_scored == scored
-    assert as_markdown(report).startswith("# Suite")
-    assert b'"stepscope.suite/1"' in encode_report(report)
+    assert suite_report_markdown(report).startswith("# Suite")
+    assert b'"stepscope.suite/1"' in encode_suite_report(report)
 
 
 def test_refused_and_missing_runs_are_not_scored() -> None:
     case = CASES["ddp-healthy"]
-    assert score(case, None, None).outcome is Outcome.NOT_RUN
-    assert score(case, None, None, refusal="it needs GPUs").outcome is Outcome.REFUSED
-    assert accuracy([score(case, None, None)]) is None
+    assert score_case(case, None, None).outcome is CaseOutcome.NOT_RUN
+    assert score_case(case, None, None, refusal="it needs GPUs").outcome is CaseOutcome.REFUSED
+    assert accuracy([score_case(case, None, None)]) is None

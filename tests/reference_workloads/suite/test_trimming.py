@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import DataError
-from stepscope.reference_workloads.suite.fixtures import Detail, WholeTrace
+from stepscope.reference_workloads.suite.fixtures import TrimDetail, WholeTrace
 from stepscope.workflow.analyze import analyze
 
-LARGEST = {Detail.LEDGER: 60_000, Detail.KERNELS: 100_000}
+LARGEST = {TrimDetail.LEDGER: 60_000, TrimDetail.KERNELS: 100_000}
 """Bytes of one eager step of a GPU that is kept busy."""
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("detail", Detail)
-def test_one_trimmed_step_of_a_real_run_has_its_verdict(shared_traces: Path, tmp_path: Path, detail: Detail) -> None:
+@pytest.mark.parametrize("detail", TrimDetail)
+def test_one_trimmed_step_of_a_real_run_has_its_verdict(
+    shared_traces: Path, tmp_path: Path, detail: TrimDetail
+) -> None:
     whole = shared_traces / "h100x2" / "straggler"
     for rank, path in enumerate(sorted(whole.glob("*.json.gz"))):
         trimmed = WholeTrace(path).trimmed(0, 1, detail)
@@ -35,9 +37,9 @@ def test_one_trimmed_step_of_a_real_run_has_its_verdict(shared_traces: Path, tmp
 moments = st.floats(min_value=0.0, max_value=1e6).map(lambda value: round(value, 3))
 
 
-@given(st.lists(moments, min_size=4, max_size=4).map(sorted), st.sampled_from(Detail))
+@given(st.lists(moments, min_size=4, max_size=4).map(sorted), st.sampled_from(TrimDetail))
 def test_what_is_inside_something_stays_inside(
-    tmp_path_factory: pytest.TempPathFactory, times: list[float], detail: Detail
+    tmp_path_factory: pytest.TempPathFactory, times: list[float], detail: TrimDetail
 ) -> None:
     begin, first, last, end = times
     thread = {"ph": "X", "pid": 1, "tid": 1}

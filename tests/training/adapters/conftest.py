@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.core.documents.run_directory import StepReport
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.steps import read_steps
+from stepscope.workflow.run_records import read_steps
 
 
 @pytest.fixture(autouse=True)

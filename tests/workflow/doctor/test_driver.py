@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.collectors.host.processes import count_gpus_on_bus
 from stepscope.workflow.doctor.software import ask_driver, look_at_driver
-from stepscope.workflow.preflight.request import Programs
+from stepscope.workflow.preflight.workers import WorkerPrograms
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import a100, h100
 from tests.workflow.doctor.machines import by_topic, gpus_on_bus, machine
@@ -26,7 +26,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> FakeNvml:
 
 def look(nvml: FakeNvml, tmp_path: Path, files: dict[str, str]) -> dict[str, tuple[str, str]]:
     nvml.write()
-    facts = ask_driver(Programs(environment=nvml.environment()), seconds=8.0)
+    facts = ask_driver(WorkerPrograms(environment=nvml.environment()), seconds=8.0)
     return by_topic(list(look_at_driver(machine(tmp_path, files), facts)))
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_that_hangs_hides_no_other(nvml: FakeNvml, tmp_path: Path) -> None
     files = {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""}
     nvml.set(1, hang="any")
     nvml.write()
-    facts = ask_driver(Programs(environment=nvml.environment()), seconds=4.0)
+    facts = ask_driver(WorkerPrograms(environment=nvml.environment()), seconds=4.0)
     found = by_topic(list(look_at_driver(machine(tmp_path, files), facts)))
     assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPU answers")
     assert found["GPU 1"][0] == "fail"
@@ -77,7 +77,7 @@ def test_a_gpu_that_hangs_hides_no_other(nvml: FakeNvml, tmp_path: Path) -> None
 def test_gpus_that_hang_once_they_are_read_do_not_answer(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.values["hang"] = "nvmlDeviceGetTemperature"
     nvml.write()
-    facts = ask_driver(Programs(environment=nvml.environment()), seconds=4.0)
+    facts = ask_driver(WorkerPrograms(environment=nvml.environment()), seconds=4.0)
     found = by_topic(list(look_at_driver(machine(tmp_path, gpus_on_bus(2)), facts)))
     assert found["driver"] == ("fail", "0 GPUs answer")
     assert found["GPU 0"][1].startswith("no answer within 4 s; ")
@@ -88,5 +88,5 @@ def test_gpus_that_hang_once_they_are_read_do_not_answer(nvml: FakeNvml, tmp_pat
 def test_a_driver_that_hangs(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.values["hang"] = "any"
     nvml.write()
-    facts = ask_driver(Programs(environment=nvml.environment()), seconds=1.0)
+    facts = ask_driver(WorkerPrograms(environment=nvml.environment()), seconds=1.0)
     assert by_topic(list(look_at_driver(machine(tmp_path), facts)))["driver"] == ("fail", "no answer within 1 s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.documents.machine_checks import DoctorState
-from stepscope.workflow.doctor.software import Torch, find_torch, judge_torch, look_at_pynvml, look_at_python
+from stepscope.workflow.doctor.software import InstalledTorch, find_torch, judge_torch, look_at_pynvml, look_at_python
 
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
@@ -14,17 +14,17 @@ _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
     ("torch", "driver_cuda", "num_gpus", "state"),
     [
         (None, "", 0, _WARN),
-        (Torch("2.13.0+cpu", None, None), "", 0, _OK),
-        (Torch("2.13.0+cpu", None, None), "12.8", 8, _FAIL),
-        (Torch("2.9.0", None, "6.4"), "", 0, _OK),
-        (Torch("2.9.0", "12.8", None), "", 0, _OK),
-        (Torch("2.9.0", "12.8", None), "12.8", 8, _OK),
-        (Torch("2.9.0", "12.8", None), "13.0", 8, _OK),
-        (Torch("2.9.0", "12.8", None), "12.4", 8, _WARN),
-        (Torch("2.9.0", "13.0", None), "12.9", 8, _FAIL),
+        (InstalledTorch("2.13.0+cpu", None, None), "", 0, _OK),
+        (InstalledTorch("2.13.0+cpu", None, None), "12.8", 8, _FAIL),
+        (InstalledTorch("2.9.0", None, "6.4"), "", 0, _OK),
+        (InstalledTorch("2.9.0", "12.8", None), "", 0, _OK),
+        (InstalledTorch("2.9.0", "12.8", None), "12.8", 8, _OK),
+        (InstalledTorch("2.9.0", "12.8", None), "13.0", 8, _OK),
+        (InstalledTorch("2.9.0", "12.8", None), "12.4", 8, _WARN),
+        (InstalledTorch("2.9.0", "13.0", None), "12.9", 8, _FAIL),
     ],
 )
-def test_torch_and_driver(torch: Torch | None, driver_cuda: str, num_gpus: int, state: DoctorState) -> None:
+def test_torch_and_driver(torch: InstalledTorch | None, driver_cuda: str, num_gpus: int, state: DoctorState) -> None:
     line = judge_torch(torch, driver_cuda=driver_cuda, num_gpus=num_gpus)
     assert line.state is state
     assert (line.what_next != "") == (state is not _OK)
@@ -33,7 +33,7 @@ def test_torch_and_driver(torch: Torch | None, driver_cuda: str, num_gpus: int, 
 def test_the_torch_of_this_python_is_found_without_importing_it() -> None:
     torch = pytest.importorskip("torch")
     found = find_torch()
-    assert found == Torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+    assert found == InstalledTorch(str(torch.__version__), torch.version.cuda, torch.version.hip)
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def _ends_its_worker(task: FileTask) -> FileViews:
 DEATHS = """
 import sys
 from tests.workflow.fan_out.test_clusters import _ends_its_worker
-from stepscope.workflow.fan_out.engine import Engine, FanOut, map_for
+from stepscope.workflow.fan_out.engine import Engine, FanOut, map_of_engine
 from stepscope.workflow.fan_out.tasks import FileTask
 tasks = [FileTask(f"memory://{name}") for name in ("deadly", "b", "c", "d")]
-for result in map_for([], FanOut(Engine(sys.argv[1]), address=sys.argv[2]))(_ends_its_worker, tasks):
+for result in map_of_engine([], FanOut(Engine(sys.argv[1]), address=sys.argv[2]))(_ends_its_worker, tasks):
     print(result.task.path, "" if result.error is None else result.error)
 """
 

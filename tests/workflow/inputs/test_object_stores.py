@@ -77,7 +77,7 @@ def test_a_missing_key_is_a_warning_beside_others(server: dict[str, str]) -> Non
 def test_missing_credentials_are_one_line(server: dict[str, str], tmp_path: Path) -> None:
     without = {name: value for name, value in server.items() if "KEY" not in name}
     done = stepscope("analyze", "s3://bucket/run", **without, HOME=str(tmp_path))
-    _refused(done, 4, "s3://bucket/run", "credentials", "docs/guides/fan-out.md")
+    _refused(done, 4, "s3://bucket/run", "credentials", "documentation: Many ranks")
 
 
 def test_a_server_that_is_not_there_is_one_line(server: dict[str, str]) -> None:

@@ -18,14 +18,14 @@ from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.nodes import agent_client as agent_client_module
 from stepscope.workflow.nodes import answers as nodes_module
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeWatch, ask
+from stepscope.workflow.nodes.answers import NodeWatch, ask_node
 from tests.workflow.nodes.made_nodes import device, node, served
 
 
 def test_the_document_comes_as_it_was() -> None:
     told = node(device(0))
     with served(told) as url:
-        assert ask(agent_client(url)) == told
+        assert ask_node(agent_client(url)) == told
 
 
 def test_a_slow_agent_delays_no_other_and_is_never_asked_twice() -> None:
@@ -79,7 +79,7 @@ def test_an_answer_that_is_none(document: object, line: str) -> None:
     body = json.dumps(document).encode()
     route = Route("GET", NODE_PATH, lambda _: Reply(HTTPStatus.OK, body))
     with AgentServer(ListenAddress("127.0.0.1", 0), [route]) as server, pytest.raises(UnreachableError, match=line):
-        ask(agent_client(server.url))
+        ask_node(agent_client(server.url))
 
 
 def test_user_and_password_stand_before_the_host_and_are_not_shown() -> None:
@@ -116,7 +116,7 @@ def test_an_agent_that_sends_a_byte_now_and_then_gets_no_longer_for_it(monkeypat
         dripping = threading.Thread(target=drip)
         dripping.start()
         with pytest.raises(UnreachableError, match="not answered within"):
-            ask(agent_client(f"127.0.0.1:{listening.getsockname()[1]}"))
+            ask_node(agent_client(f"127.0.0.1:{listening.getsockname()[1]}"))
         dripping.join(20)
     assert len(sent) > 1
 
@@ -125,7 +125,7 @@ def test_an_answer_that_nobody_foresaw_is_its_own_agents_error_alone(monkeypatch
     def odd(_: object) -> Node:
         raise OverflowError("int too large")
 
-    monkeypatch.setattr(nodes_module, "ask", odd)
+    monkeypatch.setattr(nodes_module, "ask_node", odd)
     with NodeWatch([agent_client("127.0.0.1:1")]) as watch:
         watch.ask()
         watch.wait()

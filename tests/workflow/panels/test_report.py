@@ -12,7 +12,7 @@ from stepscope.core.documents.analysis import Analysis, Collective, KernelTime, 
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import percent
 from stepscope.core.vocabulary import CATEGORY_ORDER, Evidence, Notice, TimeCategory
-from stepscope.workflow.panels.report import render
+from stepscope.workflow.panels.report import render_report
 from tests.dashboard.example_run import make_analysis, make_doubtful, make_timelines
 
 MOST_BYTES = 1_000_000
@@ -42,7 +42,7 @@ def analysis(timelines: list[RankTimeline]) -> Analysis:
 
 
 def page(analysis: Analysis, timelines: list[RankTimeline], title: str = "a run") -> str:
-    return render(analysis, timelines, title=title, version="1.2.3")
+    return render_report(analysis, timelines, title=title, version="1.2.3")
 
 
 def test_quality_comes_before_the_verdict_and_the_verdict_before_all_figures(

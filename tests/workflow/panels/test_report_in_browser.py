@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.core.errors import DataError
 from stepscope.store.runs import save_analysis
-from stepscope.workflow.panels.report import report
+from stepscope.workflow.panels.report import report_of_run
 from tests.dashboard import example_run as example
 from tests.workflow.panels.test_report import hostile
 from tests.workflow.written_traces import write_trace
@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page
 
 def test_a_run_that_is_analysed_is_not_analysed_again(tmp_path: Path) -> None:
     example.write_run(tmp_path, "run")
-    written = report([str(tmp_path / "run")], tmp_path / "x.html")
+    written = report_of_run([str(tmp_path / "run")], tmp_path / "x.html")
     assert 'id="timeline"' in written.read_text()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["analysis.json", "run.json", "timeline.json"]
 
@@ -27,7 +27,7 @@ def test_a_run_that_is_analysed_is_not_analysed_again(tmp_path: Path) -> None:
 def test_traces_are_analysed_on_the_fly_with_their_time_lines(tmp_path: Path) -> None:
     for rank in range(2):
         write_trace(tmp_path / "job" / f"rank{rank}.json.gz", rank)
-    text = report([str(tmp_path / "job")], tmp_path / "x.html").read_text()
+    text = report_of_run([str(tmp_path / "job")], tmp_path / "x.html").read_text()
     assert "<title>job – stepscope</title>" in text
     assert 'id="timeline"' in text
 
@@ -35,7 +35,7 @@ def test_traces_are_analysed_on_the_fly_with_their_time_lines(tmp_path: Path) ->
 def test_a_saved_analysis_has_no_time_lines(tmp_path: Path) -> None:
     run = tmp_path / "run"
     example.write_run(tmp_path, "run")
-    text = report([str(run / "analysis.json")], tmp_path / "x.html").read_text()
+    text = report_of_run([str(run / "analysis.json")], tmp_path / "x.html").read_text()
     assert 'id="ledger"' in text
     assert 'id="timeline"' not in text
 
@@ -43,7 +43,7 @@ def test_a_saved_analysis_has_no_time_lines(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     example.write_run(tmp_path, "run")
     with pytest.raises(DataError, match="cannot be written"):
-        report([str(tmp_path / "run")], tmp_path / "absent" / "x.html")
+        report_of_run([str(tmp_path / "run")], tmp_path / "absent" / "x.html")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     analysis = example.write_run(root, "run")
     save_analysis(root / "run", hostile(analysis))
-    return report([str(root / "run")], root / "x.html")
+    return report_of_run([str(root / "run")], root / "x.html")
 
 
 def open_page(browser: Browser, path: Path, *, scheme: str, width: int, said: list[str]) -> Page:

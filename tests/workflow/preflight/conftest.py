@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.core.documents.machine_checks import CheckGroup, Preflight
 from stepscope.workflow.preflight.phases import run_preflight
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.workers import PreflightRequest, WorkerPrograms
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import h100
 
@@ -56,7 +56,7 @@ def run_node(machine: FakeNvml, tmp_path: Path) -> RunNode:
         file.write_text(json.dumps(faults or {}))
         own = {name: value for name, value in machine.environment().items() if name != "CUDA_VISIBLE_DEVICES"}
         own |= {"FAKE_GPUS": str(file), "FAKE_GPU_COUNT": "4", "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-        programs = Programs(device=(sys.executable, str(_CHILD)), environment={**own, **environment})
+        programs = WorkerPrograms(device=(sys.executable, str(_CHILD)), environment={**own, **environment})
         request = PreflightRequest(
             quick=True,
             groups=groups,

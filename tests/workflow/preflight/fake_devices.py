@@ -15,8 +15,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stepscope.workflow.preflight.device import Description, DeviceFacts, Pace, Products, Timing, UnsupportedError
-from stepscope.workflow.preflight.worker_process import answer_device, serve
+from stepscope.workflow.preflight.device import (
+    DeviceFacts,
+    Pace,
+    ProductErrors,
+    Timing,
+    UnsupportedError,
+    WorkerDescription,
+)
+from stepscope.workflow.preflight.worker_process import answer_device, serve_requests
 
 NAME = "NVIDIA H100 80GB HBM3"
 RATES = {
@@ -50,16 +57,16 @@ class FakeDevice:
         self._visible = visible
         self._world_size = 0
 
-    def describe(self, beside: str = "") -> Description:
+    def describe(self, beside: str = "") -> WorkerDescription:
         self._fault("describe")
         assert beside in ("", *(f"00000000:{0x0F + 0x10 * index:02X}:00.0" for index in range(8)))
         versions = {"torch": "2.9.0", "cuda": "12.8"}
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
-            return Description(versions, [])  # one GPU off the bus can hide all others from CUDA
+            return WorkerDescription(versions, [])  # one GPU off the bus can hide all others from CUDA
         devices = [
             DeviceFacts(place, _name_of(name), name.removeprefix("GPU-")) for place, name in enumerate(self._visible)
         ]
-        return Description(versions, devices)
+        return WorkerDescription(versions, devices)
 
     def copy(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002 - the interface's
         return self._timing("copy", 2 * num_bytes, num_wrong=self._of(0).get("wrong_copy", 0))
@@ -74,11 +81,11 @@ class FakeDevice:
         self._fault("multiply")
         return self._timing(dtype, 2 * size**3)
 
-    def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:  # noqa: ARG002
+    def check_products(self, dtype: str, size: int, num_repeats: int) -> ProductErrors:  # noqa: ARG002
         self._fault("check_products")
         if dtype == "float8":
             raise UnsupportedError("no units")
-        return Products(num_repeats, self._of(0).get("differing", 0), self._of(0).get("wrong", 0))
+        return ProductErrors(num_repeats, self._of(0).get("differing", 0), self._of(0).get("wrong", 0))
 
     def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
         wrong = sum(self._of(place).get("wrong_bytes", 0) for place in (source, target))
@@ -119,7 +126,7 @@ def main() -> int:
     chosen = names if told is None else [one for one in told.split(",") if one]
     visible = [names[int(one)] if one.isdecimal() else one for one in chosen]
     device = FakeDevice(json.loads(Path(os.environ["FAKE_GPUS"]).read_text()), visible)
-    return serve(lambda request: answer_device(device, request))
+    return serve_requests(lambda request: answer_device(device, request))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import pytest
 
 from stepscope.core.documents.machine_checks import CheckGroup, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
-from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, look
-from stepscope.workflow.preflight.gpus import Selection, select, without_visible
-from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, look_by_driver
+from stepscope.workflow.preflight.gpus import GpuSelection, select_gpus, without_visible
+from stepscope.workflow.preflight.workers import PreflightRequest, WorkerPrograms
 from tests.workflow.preflight.fake_devices import uuid_of
 
 _WHOLE = DriverLook(tuple(DriverGpu(f"0{i}", i, uuid_of(i), str(3 - i)) for i in range(4)))
@@ -27,24 +27,24 @@ _CHILD = """
 import os
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.metrics.readings import MissingReason
-from stepscope.workflow.preflight.worker_process import serve
+from stepscope.workflow.preflight.worker_process import serve_requests
 
 def answer(request):
     FAILS
 
-serve(answer)
+serve_requests(answer)
 """
 
 
 def by_slurm(
     names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0, expected: int = 0
-) -> Selection:
+) -> GpuSelection:
     request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))), expected_gpus=expected)
-    return select(request, driver, Programs(environment={"CUDA_VISIBLE_DEVICES": visible}), num_on_bus)
+    return select_gpus(request, driver, WorkerPrograms(environment={"CUDA_VISIBLE_DEVICES": visible}), num_on_bus)
 
 
-def by_name(*names: str, driver: DriverLook = _WHOLE) -> Selection:
-    return select(PreflightRequest(gpus=names), driver, Programs(environment={}), 0)
+def by_name(*names: str, driver: DriverLook = _WHOLE) -> GpuSelection:
+    return select_gpus(PreflightRequest(gpus=names), driver, WorkerPrograms(environment={}), 0)
 
 
 def test_slurms_numbers_are_minor_numbers() -> None:
@@ -76,7 +76,9 @@ def test_uuids_that_slurm_lets_cuda_see_tell_more_than_numbers() -> None:
     assert by_slurm("9", _SPLIT, visible="MIG-12").request.gpus == ("1",)
     assert by_slurm("9,10", _SPLIT, visible="MIG-12,3").request.gpus is None
     assert by_slurm("3", visible="2").request.gpus == ("0",)
-    assert without_visible(Programs(environment={"CUDA_VISIBLE_DEVICES": "2", "A": "b"})).environment == {"A": "b"}
+    assert without_visible(WorkerPrograms(environment={"CUDA_VISIBLE_DEVICES": "2", "A": "b"})).environment == {
+        "A": "b"
+    }
 
 
 def test_an_instance_that_there_is_not_is_wrong_use_and_hides_no_other() -> None:
@@ -158,7 +160,7 @@ def test_fewer_gpus_than_expected_fail_whichever_are_asked_for() -> None:
     assert len(by_slurm("9", _SPLIT, expected=3).results) == 1
     assert len(by_slurm("0", DriverLook(), expected=8).results) == 1
     asked = PreflightRequest(expected_gpus=5)
-    assert [one.detail for one in select(asked, _WHOLE, Programs(environment={}), 0).results] == [one_gone]
+    assert [one.detail for one in select_gpus(asked, _WHOLE, WorkerPrograms(environment={}), 0).results] == [one_gone]
 
 
 def test_as_many_gpus_as_expected_are_enough() -> None:
@@ -175,7 +177,7 @@ def test_a_driver_that_is_not_there_tells_of_fewer_gpus_than_expected_and_what_a
     with pytest.raises(UnreachableError, match="hangs"):
         by_slurm("0", DriverLook(why_not="no answer", hangs=True), expected=4)
     on_cpu = PreflightRequest(device_type="cpu", expected_gpus=4)
-    assert select(on_cpu, DriverLook(why_not="the CPU is no GPU"), Programs(environment={}), 0).results == ()
+    assert select_gpus(on_cpu, DriverLook(why_not="the CPU is no GPU"), WorkerPrograms(environment={}), 0).results == ()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_only_what_the_driver_says_is_its_doing(tmp_path: Path, process: str, is
     child = tmp_path / "child.py"
     child.write_text(_CHILD.replace("FAILS", process))
     environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    looked = look(Programs(state=(sys.executable, str(child)), environment=environment), 20.0)
+    looked = look_by_driver(WorkerPrograms(state=(sys.executable, str(child)), environment=environment), 20.0)
     assert looked.why_not
     assert (looked.is_drivers, looked.hangs) == (is_drivers, False)
 
@@ -219,4 +221,4 @@ def test_other_names_stay_as_they_are() -> None:
     assert by_name("0", "9", uuid_of(2), "GPU-ffffffff").request.gpus == ("0", "9", "2", "GPU-ffffffff")
     assert by_name("0", driver=DriverLook(why_not="none of NVIDIA's")).request.gpus == ("0",)
     asked = PreflightRequest(groups=frozenset({CheckGroup.MEMORY}))
-    assert select(asked, _SPLIT, Programs(environment={}), 0) == Selection(asked)
+    assert select_gpus(asked, _SPLIT, WorkerPrograms(environment={}), 0) == GpuSelection(asked)

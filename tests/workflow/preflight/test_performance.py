@@ -17,7 +17,7 @@ from stepscope.workflow.preflight.performance import (
     low_outliers,
     with_neighbours,
 )
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Unsupported
+from stepscope.workflow.preflight.workers import FailureKind, Unsupported, WorkerFailure
 
 _RATE = st.floats(min_value=1e3, max_value=1e16)
 _ORDER = list(Outcome)
@@ -59,7 +59,7 @@ def test_what_cannot_be_is_skipped_and_what_did_not_come_is_a_failure() -> None:
         "copy", (1,), Outcome.SKIPPED, "no units"
     )
     for kind in FailureKind:
-        assert judge_failure("copy", (1,), Failure(kind, "why")).outcome is Outcome.FAIL
+        assert judge_failure("copy", (1,), WorkerFailure(kind, "why")).outcome is Outcome.FAIL
 
 
 @given(st.integers(0, 3), st.integers(0, 3))

@@ -11,9 +11,9 @@ import pytest
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-from stepscope.reference_workloads.injections.injected_job import control_of, injected
+from stepscope.reference_workloads.injections.faults import control_of, inject_faults
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 Jobs = Callable[..., TrainingJob]
@@ -33,7 +33,7 @@ def test_every_fault_fits_some_layout_of_gpus_and_its_control_fits_too(job_of: J
     for layout in _LAYOUTS:
         job = replace(job_of(**layout), injections=(INJECTIONS[name](),))
         try:
-            faulty = injected(job)
+            faulty = inject_faults(job)
         except UsageError:
             continue
         control = control_of(job)
@@ -56,7 +56,7 @@ def test_what_ends_a_run_is_a_hang_or_a_lack_of_memory(name: str) -> None:
 def test_a_llama_keeps_its_groups_of_heads_whole(job_of: Jobs, name: str) -> None:
     job = job_of(tp=2)
     llama = replace(job.preset, architecture="llama", num_key_value_heads=job.preset.num_heads // 4)
-    faulty = injected(replace(job, preset=llama, injections=(INJECTIONS[name](),)))
+    faulty = inject_faults(replace(job, preset=llama, injections=(INJECTIONS[name](),)))
     faulty.plan.check_preset(faulty.preset)
     assert faulty.preset.num_heads % faulty.preset.num_key_value_heads == 0
 
@@ -64,7 +64,7 @@ def test_a_llama_keeps_its_groups_of_heads_whole(job_of: Jobs, name: str) -> Non
 def test_two_faults_share_one_control(job_of: Jobs) -> None:
     kinds = (INJECTIONS["uneven_stages"](), INJECTIONS["slow_loader"]())
     job = replace(job_of("tiny", "cpu", simulate_ms=5, pp=2), injections=kinds)
-    faulty = injected(job)
+    faulty = inject_faults(job)
     assert faulty.plan.stage_layers == (1, 3)
     assert faulty.recipe.loader_workers == 0
     assert control_of(job).plan.stage_layers is None
@@ -89,16 +89,16 @@ def test_a_fault_fits_a_resnet_or_says_what_it_needs(job_of: Jobs, name: str) ->
     job = replace(job_of(dp=2, zero=0), preset=find_preset("two-gpu", "resnet50"), injections=(INJECTIONS[name](),))
     if name in _NOT_FOR_IMAGES:
         with pytest.raises(UsageError, match=f"cannot inject {name}: it needs (a transformer|pp > 1|zero)"):
-            injected(job)
+            inject_faults(job)
     else:
-        assert injected(job).preset == control_of(job).preset == job.preset
+        assert inject_faults(job).preset == control_of(job).preset == job.preset
 
 
 def test_what_a_fault_needs_is_asked_of_the_job_not_of_its_control(job_of: Jobs) -> None:
     cut = job_of(pp=2, dp=2, zero=0, stage_layers=(2, 6))
     faults = (INJECTIONS["launch_bound"](), INJECTIONS["no_overlap"]())  # whose control has stages of equal size
     with pytest.raises(UsageError, match="cannot inject launch_bound: it needs stages of equal size"):
-        injected(replace(cut, injections=faults))
+        inject_faults(replace(cut, injections=faults))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_a_fault_needs_is_asked_of_the_job_not_of_its_control(job_of: Jobs)
 )
 def test_whatever_cannot_be_names_the_fault(job_of: Jobs, name: str, plan: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        injected(replace(job_of(**plan), injections=(INJECTIONS[name](),)))
+        inject_faults(replace(job_of(**plan), injections=(INJECTIONS[name](),)))
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_no_option_that_was_given_is_replaced_by_a_faults(
 ) -> None:
     faults = tuple(INJECTIONS[name]() for name in names)
     with pytest.raises(UsageError, match=reason):
-        injected(replace(job_of(dp=2, zero=0), recipe=recipe, injections=faults))
+        inject_faults(replace(job_of(dp=2, zero=0), recipe=recipe, injections=faults))
 
 
 def test_a_fault_that_is_given_twice_is_refused(job_of: Jobs) -> None:
     stragglers = (INJECTIONS["straggler"](), INJECTIONS["straggler"]())
     with pytest.raises(UsageError, match="cannot inject straggler twice"):
-        injected(replace(job_of(dp=2), injections=stragglers))
+        inject_faults(replace(job_of(dp=2), injections=stragglers))
 
 
 def test_an_option_that_is_the_faults_own_stays(job_of: Jobs) -> None:
     job = replace(job_of(dp=2), recipe=Recipe(loader_workers=0), injections=(INJECTIONS["slow_loader"](),))
-    assert injected(job).recipe.loader_workers == 0
+    assert inject_faults(job).recipe.loader_workers == 0

@@ -1,23 +1,77 @@
-"""`stepscope workload run gpt --preset tiny --pp 2 ...`: one profiled training run of a workload."""
+"""`stepscope workload plan` and `run`: the estimate of a workload, and one profiled training run of it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli.options import FOLDER
-from stepscope.cli.workload.layout import Layout, layout_options, read_layout
+from stepscope.cli.workload.layout import WorkloadLayout, layout_options, read_layout
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.reference_workloads.job import Progress
+    from stepscope.reference_workloads.job import TrainingProgress
     from stepscope.reference_workloads.launch import WorkloadResult
 
 
-SCHEMA = "stepscope.workload/1"
+@click.command("plan")
+@click.argument("name")
+@layout_options
+@click.option("--gpu", default="H100", help="Assume GPUs of this model, as its driver or data sheet names it.")
+@click.option("--mfu", "efficiency", type=float, help="Assume this share of the dense peak.  [default: 0.5]")
+@click.option("--gpus-per-node", default=8, help="Assume this many GPUs per node, joined by scale-up links.")
+@click.option("--network-gbs", default=50.0, help="Assume GB/s of each GPU to other nodes, one direction.")
+@click.option("--tokens", metavar="N", help="Also estimate the cost of training on N tokens, such as 2T.")
+@click.option("--price-per-gpu-hour", type=float, help="Also estimate the cost in money; needs --tokens.")
+@click.option("--emit", type=click.Choice(["torchrun", "slurm"]), help="Print a script that runs the plan instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.workload-plan/1 document.")
+def plan_command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
+    """Estimate memory, FLOPs, communication, bubble, step time and cost of workload NAME (gpt or llama)."""
+    from stepscope.cli.terminal.workload import print_plan
+    from stepscope.reference_workloads.estimate import estimate as planning
+    from stepscope.reference_workloads.launch_script import launch_script
+
+    layout = read_layout(name, options)
+    if options["price_per_gpu_hour"] is not None and not options["tokens"]:
+        raise UsageError("a price alone costs nothing", where="--price-per-gpu-hour", what_next="add --tokens")
+    assumptions = planning.Assumptions(
+        gpu=planning.known_gpu(options["gpu"]),
+        efficiency=planning.DEFAULT_EFFICIENCY if options["efficiency"] is None else options["efficiency"],
+        gpus_per_node=options["gpus_per_node"],
+        network_bytes_per_second=options["network_gbs"] * 1e9,
+    )
+    layout.plan.check_preset(layout.preset)
+    layout.recipe.check(layout.plan, layout.preset, is_simulated=False)
+    if emit:  # also of what no estimate knows
+        click.echo(
+            launch_script(
+                emit, name, layout.plan, layout.preset, layout.recipe, gpus_per_node=assumptions.gpus_per_node
+            ),
+            nl=False,
+        )
+        return
+    estimated = planning.estimate(layout.plan, layout.preset, layout.recipe, assumptions)
+    cost = None
+    if options["tokens"]:
+        cost = planning.training_cost(
+            num_parameters=estimated.num_parameters,
+            num_tokens=planning.parse_num_tokens(options["tokens"], option="--tokens"),
+            tokens_per_second=estimated.tokens_per_second,
+            num_gpus=layout.plan.world_size,
+            price_per_gpu_hour=options["price_per_gpu_hour"],
+        )
+    document = planning.plan_document(name, layout.plan, layout.preset, layout.recipe, assumptions, estimated, cost)
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        print_plan(document)
+
+
+RUN_SCHEMA = "stepscope.workload/1"
 
 
 @click.command("run")
@@ -39,8 +93,8 @@ SCHEMA = "stepscope.workload/1"
 @click.option("--seed", default=0, help="Seed of weights and data.")
 @click.option("--device", default="auto", help="Train on auto, cpu or cuda.")
 @click.option("--against-plan", "with_plan", is_flag=True, help="Compare with the estimate of `plan` (GPUs only).")
-@click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
-def command(name: str, as_json: bool, **options: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help=f"Print one {RUN_SCHEMA} document.")
+def run_command(name: str, as_json: bool, **options: Any) -> None:
     """Train workload NAME (gpt, llama or resnet50), profiled, on as many processes as tp x pp x dp.
 
     Under torchrun this process is one rank. Exits with status 4 when a rank dies.
@@ -73,9 +127,9 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         return
     rows = None
     if options["with_plan"]:
-        rows = against_plan(result, profiled=not options["no_profile"])
+        rows = rows_against_plan(result, profiled=not options["no_profile"])
     if as_json:
-        document = _document(name, layout, result, profiled=not options["no_profile"])
+        document = _run_document(name, layout, result, profiled=not options["no_profile"])
         document["injections"] = [] if options["as_control"] else list(options["injections"])
         document["against_plan"] = rows
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))  # NaN becomes null
@@ -104,11 +158,11 @@ def _check_gpu(device: str) -> None:
         )
 
 
-def _show_progress(progress: Progress) -> None:
+def _show_progress(progress: TrainingProgress) -> None:
     click.echo(f"step {progress.step:3d}  loss {progress.loss:.4f}  {progress.step_ms:8.1f} ms", err=True)
 
 
-def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
+def _run_document(name: str, layout: WorkloadLayout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
     plan = layout.plan
     warnings = []
     num_steps, num_skipped = len(result.losses), result.outcomes[0].num_skipped_steps
@@ -124,7 +178,7 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
     if not result.last_loss < result.first_loss:  # a loss that is no number does not fall either
         warnings.append({"code": "loss_not_falling", "message": "the last step's loss is not below the first one's"})
     return {
-        "schema": SCHEMA,
+        "schema": RUN_SCHEMA,
         "workload": name,
         "preset": layout.preset.name,
         "dtype": layout.preset.dtype,
@@ -153,8 +207,8 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
     }
 
 
-def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
-    """One row a quantity: what, unit, planned, measured, ratio. The run was on this machine's GPUs.
+def rows_against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
+    """Rows of `workload run --against-plan`: what, unit, planned, measured, ratio.
 
     Raises:
         UsageError: the estimate does not know the layout or the GPU.
@@ -162,13 +216,13 @@ def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, An
     """
     import torch
 
-    from stepscope.reference_workloads.estimate.estimate import Assumptions, compare_with_run, estimate, known_gpu
+    from stepscope.reference_workloads.estimate import estimate as planning
 
     job = result.job
-    gpu = known_gpu(torch.cuda.get_device_name())
-    planned = estimate(job.plan, job.preset, job.recipe, Assumptions(gpu))
+    gpu = planning.known_gpu(torch.cuda.get_device_name())
+    planned = planning.estimate(job.plan, job.preset, job.recipe, planning.Assumptions(gpu))
     flops = _measured_flops(result, gpu.peak_flops(job.preset.dtype)) if profiled else None
-    rows = compare_with_run(planned, result, flops_per_rank=flops)
+    rows = planning.compare_with_run(planned, result, flops_per_rank=flops)
     return [asdict(row) | {"ratio": row.ratio} for row in rows]
 
 

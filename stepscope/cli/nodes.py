@@ -1,0 +1,266 @@
+"""Verbs that ask the agents of GPU nodes: capture, status, top."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.cli.options import agent_client_options, print_warnings
+from stepscope.cli.terminal.console import report_console
+from stepscope.core.documents.node import StatusFinding, StatusReport, node_document
+from stepscope.core.errors import DataError, printable
+from stepscope.core.hardware.health import Severity
+from stepscope.core.protocol import captures
+from stepscope.core.text.numbers import counted, size
+from stepscope.core.vocabulary import Notice
+
+if TYPE_CHECKING:
+    from stepscope.workflow.nodes.agent_client import AgentClient
+    from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch
+    from stepscope.workflow.nodes.capture import CapturedJob
+
+
+MAX_SHOWN_RANKS = 16
+
+
+@click.command("capture")
+@agent_client_options
+@click.option("--run", help="Profile the run of this name or directory.")
+@click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
+@click.option("--ranks", default="all", metavar="0,3|all", help="Profile these ranks.")
+@click.option(
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest possible]"
+)
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
+@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps slow down by this share, as 0.5.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=1.0),
+    default=600.0,
+    help="Give up after this many seconds.",
+)
+@click.option("--wait/--no-wait", default=True, help="Wait until the traces are written.")
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
+def capture_command(
+    agents: list[AgentClient],
+    run: str | None,
+    job: str | None,
+    steps: int,
+    ranks: str,
+    start_step: int | None,
+    max_bytes: int | None,
+    max_overhead: float | None,
+    timeout_seconds: float,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Profile steps of a running job through the agents of its nodes, without a restart.
+
+    All ranks begin with the same step. Traces are written into the run's directory. Ctrl-C cancels the capture.
+    """
+    from stepscope.workflow.nodes.capture import capture_job
+
+    if run is None and job is None:
+        raise click.UsageError("give --run or --job")
+    request = captures.CaptureRequest(
+        "new",
+        steps,
+        start_step=start_step,
+        ranks=_ranks(ranks),
+        max_bytes=max_bytes,
+        max_overhead=max_overhead,
+        deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
+    )
+    order = captures.CaptureOrder(request, captures.CaptureSelector(run, job))
+    captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(_capture_document(captured)))
+    elif wait:
+        click.echo("\n".join(_capture_lines(captured)))
+    else:
+        click.echo(captured.order.request.id)
+    print_warnings(captured.warnings)
+    if wait:
+        _check_capture(captured)
+
+
+def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
+    """The agents with the token of this user's own agent here, where no token file is given."""
+    from stepscope.agent.state_directory import TOKEN_FILE, read_agent_token, state_directory
+
+    if agents[0].token:
+        return agents
+    token = read_agent_token(state_directory() / TOKEN_FILE)
+    return [replace(agent, token=token) for agent in agents]
+
+
+def _ranks(text: str) -> tuple[int, ...] | None:
+    if text == "all":
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 8 for part in parts):
+        raise click.UsageError(f"--ranks takes numbers with commas, or all, not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _capture_lines(captured: CapturedJob) -> list[str]:
+    shown = captured.ranks[:MAX_SHOWN_RANKS]
+    lines = []
+    for one in shown:
+        rank, progress = one.target.rank, one.progress
+        words = [f"rank {'?' if rank is None else rank}", progress.state.value]
+        if progress.path and progress.steps:
+            first, steps = progress.start_step, progress.steps
+            words.append(counted(steps, "step") if first is None else f"steps {first} to {first + steps - 1}")
+            words.append(f"{size(progress.bytes)}  {printable(progress.path)}")
+        words += [f"stopped by {progress.stopped_by}"] if progress.stopped_by else []
+        words += [printable(progress.reason)] if progress.reason else []
+        lines.append("  ".join(words))
+    if len(captured.ranks) > len(shown):
+        lines.append(f"and {counted(len(captured.ranks) - len(shown), 'rank')} more")
+    if captured.folder:
+        lines.append(f"stepscope analyze {shlex.quote(printable(captured.folder))}")
+    return lines
+
+
+def _capture_document(captured: CapturedJob) -> dict[str, object]:
+    return {
+        "schema": captures.CAPTURE_SCHEMA,
+        "id": captured.order.request.id,
+        "state": captured.state,
+        "folder": captured.folder,
+        "agents": [{"url": url, **captures.report_document(report)} for url, report in captured.reports.items()],
+        "warnings": [asdict(warning) for warning in captured.warnings],
+    }
+
+
+def _check_capture(captured: CapturedJob) -> None:
+    """Check that every requested rank has left a trace.
+
+    Raises:
+        DataError: one has not.
+    """
+    request = captured.order.request
+    where = f"capture {request.id}"
+    if request.ranks is not None and captured.missing_ranks:
+        raise DataError("not all requested ranks are there", where=where)
+    without = [one for one in captured.ranks if one.progress.state is not captures.CaptureState.DONE]
+    if without:
+        rank, progress = without[0].target.rank, without[0].progress
+        num_without = f"{len(without)} of {counted(len(captured.ranks), 'rank')}"
+        what = f"{num_without} left no trace; rank {rank}: {progress.state}"
+        raise DataError(f"{what}, {progress.reason}" if progress.reason else what, where=where)
+
+
+@click.command("status")
+@agent_client_options
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.status/1 document.")
+@click.pass_context
+def status_command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
+    """List what is wrong with the GPUs of one or many machines, and what to do about it.
+
+    Exits with status 0 when there are at most notes (info), 1 when anything is wrong or an agent does not answer,
+    4 when no agent answers.
+    """
+    from stepscope.workflow.nodes.answers import answers_of, check_answers, status_of
+
+    answers = answers_of(clients)
+    report = status_of(answers)
+    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report)))
+    check_answers(answers)
+    context.exit(1 if _wrong_findings(report) else 0)
+
+
+def _status_lines(report: StatusReport) -> list[str]:
+    num_gpus = sum(node.num_gpus for node in report.nodes)
+    wrong = _wrong_findings(report)
+    num_notes = len(report.findings) - len(wrong)
+    parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
+    if wrong:
+        sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
+        parts.append(f"{counted(len(sick), 'GPU')} not well")
+    if num_notes:
+        parts.append(counted(num_notes, "note"))
+    head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: "
+    return [head + ", ".join(parts), *map(_finding_line, report.findings)]
+
+
+def _wrong_findings(report: StatusReport) -> list[StatusFinding]:
+    return [finding for finding in report.findings if finding.severity != Severity.INFO]
+
+
+def _finding_line(finding: StatusFinding) -> str:
+    place = finding.host or finding.agent.partition("://")[2]
+    if finding.gpu:
+        place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
+    line = f"{finding.severity}: {place}: {finding.message}"
+    return printable(f"{line}; {finding.action}" if finding.action else line)
+
+
+_SCHEMA = "stepscope.top/1"
+_REDRAW_SECONDS = 0.5
+
+
+@click.command("top")
+@agent_client_options
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
+@click.option("--interval", type=click.FloatRange(0.5), default=2.0, help="Poll the agents every so many seconds.")
+@click.option("--job", default="", show_default=False, help="Show only the GPUs of the job of this name or id.")
+@click.option("--sick", is_flag=True, help="Show only GPUs and agents with a problem.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and exit.")
+def top_command(clients: list[AgentClient], once: bool, interval: float, job: str, sick: bool, as_json: bool) -> None:
+    """Show the GPUs of one or many machines as a live table: job, class, activity, power, memory, health.
+
+    An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim.
+    """
+    from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, select_devices, unknown_job
+
+    if not once and not as_json:
+        with NodeWatch(clients) as watch:
+            _show_live(watch, interval, lambda: select_devices(watch.answers(), job=job, sick=sick))
+        return
+    answers = answers_of(clients)
+    _print_nodes(select_devices(answers, job=job, sick=sick), unknown_job(answers, job), as_json=as_json)
+    check_answers(answers)
+
+
+def _print_nodes(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json: bool) -> None:
+    if as_json:
+        from stepscope.workflow.nodes.answers import silent_agents
+
+        nodes = [
+            {"agent": one.agent, "error": one.error, "node": node_document(one.node) if one.node else None}
+            for one in answers
+        ]
+        warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
+        click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
+    else:
+        from stepscope.cli.terminal.node_table import node_table
+
+        report_console().print(node_table(answers, time.monotonic()))
+        for notice in notices:
+            click.echo(f"stepscope: {notice.message}", err=True)
+
+
+def _show_live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence[NodeAnswer]]) -> None:
+    from rich.live import Live
+
+    from stepscope.cli.terminal.node_table import node_table
+
+    next_question = 0.0
+    with Live(console=report_console(), screen=True, auto_refresh=False) as live:
+        while True:
+            now = time.monotonic()
+            if now >= next_question:
+                watch.ask()
+                next_question = now + interval
+            live.update(node_table(answers(), now), refresh=True)
+            time.sleep(_REDRAW_SECONDS)

@@ -1,0 +1,354 @@
+"""Verbs that read a job's traces: analyze, report, compare, whatif, trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.cli import CommandGroup, options
+from stepscope.cli.terminal.console import file_progress, report_console, report_table
+from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
+from stepscope.core.text.wording import cause_phrase
+from stepscope.core.vocabulary import Cause
+
+if TYPE_CHECKING:
+    from stepscope.workflow.analyze import AnalysisResult
+    from stepscope.workflow.fan_out.engine import FanOut
+    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo, TraceProblems
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@options.json_option
+@click.option(
+    "--window",
+    type=click.Choice(["steps", "file"]),
+    default="steps",
+    help="Analyze the profiled steps, or whole files.",
+)
+@click.option("--network-gbits", type=options.POSITIVE, metavar="N", help="Assume N Gbit/s of each GPU's network card.")
+@click.option("--html", type=options.FILE, metavar="FILE", help="Also write the report as one HTML file.")
+@click.option("--keep/--no-keep", default=True, help="Keep the result in the run directory, if one is given.")
+@options.fan_out_options
+@options.enters_only_run
+def analyze_command(
+    paths: tuple[str, ...],
+    as_json: bool,
+    window: str,
+    network_gbits: float | None,
+    html: Path | None,
+    keep: bool,
+    fan_out: FanOut,
+) -> None:
+    """Attribute all GPU time to categories, follow each wait to its cause, and give a verdict.
+
+    PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
+    """
+    from stepscope.store.files import check_writable
+    from stepscope.workflow.analyze import analyze
+
+    if html is not None:
+        check_writable(html)
+    with file_progress("reading") as on_progress:
+        result = analyze(
+            paths,
+            whole_file=window == "file",
+            keep=keep,
+            with_timelines=html is not None,
+            network_bytes_per_second=None if network_gbits is None else network_gbits * 1e9 / 8,
+            fan_out=fan_out,
+            on_progress=on_progress,
+        )
+    try:
+        if html is not None:
+            from stepscope.workflow.panels.report import report_title, write_html_report
+
+            write_html_report(result.analysis, result.timelines, html, title=report_title(paths))
+    finally:  # the verdict is shown even if the file cannot be written
+        _show_analysis(result, as_json=as_json)
+
+
+def _show_analysis(result: AnalysisResult, *, as_json: bool) -> None:
+    if as_json:
+        options.print_document(result.analysis)
+        return
+    from stepscope.cli.terminal.analysis import print_analysis
+
+    print_analysis(result.analysis)
+    options.print_warnings(result.analysis.warnings)
+    if result.kept_in is not None:
+        click.echo(f"kept in {result.kept_in}; see it with: stepscope dashboard --runs {result.kept_in}", err=True)
+
+
+@click.command("report")
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("-o", "--output", type=options.FILE, default=Path("stepscope-report.html"), help="Write this file.")
+@options.fan_out_options
+@options.enters_only_run
+def report_command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> None:
+    """Write verdict, time breakdown, time line, communication and kernels as one HTML file that needs no network.
+
+    RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. An analysis that
+    is kept in the run and up to date is used.
+    """
+    from stepscope.workflow.panels.report import report_of_run
+
+    with file_progress("reading") as on_progress:
+        written = report_of_run(paths, output, fan_out=fan_out, on_progress=on_progress)
+    click.echo(f"wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)", err=True)
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="METRIC:+N%,...",
+    help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (documentation: Gate metrics).",
+)
+@options.json_option
+@click.option("--junit", type=options.FILE, help="Also write a JUnit file with one test case per gate.")
+@click.option(
+    "--run-spread",
+    type=click.FloatRange(min=0, max=100),
+    metavar="PERCENT",
+    help="Assume that runs of the same code differ by this standard deviation, with fewer than 4 runs.  [default: 1.5]",
+)
+@options.fan_out_options
+def compare_command(
+    a: str,
+    b: str,
+    fail_on: tuple[str, ...],
+    as_json: bool,
+    junit: Path | None,
+    run_spread: float | None,
+    fan_out: FanOut,
+) -> None:
+    """Compare B with A: step time, time breakdown, causes, kernels, collectives; report only significant changes.
+
+    A and B are runs, folders of traces, saved analysis.json files, or sets of these: separated by commas, a directory
+    of runs, a glob.
+    """
+    from stepscope.analyzer.compare.comparison import RUN_SPREAD
+    from stepscope.core.documents.comparison import GateOutcome
+    from stepscope.store.files import check_writable, write_whole
+    from stepscope.workflow.compare import compare
+    from stepscope.workflow.junit import gates_as_junit
+
+    if junit is not None:
+        check_writable(junit)
+    with file_progress("comparing") as on_progress:
+        spread = RUN_SPREAD if run_spread is None else run_spread / 100
+        comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
+    any_failed = any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates)
+    try:
+        if junit is not None:
+            write_whole(junit, gates_as_junit(comparison))
+    finally:  # the comparison is shown even if the file cannot be written
+        try:
+            if as_json:
+                options.print_document(comparison)
+            else:
+                from stepscope.cli.terminal.analysis import print_comparison
+
+                print_comparison(comparison)
+                options.print_warnings(comparison.warnings)
+        except BrokenPipeError:  # as in `compare ... | head -1`
+            if not any_failed:
+                raise
+    if any_failed:
+        click.get_current_context().exit(1)
+
+
+@click.command("whatif")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--fix", "causes", multiple=True, metavar="CAUSE", help="Predict only this fix; repeatable.  [default: all]"
+)
+@click.option("--unprofiled-ms", type=options.POSITIVE, help="Calibrate to this unprofiled step time.")
+@options.json_option
+@options.enters_only_run
+@options.fan_out_options
+def whatif_command(
+    paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool, fan_out: FanOut
+) -> None:
+    """Predict a job's step time with one cause removed at a time, by replaying its traces across ranks.
+
+    PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
+    (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
+    """
+    from stepscope.workflow.what_if import FIXABLE, what_if
+
+    unknown = [cause for cause in causes if cause not in FIXABLE]
+    if unknown:
+        raise unknown_name("fix", unknown[0], sorted(FIXABLE), where="--fix")
+    with file_progress("reading") as on_progress:
+        report = what_if(
+            paths,
+            causes=[Cause(cause) for cause in causes],
+            unprofiled_step_ms=unprofiled_ms,
+            fan_out=fan_out,
+            on_progress=on_progress,
+        )
+    if as_json:
+        options.print_document(report)
+        return
+
+    _print_what_if(report)
+    options.print_warnings(report.warnings)
+
+
+def _print_what_if(report: WhatIfReport) -> None:
+    """Print the predicted step times to stdout."""
+    console = report_console()
+    console.print(
+        f"step {report.measured_step_ms:,.1f} ms measured, {report.replayed_step_ms:,.1f} ms replayed with nothing"
+        f" changed ({report.replay_error:+.1%}); ideal {report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}"
+    )
+    if report.unprofiled_step_ms is not None and report.calibrated_replay_ms is not None:
+        console.print(
+            f"calibrated to {report.unprofiled_step_ms:,.1f} ms without the profiler: host time x "
+            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms"
+        )
+    columns = ("cause", "what is changed", ">step", ">speedup", ">calibrated", "ranks", "then binds")
+    table = report_table(*columns, title="One cause removed at a time")
+    for fix in report.fixes:
+        table.add_row(*_fix_cells(fix))
+    console.print(table)
+    for who, share in (
+        ("slowest workers", report.worst_workers_share),
+        ("last stage", report.last_stage_share),
+    ):
+        if share is not None:
+            console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
+    for what, slowdowns in (
+        ("rank", report.by_rank),
+        ("stage", report.by_stage),
+        ("replica", report.by_replica),
+        ("kind of operation", report.by_operation),
+    ):
+        if slowdowns:
+            worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
+            before = "" if slowdowns is report.by_operation else f"{what} "
+            shown = ", ".join(f"{before}{name} {slowdown:.3f}x" for name, slowdown in worst)
+            console.print(f"slowdown when only one {what} is not ideal: {shown}")
+
+
+def _fix_cells(fix: Fix) -> tuple[str, ...]:
+    calibrated = "" if fix.calibrated_step_ms is None else f"{fix.calibrated_step_ms:,.1f} ms"
+    return (
+        cause_phrase(fix.fix),
+        fix.change,
+        f"{fix.step_ms:,.1f} ms",
+        f"{fix.speedup:.2f}x",
+        calibrated,
+        ", ".join(map(str, fix.ranks[:8])),
+        "" if fix.binds_next is None else cause_phrase(fix.binds_next),
+    )
+
+
+MAX_STEPS_SHOWN = 8
+MAX_GROUPS_SHOWN = 12
+
+
+@click.group("trace", cls=CommandGroup)
+def trace_command() -> None:
+    """Inspect trace files."""
+
+
+@trace_command.command("info", short_help="Show what a trace holds, and what was repaired.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@options.json_option
+@options.enters_only_run
+def trace_info_command(files: tuple[str, ...], as_json: bool) -> None:
+    """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
+
+    FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
+    """
+    from stepscope.workflow.trace_info import read_trace_info
+
+    with file_progress("reading") as on_progress:
+        trace_info = read_trace_info(files, on_progress=on_progress)
+    options.print_report(trace_info, _print_trace_info, as_json=as_json)
+
+
+def _print_trace_info(trace_info: TraceInfo) -> None:
+    """Print a table for each file on a terminal, else `path: name: value` lines, which grep and awk can take apart."""
+    if not sys.stdout.isatty():
+        for file in trace_info.files:
+            for name, value in _facts(file):
+                click.echo(f"{_title(file)}: {name}: {value}")
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)  # rich itself respects NO_COLOR
+    for file in trace_info.files:
+        table = Table("", "", box=box.SIMPLE, show_header=False, title=_title(file), title_justify="left")
+        for name, value in _facts(file):
+            table.add_row(name, value)
+        console.print(table)
+
+
+def _title(file: TraceFileInfo) -> str:
+    """The path, and which of the ranks in it, where there are several."""
+    return f"{file.path} ({file.part})" if file.part else file.path
+
+
+def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
+    counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
+    recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
+    facts = [
+        ("rank", _rank(file)),
+        ("host", file.host),
+        ("GPU", file.gpu),
+        ("versions", ", ".join(f"{name} {version}" for name, version in file.versions.items())),
+        ("span", f"{file.span_ms:,.3f} ms"),
+        ("steps", _steps(file.steps)),
+        ("entries", f"{file.num_events:,}"),
+        ("events", counts),
+        ("recorded with", ", ".join(recorded)),
+        *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MAX_GROUPS_SHOWN]),
+        ("further groups", f"{max(0, len(file.groups) - MAX_GROUPS_SHOWN) or ''}"),
+        ("size", f"{file.file_bytes:,} bytes, {file.text_bytes:,} of text"),
+        ("problems", _problems(file.problems)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _rank(file: TraceFileInfo) -> str:
+    rank = "unknown" if file.rank is None else str(file.rank)
+    return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend unknown'})"
+
+
+def _group(group: GroupInfo) -> str:
+    members = (
+        "members unknown"
+        if group.ranks is None
+        else f"{form(len(group.ranks), 'rank')} {number_runs(group.ranks, dash='-')}"
+    )
+    return " ".join(
+        part for part in (group.description, f"({members}), named by {counted(group.num_calls, 'call')}") if part
+    )
+
+
+def _steps(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:MAX_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MAX_STEPS_SHOWN else shown or "not marked"
+
+
+def _problems(problems: TraceProblems) -> str:
+    numbers = {"repaired": problems.repaired, "dropped": problems.dropped, "clipped": problems.clipped}
+    parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
+    if problems.clipped:
+        parts[-1] += f" (by {problems.clipped_ms:,.3f} ms)"
+    if problems.damaged_at_byte is not None:
+        parts.append(f"first damage near byte {problems.damaged_at_byte:,} of the text")
+    parts += ["the file ends early"] if problems.truncated else []
+    return ", ".join(parts) or "none"

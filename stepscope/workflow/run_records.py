@@ -1,0 +1,269 @@
+"""Reports on what a run recorded beside its traces: hangs, GPU memory, steps, NCCL's communication."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+
+from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.memory import explain_memory
+from stepscope.analyzer.nccl import explain_nccl
+from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
+from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
+from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
+from stepscope.collectors.nccl.inspector import read_inspector
+from stepscope.collectors.nccl.log import read_log
+from stepscope.collectors.nccl.rank_status import looks_like_ras, looks_like_xpu_timer, read_ras, read_xpu_timer
+from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
+from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
+from stepscope.core.documents.hang import HangReport
+from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.nccl import HangFlags, InspectorCall, LogEvent, NcclReport, RasStatus
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, StepReport
+from stepscope.core.errors import DataError, from_os_error, none_usable
+from stepscope.core.text.numbers import counted, listed
+from stepscope.core.vocabulary import Notice
+from stepscope.store.runs import find_manifest
+from stepscope.store.step_records import read_run_steps
+from stepscope.workflow.inputs.paths import MAX_LISTED_RUNS, check_readable, part_of_run, refuse_many_runs
+
+
+def read_hang(paths: Sequence[str]) -> HangReport:
+    """Hang report from files, folders of dumps, or run directories with a folder flight/.
+
+    Raises:
+        DataError: a path does not exist, or no dump can be read.
+    """
+    places = [_dumps_of(path) for path in paths]
+    files, left_out = find_flight_dumps(places)
+    if not files:
+        refuse_many_runs(paths)
+        _refuse_dumps_below(places)
+        raise DataError(
+            "holds no flight recorder dump",
+            where=", ".join(paths),
+            what_next="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE before the job starts",
+        )
+    dumps, unusable = read_flight_dumps(files)
+    return replace(explain_hang(dumps, world_size=_world_size_of(places)), warnings=[*left_out, *unusable])
+
+
+def _refuse_dumps_below(places: Sequence[Path]) -> None:
+    """Refuse a folder whose dumps are one level down; to be called where nothing else was found.
+
+    Raises:
+        DataError: a path is such a folder; names the folders with dumps.
+    """
+    for place in places:
+        folders = sorted(child for child in place.iterdir() if child.is_dir()) if place.is_dir() else []
+        with_dumps = [
+            folder for folder in folders if os.access(folder, os.R_OK | os.X_OK) and find_flight_dumps([folder])[0]
+        ]
+        if with_dumps:
+            holders = listed((folder.name for folder in with_dumps), MAX_LISTED_RUNS)
+            what = f"no flight recorder dump here; these folders in it hold some: {holders}"
+            raise DataError(what, where=str(place), what_next=f"run: stepscope hang {with_dumps[0]}")
+
+
+def _world_size_of(places: Sequence[Path]) -> int:
+    """World size of the run that contains the dumps; 0 if no run does."""
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        folder = folder.parent if folder.name == LIVE_FOLDER else folder
+        if folder.name == FLIGHT_FOLDER and (manifest := find_manifest(folder.parent)):
+            return manifest.world_size
+    return 0
+
+
+def _dumps_of(path: str) -> Path:
+    """Where the dumps of a path are: of a run directory in flight/, or else in flight/live/ while a step hangs."""
+    flight = part_of_run(path, FLIGHT_FOLDER)
+    if flight == Path(path):
+        return flight
+    live = flight / LIVE_FOLDER
+    return live if live.is_dir() and not find_flight_dumps([flight])[0] else flight
+
+
+_SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+
+
+def _nothing_in(paths: Sequence[str], what: str, what_next: str) -> DataError:
+    """The error of paths in which nothing was found; refuses a folder of many runs with their names."""
+    refuse_many_runs(paths)
+    return DataError(what, where=", ".join(paths), what_next=what_next)
+
+
+def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
+    """Memory reports by file name for snapshot files, folders or run directories, out-of-memory ones first.
+
+    Raises:
+        DataError: a path does not exist, contains no snapshot, or no snapshot can be read.
+    """
+    files = [file for path in paths for file in _snapshots_of(path)]
+    if not files:
+        what_next = "take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)"
+        raise _nothing_in(paths, "holds no memory snapshot", what_next)
+    reports, errors = [], []
+    for file in files:
+        try:
+            reports.append((str(file), explain_memory(read_memory_snapshot(file), read_out_of_memory_note(file))))
+        except DataError as error:
+            errors.append(error)
+    if not reports:
+        raise none_usable(errors, "memory snapshots", what_next="give files of torch.cuda.memory._dump_snapshot()")
+    name, first = reports[0]
+    notices = [Notice("unusable_file", str(error)) for error in errors]
+    return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
+
+
+def _snapshots_of(path: str) -> list[Path]:
+    place = part_of_run(path, MEMORY_FOLDER)
+    if not place.is_dir():
+        return [place]
+    files = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SNAPSHOT_SUFFIXES)]
+    return sorted(files, key=lambda file: ("oom" not in file.name, file))
+
+
+def read_steps(path: str) -> StepReport:
+    """Step report of a run directory, or of a folder of torchtitan's structured logs.
+
+    Raises:
+        DataError: the folder contains no steps.
+    """
+    check_readable(path)
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DataError("is not a folder", where=path, what_next="give a run directory")
+    try:
+        ranks, notices = read_run_steps(folder)
+        if not ranks:
+            ranks, notices = read_torchtitan_steps(folder)
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=path) from error
+    if not any(rank.steps for rank in ranks):
+        what = "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs"
+        raise _nothing_in([path], what, "give the directory of a run that finished a step")
+    outliers = gradient_outliers(ranks, are_alike=_is_pure_data_parallel(folder))
+    return replace(step_report(ranks), warnings=[*notices, *outliers])
+
+
+def _is_pure_data_parallel(folder: Path) -> bool:
+    """Whether the run's mesh is data-parallel only; without a mesh, ranks may hold different parts of the model."""
+    manifest = find_manifest(folder)
+    mesh = manifest.mesh if manifest else {}
+    return "dp" in mesh and all(size == 1 for name, size in mesh.items() if name != "dp")
+
+
+_HEAD_LINES = 400
+_MAX_HEAD_CHARS = 1 << 22
+"""Characters; lines of a file that is not text may be long."""
+_MAX_WHOLE_BYTES = 1 << 26
+"""Largest file that is read as a whole: topologies, RAS answers, xpu_timer pages."""
+_MAX_LINE_CHARS = 1 << 20
+_MAX_UNPACKED = 1 << 34
+_INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "nccl_p2p_bus_bandwidth_gbs{")
+
+
+@dataclass(slots=True)
+class _NcclFiles:
+    events: list[LogEvent] = field(default_factory=list)
+    calls: list[InspectorCall] = field(default_factory=list)
+    statuses: list[RasStatus] = field(default_factory=list)
+    pages: list[HangFlags] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    num_files: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file contained anything of NCCL's."""
+        return not (self.events or self.calls or self.statuses or self.pages)
+
+
+def read_nccl(paths: Sequence[str]) -> NcclReport:
+    """NCCL report on files, folders, or run directories with a folder nccl/.
+
+    Logs (NCCL_DEBUG=INFO, of one rank or of all, with any prefix of a launcher), inspector files, RAS answers, topology
+    files and xpu_timer pages are recognised by their content; files may be gzipped.
+
+    Raises:
+        DataError: a path does not exist, or contains nothing of NCCL's.
+    """
+    parsed = _NcclFiles()
+    for place in [part_of_run(path, NCCL_FOLDER) for path in paths]:
+        files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
+        for file in files:
+            _read_file(file, parsed)
+    if parsed.is_empty:
+        trouble = f" ({parsed.notices[0].message})" if parsed.notices else ""
+        what = f"nothing of NCCL's in {counted(parsed.num_files, 'file')}{trouble}"
+        raise _nothing_in(paths, what, "run the job with NCCL_DEBUG=INFO and give its log")
+    report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
+    return replace(report, warnings=parsed.notices)
+
+
+def _read_file(file: Path, parsed: _NcclFiles) -> None:
+    parsed.num_files += 1
+    try:
+        _read_kind(file, parsed)
+    except DataError as error:
+        parsed.notices.append(Notice("unusable_file", str(error)))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        parsed.notices.append(Notice("unusable_file", f"{file}: cannot be read ({reason})"))
+
+
+def _read_kind(file: Path, parsed: _NcclFiles) -> None:
+    lines = _lines_of(file)
+    beginning, num_characters = list[str](), 0
+    for line in islice(lines, _HEAD_LINES):
+        beginning.append(line)
+        num_characters += len(line)
+        if num_characters > _MAX_HEAD_CHARS:
+            break
+    head = "".join(beginning)
+    if looks_like_topology(head):
+        parsed.events += read_topology(_whole_text(beginning, lines, file), file=str(file))
+    elif any(mark in head for mark in _INSPECTOR_MARKS):
+        calls = list(read_inspector(chain(beginning, lines)))
+        parsed.calls += [call for call in calls if call is not None]
+        if num_unread := sum(call is None for call in calls):
+            unread = f"{file}: {counted(num_unread, 'line')} of the inspector cannot be read"
+            parsed.notices.append(Notice("unreadable_lines", unread))
+    elif looks_like_xpu_timer(head):
+        parsed.pages.append(read_xpu_timer(_whole_text(beginning, lines, file), file=str(file)))
+    elif looks_like_ras(head):
+        parsed.statuses.append(read_ras(_whole_text(beginning, lines, file), file=str(file)))
+    else:
+        parsed.events += read_log(chain(beginning, lines), file=str(file))
+
+
+def _lines_of(file: Path) -> Iterator[str]:
+    """Lines of a file; longer ones than NCCL writes come in pieces, as a file that is not text may have no line end."""
+    if not file.is_file():  # a pipe or a device may never end
+        raise DataError("is not a regular file", where=str(file), what_next="give a file or a folder")
+    with file.open("rb") as stream:
+        is_gzip = stream.read(2) == b"\x1f\x8b"
+    with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as lines:
+        num_characters = 0
+        while line := lines.readline(_MAX_LINE_CHARS):
+            num_characters += len(line)
+            if is_gzip and num_characters > _MAX_UNPACKED:
+                raise DataError(
+                    f"unpacks to more than {_MAX_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
+                )
+            yield line
+
+
+def _whole_text(beginning: list[str], rest: Iterator[str], file: Path) -> str:
+    parts, size = list(beginning), 0
+    for line in rest:
+        size += len(line)
+        if size > _MAX_WHOLE_BYTES:
+            raise DataError("is too large for a file of NCCL's", where=str(file), what_next="give the file NCCL wrote")
+        parts.append(line)
+    return "".join(parts)
