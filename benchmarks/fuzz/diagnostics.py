@@ -2,9 +2,10 @@
 
     python -m benchmarks.fuzz.diagnostics ../shared/traces [--inputs 100000] [--seed 0]
 
-Recorded files of `stepscope hang`, `nccl`, `memory` and written ones of `memory` and `steps` are damaged: bytes, numbers
-and lines changed, left out, doubled, swapped, cut off. Each input runs the whole command. Anything but a result or an expected error, and anything
-that takes over five seconds, is printed with its seed and makes the program exit with status 1.
+Recorded files of `stepscope hang`, `nccl` and `memory`, and written ones of `memory` and `steps`, are damaged: bytes,
+numbers and lines changed, left out, doubled, swapped, cut off. Each input runs the whole command. Anything but a result
+or an expected error, and anything that takes over five seconds, is printed with its seed and makes the program exit
+with status 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fuzz import written
 from benchmarks.fuzz.fuzzer import TooSlowError
 from stepscope.core.errors import StepscopeError
 from stepscope.store.documents import encode_document, encode_nccl
@@ -33,8 +35,6 @@ from stepscope.workflow.hang import read_hang
 from stepscope.workflow.memory import read_memory, read_memory_comparison
 from stepscope.workflow.nccl import read_nccl
 from stepscope.workflow.steps import read_steps
-from tests.collectors.fake_allocator import STACKS, Allocator
-from tests.collectors.training_logs.frameworks import bar, deepspeed, megatron, titan, titan_says, with_timers
 
 LONGEST_SECONDS = 5
 _MOST_BYTES = 60_000
@@ -81,64 +81,18 @@ def _targets(diag: Path) -> list[Target]:
         file for part in ("nccl_logs", "inspector", "ras", "topo", "xpu_timer") for file in (diag / part).iterdir()
     ]
     snapshot = gzip.decompress((diag / "memory_h100/leak.pickle.gz").read_bytes())
-    pools = {name: _pools(kept) for name, kept in (("a.pickle", 1), ("b.pickle", 5))}
+    snapshots = [_small(snapshot), {"a.pickle": written.snapshot(1), "b.pickle": written.snapshot(5)}]
     return [
         Target("hang", lambda path: encode_document(read_hang([path])), hangs),
         Target("nccl", lambda path: encode_nccl(read_nccl([path])), [_job([file]) for file in sorted(others)]),
-        Target(
-            "memory", lambda path: [encode_document(one) for _, one in read_memory([path])], [_small(snapshot), pools]
-        ),
-        Target("memory --compare", _compare, [pools]),
-        Target("steps", lambda path: encode_document(read_steps(path)), _logs()),
+        Target("memory", lambda path: [encode_document(one) for _, one in read_memory([path])], snapshots),
+        Target("memory --compare", _compare, snapshots[1:]),
+        Target("steps", lambda path: encode_document(read_steps(path)), written.logs()),
     ]
 
 
 def _compare(folder: str) -> None:
     encode_document(read_memory_comparison(f"{folder}/a.pickle", f"{folder}/b.pickle"))
-
-
-def _pools(kept: int) -> bytes:
-    """Snapshot with C++ stacks and a CUDA graph's pool."""
-    allocator = Allocator()
-    allocator.segment(0, 64 << 20)
-    allocator.segment(1 << 30, 64 << 20, (1, 0), 7)
-    for place, stack in enumerate((*STACKS, *["own"] * kept)):
-        allocator.alloc(place << 20, 1 << 20, stack)
-        allocator.alloc((1 << 30) + (place << 20), 1 << 20, stack)
-        allocator.free((1 << 30) + (place << 20))
-        allocator.step_ends()
-    allocator.fail(8 << 20, 1 << 20, "engine, all", stream=7)
-    return allocator.pickled()
-
-
-def _logs() -> list[dict[str, bytes]]:
-    """Console logs of each framework, one of them packed and one of two ranks."""
-    timers = (
-        "(min, max) time across ranks (ms):\n  forward-backward ....: (1.0, 2.0)\n  batch-generator:\n     rank  1: 3.0"
-    )
-    texts = {
-        "megatron": with_timers(
-            [megatron(step, 900.0 + step, seconds=step) for step in (1, 10, 20, 30, 20, 40)], timers
-        ),
-        "deepspeed": [f"[default7]:{deepspeed(step, 105.2)}" for step in range(1, 20)],
-        "titan": [
-            titan_says(0, "Training starts at step 1"),
-            *(titan(step, 2.0 * step, color=True) for step in range(1, 20)),
-        ],
-        "primus": [titan(step, 0.4 * step, form="primus") for step in range(1, 20)],
-        "hf": [
-            *(bar(step, 60, 2 * step) for step in range(61)),
-            "{'loss': 6.2, 'epoch': 0.1}",
-            "{'train_runtime': 120.0}",
-        ],
-    }
-    packed = {name: "\n".join(lines).encode() for name, lines in texts.items()}
-    ranks = {f"rank{rank}/stdout.log": packed["titan"] for rank in range(2)}
-    return [
-        *({f"{name}.log": content} for name, content in packed.items()),
-        {"a.out.gz": gzip.compress(packed["hf"])},
-        ranks,
-    ]
 
 
 def _job(files: Iterator[Path] | list[Path]) -> dict[str, bytes]:
