@@ -7,7 +7,7 @@ import pytest
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import Category
 from tests.analyzer.build import TraceBuilder
-from tests.analyzer.readings import analyse
+from tests.analyzer.readings import analyse, row_of
 
 
 @pytest.mark.parametrize("name", ["Python GC", "<built-in function collect>"])
@@ -74,3 +74,24 @@ def test_a_launch_call_that_blocks_is_not_a_launch_gap() -> None:
     assert (verdict.cause, verdict.reasons) == (Cause.HOST_BOUND, [Reason.FIRST_LAUNCH])
     assert analysis.ledger[TimeCategory.DEVICE_GAP] < 0.001
     assert not any("CUDA graphs" in action for action in verdict.actions)
+
+
+@pytest.mark.parametrize("with_earlier_work", [False, True])
+def test_data_loading_before_the_first_kernel_of_the_only_step_counts(with_earlier_work: bool) -> None:
+    trace = TraceBuilder()
+    if with_earlier_work:  # of a step before, with its own data loading, which is no part of this one
+        trace.annotation("prof.data", -90_000, -40_000)
+        trace.kernel(-30_000, -20_000, launch=-30_005)
+    trace.step(1, 1000, 311_000)
+    trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1100, 300_100)
+    for kernel in range(10):
+        begin = 300_500 + kernel * 1000
+        trace.operator("aten::mm", begin, begin + 20)
+        trace.kernel(begin + 12, begin + 1002, launch=begin + 5)
+    analysis = analyse(trace)
+    assert analysis.verdict.cause is Cause.DATA_LOADING
+    assert analysis.job.step_ms == pytest.approx(309.5, abs=0.01)
+    assert row_of(analysis, Cause.DATA_LOADING).ms_per_step == pytest.approx(299.0)
+    (fix,) = analysis.what_if
+    assert fix.replay_error == pytest.approx(0.0, abs=0.001)
+    assert fix.step_ms == pytest.approx(10.5, abs=0.01)

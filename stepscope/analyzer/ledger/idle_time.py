@@ -103,17 +103,20 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     checkpoint, data loading, memory; else the blocking call in which the gap opens; else it was just slow
     (`host_bound`). A launch call that blocks is late as well.
     """
-    ended_by = np.minimum(np.searchsorted(activities.start_ns, gaps.end, side="left"), max(len(activities) - 1, 0))
-    launch, lane = activities.launch_ns[ended_by], activities.launch_lane[ended_by]
-    if not host.launches_known:
-        return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
     linked = activities.launch_ns != NONE
-    first_launch = int(activities.launch_ns[linked].min()) if linked.any() else 0
+    if not host.launches_known or not linked.any():
+        return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
+    ended_by = np.searchsorted(activities.start_ns, gaps.end, side="left")
+    is_last = ended_by == len(activities)  # nothing follows: the host of the last launch launched no more
+    ended_by[is_last] = activities.launch_ns.argmax()
+    launch, lane = np.where(is_last, gaps.end, activities.launch_ns[ended_by]), activities.launch_lane[ended_by]
+    first_launch = int(activities.launch_ns[linked].min())
     launched_before = (launch == NONE) & (gaps.end <= first_launch)
     orphan = (launch == NONE) & ~launched_before
     called = np.clip(launch, gaps.start, gaps.end)
     is_staged = host.staged[ended_by] & (gaps.end - called >= BLOCKING_LAUNCH_NS)
-    queued = np.where(is_staged | orphan, gaps.end, np.clip(host.queued_ns[ended_by], gaps.start, gaps.end))
+    queued = np.clip(host.queued_ns[ended_by], gaps.start, gaps.end)
+    queued = np.where(is_staged | orphan | is_last, gaps.end, queued)
     queued = np.where(launched_before, gaps.start, queued)
     parts = [CategorySpans(union(queued, gaps.end), TimeCategory.DEVICE_GAP)]
     parts.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))

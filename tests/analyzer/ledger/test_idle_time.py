@@ -229,17 +229,18 @@ def test_kernels_queued_before_recording_began_have_device_gaps() -> None:
 
 def test_gaps_inside_one_graph_launch_are_the_devices() -> None:
     trace = TraceBuilder()
-    trace.step(1, 0, 100)
+    trace.step(1, 8, 100)
     trace.graph([(20, 30), (35, 40), (50, 60)], launch=10)
     trace.graph([(90, 95)], launch=80)
     view = view_of(trace)
-    assert idle_us(trace) == {"device_gap": 15 + 10, "host_bound": 20}
+    assert idle_us(trace) == {"device_gap": 10 + 15 + 10, "host_bound": 2 + 20}
     assert view.facts.num_graph_kernels == 4
 
 
 def exposed_trace(*, launch: int, launch_end: int | None = None) -> TraceBuilder:
     trace = TraceBuilder()
     trace.step(5, 0, 1000)
+    trace.kernel(0, 50)
     trace.kernel(50, 100, launch=10)
     trace.collective("allreduce", 100, 300, launch=20, group=None)
     trace.kernel(300, 400, launch=launch, launch_end=launch_end)
