@@ -54,7 +54,7 @@ def analyze(
 
     Args:
         paths: files, folders, one run directory, or fsspec URLs.
-        whole_file: analyse first to last device activity of each file instead of the profiled steps.
+        whole_file: analyse the whole of each file instead of the profiled steps.
         keep: whether to save analysis.json and timeline.json if a run directory was given.
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected

@@ -91,6 +91,11 @@ class TraceQuality:
     """share of marked steps in which no device activity was launched, on the worst rank"""
     largest_activity: float = 0.0
     """share of the window that one compute kernel or copy takes, on the worst rank"""
+    left_out_before_ms: float = 0.0
+    """time of the analysed steps (of the file, without steps) before the window in which the device did nothing, on the
+    worst rank"""
+    left_out_after_ms: float = 0.0
+    """their time after the window, on the worst rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,8 @@ class RankLedger:
     ledger: Ledger
     hidden_communication: float
     steps: list[StepLedger]
+    span_ms: float | None = None
+    """first to last device activity of the file, the window of other tools; None without a device"""
 
 
 @dataclass(frozen=True, slots=True)
