@@ -117,13 +117,15 @@ class HfTrainerLog:
         return next((bar for bar in reversed(self._bars) if bar.total in totals and bar.updates), None)
 
     def finish(self) -> TrainingLog | None:
-        """The steps; None where nothing shows that the Trainer wrote it."""
+        """The steps, or why progress bars are not taken for a training's; None without any."""
         training = self._training_bar()
         bars = _distinct([bar for bar in self._bars if training is not None and bar.total == training.total])
         steps = [step for attempt, bar in enumerate(bars, 1) for step in _rows(bar, attempt)]
         if len(steps) > 1 or (steps and "train_runtime" not in self._summary):
             text = "the progress bar has whole seconds: a row is the mean of the steps of at least ten seconds"
             return TrainingLog(_SOURCE, steps, [Notice("coarse_times", text)])
+        if "train_runtime" not in self._summary:
+            return TrainingLog(_SOURCE, [], [Notice("unidentified_bars", _UNIDENTIFIED)]) if self._bars else None
         return self._whole(training.total if training is not None else max(self._totals, default=0))
 
     def _whole(self, num_steps: int) -> TrainingLog | None:
@@ -148,6 +150,10 @@ class HfTrainerLog:
 
 
 _SOURCE = "Hugging Face Trainer"
+_UNIDENTIFIED = (
+    "has progress bars, but no line with a loss or 'train_runtime', which tell the training's bar from others;"
+    " if they went to another file, give both in one"
+)
 _SAME_SECONDS, _SAME_SHARE = 2, 0.02
 """Difference of two bars at a step, from which they are not of the same training."""
 

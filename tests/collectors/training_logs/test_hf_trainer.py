@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.training_logs.reading import read_training_log
 from tests.collectors.training_logs.frameworks import bar, durations, read
 
 _LOSS = "{'loss': 6.254, 'grad_norm': 1.799, 'learning_rate': 4.667e-05, 'epoch': 0.01}"
@@ -105,5 +104,5 @@ def test_a_rounded_rate_leaves_the_number_of_steps_open(tmp_path: Path) -> None:
 
 
 def test_a_bar_alone_is_not_a_training(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("\r".join(_training()))
-    assert read_training_log(tmp_path / "a.log") is None
+    log = read(tmp_path, _training())
+    assert (log.steps, [notice.code for notice in log.notices]) == ([], ["unidentified_bars"])
