@@ -50,7 +50,8 @@ def test_other_bars_are_not_the_training_s(tmp_path: Path) -> None:
 
 
 def test_the_last_line_identifies_the_bar_where_no_loss_was_logged(tmp_path: Path) -> None:
-    lines = [bar(1, 40, 1.0), bar(40, 40, 2.0), *_training(8, 15.0), _END]
+    end = "{'train_runtime': 121.5, 'train_samples_per_second': 0.3, 'train_steps_per_second': 0.066}"
+    lines = [bar(1, 40, 1.0), bar(40, 40, 2.0), *_training(8, 15.0), bar(1, 30, 1.0), bar(30, 30, 9.0), end]
     assert durations(read(tmp_path, lines)) == [(step, 1, 15_000.0) for step in range(1, 9)]
 
 
