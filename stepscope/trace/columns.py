@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from math import prod
 from typing import TypeVar
 
@@ -239,12 +239,29 @@ def _volume(sizes: tuple[int, ...]) -> int | None:
     return volume if 0 <= volume < 2**63 else None
 
 
+class RankSource(StrEnum):
+    """Where a trace's rank comes from."""
+
+    HEADER = "header"
+    """distributedInfo, or what a merging tool wrote into the events"""
+    COLLECTIVES = "collectives"
+    """the recorded communication calls: their groups, and the rank's place in them"""
+    FILE_NAME = "file_name"
+    ONLY_FILE = "only_file"
+    """the job's only trace, which does not give its rank: rank 0"""
+    ORDER = "order"
+    """none of these: the lowest free rank, in the order of the files. Such a number names no process."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
     """Metadata of a trace; None where not recorded.
 
     Attributes:
-        rank: from distributedInfo, else from the file's name.
+        rank: from distributedInfo, else from the communication calls, else from the file's name.
+        rank_source: which of these; ORDER for a rank of a merged file that its file does not give.
+        place: index by parallel dimension, from the file's name; empty where it does not give it.
+        process_id: the host process that ran the rank's operators.
         base_time_ns: added to relative timestamps (0 where they were absolute).
         groups: the communicators listed in the header.
         file_bytes, text_bytes: size of the file, and of its JSON text.
@@ -268,6 +285,9 @@ class TraceHeader:
     text_bytes: int
     whole_steps: tuple[int, ...] | None = None
     part: str = ""
+    rank_source: RankSource | None = None
+    place: dict[str, int] = field(default_factory=dict)
+    process_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from stepscope.trace.columns import (
     integers,
     narrow,
 )
+from stepscope.trace.file_names import MAX_RANK
 from stepscope.trace.formats.kineto.events import (
     NO_ARGUMENTS,
     Arguments,
@@ -52,7 +53,7 @@ from stepscope.trace.formats.kineto.fields import (
     lanes_of,
     starts_ns,
 )
-from stepscope.trace.formats.kineto.header import MAX_RANK, parse_ranks
+from stepscope.trace.formats.kineto.header import parse_ranks
 from stepscope.trace.formats.kineto.repair import read_json
 from stepscope.trace.formats.kineto.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.formats.kineto.splitting import Batch

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
-from stepscope.trace.columns import ReadQuality, TraceColumns
+from stepscope.trace.columns import RankSource, ReadQuality, TraceColumns
 from stepscope.trace.formats.foreign_files import (
     describe_foreign_events,
     describe_other_file,
@@ -24,6 +24,7 @@ from stepscope.trace.formats.kineto.building import ColumnsBuilder
 from stepscope.trace.formats.kineto.fields import is_pytorch_category
 from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
 from stepscope.trace.formats.kineto.merged_ranks import split_ranks
+from stepscope.trace.formats.kineto.own_rank import with_identities
 from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
 from stepscope.trace.formats.kineto.splitting import (
     EVENTS_KEY,
@@ -126,19 +127,18 @@ def _read_document(
         truncated=source.truncated or not splitter.array_closed or not _is_complete(before, after),
         damaged_at_byte=splitter.damaged_at_byte,
     )
-    ranks = split_ranks(builder.build(header, quality), listed_ranks(metadata))
+    ranks = with_identities(split_ranks(builder.build(header, quality), listed_ranks(metadata)))
     return list(map(clip_overruns, ranks)) if is_rocm(header, metadata) else ranks, rest
 
 
 def _with_distinct_ranks(traces: list[TraceColumns]) -> list[TraceColumns]:
     """The traces of several documents; their order gives the ranks where the documents lack distinct ones."""
-    ranks = [trace.header.rank for trace in traces]
+    parts = [trace.header.part or f"document {place + 1}" for place, trace in enumerate(traces)]
+    headers = [replace(trace.header, part=part) for trace, part in zip(traces, parts, strict=True)]
+    ranks = [header.rank for header in headers]
     if None in ranks or len(set(ranks)) < len(ranks):
-        ranks = list(range(len(ranks)))
-    return [
-        replace(trace, header=replace(trace.header, rank=rank, part=trace.header.part or f"document {place + 1}"))
-        for place, (trace, rank) in enumerate(zip(traces, ranks, strict=True))
-    ]
+        headers = [replace(header, rank=rank, rank_source=RankSource.ORDER) for rank, header in enumerate(headers)]
+    return [replace(trace, header=header) for trace, header in zip(traces, headers, strict=True)]
 
 
 def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, bytes]:
