@@ -195,6 +195,9 @@ def rank_ledger(view: RankView) -> RankLedger:
         ledger=fractions(view.segments, view.window_ns),
         hidden_communication=view.hidden_communication_ns / view.window_ns,
         steps=steps,
+        rank_source=view.header.rank_source,
+        file=view.header.file,
+        place=view.header.place,
     )
 
 

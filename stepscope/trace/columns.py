@@ -247,6 +247,8 @@ class RankSource(StrEnum):
     COLLECTIVES = "collectives"
     """the recorded communication calls: their groups, and the rank's place in them"""
     FILE_NAME = "file_name"
+    DEVICE = "device"
+    """the order of the devices in a file that merges several ranks"""
     ONLY_FILE = "only_file"
     """the job's only trace, which does not give its rank: rank 0"""
     ORDER = "order"
@@ -288,6 +290,12 @@ class TraceHeader:
     rank_source: RankSource | None = None
     place: dict[str, int] = field(default_factory=dict)
     process_id: int | None = None
+
+    @property
+    def file(self) -> str:
+        """Name of the file, and of this rank's part of it."""
+        name = self.path.replace("\\", "/").rpartition("/")[2]
+        return f"{name} ({self.part})" if self.part else name
 
 
 @dataclass(frozen=True, slots=True)

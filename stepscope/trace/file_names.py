@@ -36,13 +36,17 @@ _PROFILE_ID = re.compile(r"(?<![a-z0-9.])(1\d{9})(\.\d+)?(?![a-z0-9.])", re.IGNO
 """Time of a profiling request (seconds since the epoch), which all ranks share."""
 _COUNTER = re.compile(r"(?<![a-z])(?:iteration|iter|step|cycle|epoch|capture)s?[_=-]?(\d{1,12})(?!\d)", re.IGNORECASE)
 _STAGE = re.compile(r"(?<![a-z])(extend|prefill|decode)(?![a-z])", re.IGNORECASE)
-_NUMBERS = re.compile(r"(\d+)")
+_NUMBERS = re.compile(r"[0-9]+")
 
 
-def natural_order(text: str) -> tuple[tuple[str | int, ...], str]:
+def natural_order(text: str) -> tuple[list[tuple[int, str]], str]:
     """Sort key that compares numbers in a text as numbers: TP-2 before TP-10."""
-    parts = _NUMBERS.split(text)  # words and numbers by turns
-    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), text
+    words = _NUMBERS.split(text)
+    numbers = [number.lstrip("0") for number in _NUMBERS.findall(text)]
+    parts = [(0, words[0])]
+    for number, word in zip(numbers, words[1:], strict=True):
+        parts += [(len(number), number), (0, word)]
+    return parts, text
 
 
 @dataclass(frozen=True, slots=True)

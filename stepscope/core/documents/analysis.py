@@ -112,6 +112,13 @@ class RankLedger:
     ledger: Ledger
     hidden_communication: float
     steps: list[StepLedger]
+    rank_source: str | None = None
+    """header | collectives | file_name | device | only_file | order: where the rank's number comes from. A number taken
+    by the order of the files identifies no process, and the verdict names none of these."""
+    file: str | None = None
+    """name of its trace; in a file of several ranks with the label of its events"""
+    place: dict[str, int] = field(default_factory=dict)
+    """index by parallel dimension (tp, pp, dp, ep, cp), as far as the file's name gives it"""
 
 
 @dataclass(frozen=True, slots=True)

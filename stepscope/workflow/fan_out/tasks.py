@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepscope import __version__
 from stepscope.analyzer.rank import view_rank
@@ -17,7 +17,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
-from stepscope.trace.columns import TraceColumns
+from stepscope.trace.columns import RankSource, TraceColumns
 from stepscope.workflow.inputs.trace_files import open_ranks
 
 MAX_RANKS_SHOWN = 8
@@ -28,7 +28,8 @@ class FileTask:
     """One file to view.
 
     Attributes:
-        rank: of a file that does not name its rank; None leaves such a file for later.
+        rank: of a file whose trace does not give its rank; None leaves such a file for later.
+        rank_source: where that rank comes from.
         whole_file: as in view_rank.
         since_ns: traces that end earlier belong to another attempt.
     """
@@ -37,6 +38,7 @@ class FileTask:
     rank: int | None = None
     whole_file: bool = False
     since_ns: int | None = None
+    rank_source: RankSource = RankSource.ORDER
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class FileViews:
 
     Attributes:
         views: one per rank.
-        tells_rank: False for a file that does not name its rank and was given none; it has no views.
+        tells_rank: False for a file whose trace does not give its rank and that was given none; it has no views.
         error: why the file, or the rest of it, cannot be used.
     """
 
@@ -60,20 +62,26 @@ FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterab
 """Applies a function to all tasks, here or elsewhere, and yields the results in any order."""
 
 
+_BY_TRACE = (RankSource.HEADER, RankSource.COLLECTIVES)
+"""Ranks that the trace itself gives; names of files are read together, as a name's rank may be that of a replica."""
+
+
 def view_file(task: FileTask) -> FileViews:
     """Read one file into a view per rank; expected errors become part of the result."""
     result = FileViews(task)
     try:
         traces = open_ranks(task.path)
-        result.tells_rank = traces[0].header.rank is not None
+        result.tells_rank = len(traces) > 1 or traces[0].header.rank_source in _BY_TRACE
         if not result.tells_rank and task.rank is None:
             return result
         if task.since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < task.since_ns:
             raise DataError("was recorded by an earlier attempt of this run", where=task.path)
         result.notices += _merged(traces)
         for trace in traces:
-            rank = task.rank if trace.header.rank is None else trace.header.rank
-            result.views.append(view_rank(trace, rank or 0, whole_file=task.whole_file))
+            if not result.tells_rank:
+                header = replace(trace.header, rank=task.rank, rank_source=task.rank_source)
+                trace = replace(trace, header=header)
+            result.views.append(view_rank(trace, trace.header.rank or 0, whole_file=task.whole_file))
     except StepscopeError as error:
         result.error = error
     return result

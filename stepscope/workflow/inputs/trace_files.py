@@ -15,6 +15,7 @@ from stepscope.core.errors import DataError, StepscopeError, UnreachableError, f
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
+from stepscope.trace.file_names import natural_order
 from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
 from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
@@ -67,7 +68,7 @@ def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     notices += [Notice("unusable_file", str(error)) for error in errors]
     is_one_place = len(given) == 1 and "://" not in given[0]
     run_directory = Path(given[0]) if is_one_place and is_recorded_run(Path(given[0])) else None
-    return TraceFiles(sorted(files.values()), run_directory, notices)
+    return TraceFiles(sorted(files.values(), key=natural_order), run_directory, notices)
 
 
 def open_ranks(path: str) -> list[TraceColumns]:
@@ -150,7 +151,9 @@ def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
 
 
 def _traces_in(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name))
+    return sorted(
+        (str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name)), key=natural_order
+    )
 
 
 def _names_a_trace(name: str) -> bool:

@@ -56,15 +56,16 @@ def split_ranks(trace: TraceColumns, listed: Sequence[int] = ()) -> list[TraceCo
         owner_of_lane = [parts.index(lane.part) if lane.part in parts else NONE for lane in trace.lanes]
         owner = np.array(owner_of_lane, np.int64)[trace.lane]
         ranks = _ranks_of_parts(parts, listed)
-        return _split(trace, owner, parts, ranks or range(len(parts)), is_recorded=bool(ranks))
+        source = RankSource.HEADER if ranks else RankSource.ORDER
+        return _split(trace, owner, parts, ranks or range(len(parts)), source)
     processes = _host_processes(trace)
     if len(processes) < 2:
         return [trace]
     owner = _owners(trace, processes)
     names = [f"process {process}" for process in processes]
-    is_listed = len(listed) == len(processes)
-    by_order = listed if is_listed else _ranks_by_order(trace, owner, processes)
-    return _split(trace, owner, names, by_order, is_recorded=is_listed)
+    if len(listed) == len(processes):
+        return _split(trace, owner, names, listed, RankSource.HEADER)
+    return _split(trace, owner, names, *_ranks_by_order(trace, owner, processes))
 
 
 def _ranks_of_parts(parts: Sequence[str], listed: Sequence[int]) -> list[int]:
@@ -75,18 +76,20 @@ def _ranks_of_parts(parts: Sequence[str], listed: Sequence[int]) -> list[int]:
     return list(listed) if len(listed) == len(parts) else []
 
 
-def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> list[int]:
+def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> tuple[list[int], RankSource]:
     """Ranks by the order of their devices; else by order in the file, or by process id where rows are interleaved."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
     devices = [sorted(set(device[owner[rows] == place].tolist())) for place in range(len(processes))]
+    source = RankSource.ORDER
     if all(devices) and len({number for mine in devices for number in mine}) == sum(map(len, devices)):
+        source = RankSource.DEVICE
         order = sorted(range(len(processes)), key=lambda place: devices[place])
     elif (np.diff(owner[owner != NONE]) < 0).any():
         order = sorted(range(len(processes)), key=lambda place: processes[place])
     else:
         order = list(range(len(processes)))
-    return [order.index(place) for place in range(len(processes))]
+    return [order.index(place) for place in range(len(processes))], source
 
 
 def _host_processes(trace: TraceColumns) -> list[int]:
@@ -195,14 +198,9 @@ def _with_device_annotations(trace: TraceColumns, owner: IntColumn, rows: npt.ND
 
 
 def _split(
-    trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int], *, is_recorded: bool
+    trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int], source: RankSource
 ) -> list[TraceColumns]:
-    """The rows of each owner, by rank; repaired and lost events are counted once, with the first.
-
-    Args:
-        is_recorded: the file gives the ranks, which are not taken by order.
-    """
-    source = RankSource.HEADER if is_recorded else RankSource.ORDER
+    """The rows of each owner, by rank; repaired and lost events are counted once, with the first."""
     num_lost = int(np.count_nonzero(owner == NONE))
     traces: list[TraceColumns] = []
     for rank, place in sorted(zip(ranks, range(len(ranks)), strict=True)):
