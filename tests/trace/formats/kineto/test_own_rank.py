@@ -13,7 +13,11 @@ from tests.trace.one_rank import read_trace_stream
 
 
 def _call(kind: str, group: str, members: list[int], caller: int | None = None) -> dict[str, Any]:
-    arguments = {"Collective name": kind, "Process Group Name": group, "Process Group Ranks": str(members)}
+    arguments: dict[str, Any] = {
+        "Collective name": kind,
+        "Process Group Name": group,
+        "Process Group Ranks": str(members),
+    }
     arguments |= {} if caller is None else {"Rank": caller}
     return {
         "ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 77, "tid": 1, "ts": 1, "dur": 2,
