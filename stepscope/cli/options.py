@@ -39,17 +39,18 @@ def print_warnings(notices: Iterable[Notice]) -> None:
 
 
 def enters_only_run(function: _Function) -> _Function:
-    """Lets the command read the run inside where a folder that holds one run, and nothing else to read, is given."""
+    """Lets the command read the run inside where a path is a folder that holds one run, and nothing else to read."""
 
     @wraps(function)
     def call(**options: Any) -> None:
         from stepscope.workflow.inputs.paths import OnlyRunError
 
-        try:
-            function(**options)
-        except OnlyRunError as error:
-            click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
-            function(**{name: _replaced(value, error.folder, error.run) for name, value in options.items()})
+        while True:
+            try:
+                return function(**options)
+            except OnlyRunError as error:
+                click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
+                options = {name: _replaced(value, error.folder, error.run) for name, value in options.items()}
 
     return call
 

@@ -49,6 +49,11 @@ def natural_order(text: str) -> tuple[list[tuple[int, str]], str]:
     return parts, text
 
 
+def without_numbers(path: str) -> str:
+    """A path without its numbers: equal for files that are numbered."""
+    return _NUMBERS.sub("", path)
+
+
 @dataclass(frozen=True, slots=True)
 class FileName:
     """What the name of a trace file says.
@@ -81,8 +86,12 @@ def place_words(place: dict[str, int]) -> str:
 
 
 def read_file_name(path: str) -> FileName:
-    """Read the name of a trace file, and of its folder where that counts steps (`iteration_10/`)."""
-    whole = PurePosixPath(path.replace("\\", "/"))
+    """Read the name of a trace file, and of its folder where that counts steps (`iteration_10/`).
+
+    Args:
+        path: a path, URL, or address in an archive (`ARCHIVE::MEMBER`).
+    """
+    whole = PurePosixPath(path.replace("\\", "/").replace("::", "/"))
     stem = _ENDING.sub("", whole.name)
     places = _DIMENSION.findall(stem)
     place = {dimension.lower(): int(index) for dimension, _, index in places}

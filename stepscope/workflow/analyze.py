@@ -33,17 +33,20 @@ class AnalysisResult:
     Attributes:
         kept_in: run directory in which it was saved; None if it was not.
         timelines: timelines of the ranks; empty unless requested.
+        num_captures: captures of the same processes among the files; one of them is analysed.
     """
 
     analysis: Analysis
     kept_in: Path | None
     timelines: list[RankTimeline] = field(default_factory=list)
+    num_captures: int = 1
 
 
 def analyze(
     paths: Sequence[str],
     *,
     whole_file: bool = False,
+    capture: int | None = None,
     keep: bool = True,
     with_timelines: bool = False,
     network_bytes_per_second: float | None = None,
@@ -53,53 +56,62 @@ def analyze(
     """Analyse the traces of one job.
 
     Args:
-        paths: files, folders, one run directory, or fsspec URLs.
+        paths: files, archives, folders, one run directory, or fsspec URLs.
         whole_file: analyse first to last device activity of each file instead of the profiled steps.
-        keep: whether to save analysis.json and timeline.json if a run directory was given.
+        capture: which one, where the files are several captures of the same processes; None for the latest.
+        keep: whether to save analysis.json and timeline.json if a run directory was given; not of an older capture.
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
-        UsageError: no cluster is named, or its workers have another version.
+        UsageError: there is no such capture, no cluster is named, or its workers have another version.
         UnreachableError: a URL's store or the cluster does not answer.
     """
-    job = read_job(paths, whole_file=whole_file, fan_out=fan_out, on_progress=on_progress)
+    job = read_job(paths, whole_file=whole_file, capture=capture, fan_out=fan_out, on_progress=on_progress)
     context = replace(job.context, network_bytes_per_second=network_bytes_per_second)
     analysis, final_views = analyse_job(job.views, context)
-    is_kept = keep and job.run_directory is not None and not whole_file
+    is_latest = capture in (None, job.num_captures)
+    is_kept = keep and job.run_directory is not None and not whole_file and is_latest
     timelines = [timeline(view) for view in final_views] if is_kept or with_timelines else []
     if not is_kept or job.run_directory is None:
-        return AnalysisResult(analysis, None, timelines)
+        return AnalysisResult(analysis, None, timelines, job.num_captures)
     try:
         save_timelines(job.run_directory, timelines)
         save_analysis(job.run_directory, analysis)
     except DataError as error:  # another user's run or a full disk: still return the verdict
         notice = Notice("not_kept", str(error))
-        return AnalysisResult(replace(analysis, warnings=[*analysis.warnings, notice]), None, timelines)
-    return AnalysisResult(analysis, job.run_directory, timelines)
+        analysis = replace(analysis, warnings=[*analysis.warnings, notice])
+        return AnalysisResult(analysis, None, timelines, job.num_captures)
+    return AnalysisResult(analysis, job.run_directory, timelines, job.num_captures)
 
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """Views, one per rank; the job's context; and the run directory, if one was given."""
+    """Views, one per rank; the job's context; the run directory, if one was given; and how many captures there are."""
 
     views: list[RankView]
     context: JobContext
     run_directory: Path | None
+    num_captures: int = 1
 
 
 def read_job(
-    paths: Sequence[str], *, whole_file: bool = False, fan_out: FanOut = HERE, on_progress: Progress | None = None
+    paths: Sequence[str],
+    *,
+    whole_file: bool = False,
+    capture: int | None = None,
+    fan_out: FanOut = HERE,
+    on_progress: Progress | None = None,
 ) -> JobInput:
     """Read the traces of one job, one view per rank; arguments as for `analyze`.
 
     Raises:
         DataError: no file can be used, or two are of the same rank.
-        UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
+        UsageError, UnreachableError: as in map_for's engines; there is no such capture; a URL's store does not answer.
     """
-    files = find_trace_files(paths)
+    files = find_trace_files(paths, capture=capture)
     notices = [*files.notices, *_silent_ranks(files.run_directory)]
     manifest = _manifest(files, notices)
     notices += [] if files.run_directory is None else stuck_steps(files.run_directory, manifest)
@@ -107,7 +119,8 @@ def read_job(
     found = view_files(
         task_paths(files.paths, fan_out),
         whole_file=whole_file,
-        since_ns=since_ns,
+        since_ns=since_ns if capture is None else None,
+        capture=capture if files.num_captures == 1 else None,
         on_progress=on_progress,
         map_files=map_for(files.paths, fan_out),
     )
@@ -116,7 +129,8 @@ def read_job(
         pace = read_pace(files.run_directory, files.capture)
         unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None
         context = replace(context, data_waits_ns=pace.data_waits_ns, unprofiled_step_ms=unprofiled_ms)
-    return JobInput(list(found.views.values()), context, files.run_directory)
+    num_captures = max(files.num_captures, found.num_captures)
+    return JobInput(list(found.views.values()), context, files.run_directory, num_captures)
 
 
 def _silent_ranks(run_directory: Path | None) -> list[Notice]:

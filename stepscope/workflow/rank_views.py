@@ -1,4 +1,4 @@
-"""Views of a job's ranks: which file is which rank, and which files are left out."""
+"""Views of a job's ranks: which file is which rank and which capture, and which files are left out."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import RankSource
-from stepscope.trace.file_names import natural_order, ranks_by_name, read_file_name
+from stepscope.trace.file_names import natural_order, ranks_by_name, read_file_name, without_numbers
 from stepscope.workflow.fan_out.engine import Progress, in_this_process
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, view_file
+from stepscope.workflow.inputs.captures import check_number, choice_words
 
 
 @dataclass(slots=True)
 class RankViews:
-    """Views by rank, notices of what was left out or assumed, and the number of truncated files."""
+    """Views of a job's ranks.
+
+    Attributes:
+        views: by rank, of the chosen capture.
+        notices: on what was left out or assumed.
+        num_truncated: files that end too early.
+        num_captures: captures of the same processes, by their process ids and times.
+    """
 
     views: dict[int, RankView] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
     num_truncated: int = 0
+    num_captures: int = 1
 
 
 def view_files(
@@ -28,40 +37,49 @@ def view_files(
     *,
     whole_file: bool,
     since_ns: int | None = None,
+    capture: int | None = None,
     on_progress: Progress | None = None,
     map_files: FileMap = in_this_process,
 ) -> RankViews:
     """Read the files of one job and make the views of their ranks.
 
     Files whose rank neither their trace nor their name gives come last and get the lowest free ranks, in order.
-    Traces from before `since_ns`, the start of the job's last attempt, belong to an earlier attempt.
+    Traces from before `since_ns`, the start of the job's last attempt, belong to an earlier attempt. Of several
+    captures of a process `capture` is viewed, counted from 1; None stands for the latest.
 
     Raises:
         DataError: no file can be used, or the files are of several jobs.
+        UsageError: there is no such capture.
         UnreachableError: a URL's store does not answer.
     """
-    found = RankViews()
-    errors: list[DataError] = []
+    found = _Found()
     tasks = [FileTask(path, rank, whole_file, since_ns, source) for path, (rank, source) in _named_ranks(paths)]
-    waiting: list[FileTask] = []
+    nameless: list[FileViews] = []
     for result in _results(map_files, tasks, on_progress, len(paths)):
         if result.tells_rank or result.task.rank is not None:
-            _add_result(found, result, errors)
+            found.add(result)
         else:
-            waiting.append(result.task)
-    waiting.sort(key=lambda task: _place_order(task.path))
-    free = _free_ranks(found.views, len(waiting))
-    waiting = [replace(task, rank=rank, rank_source=RankSource.ORDER) for task, rank in zip(waiting, free, strict=True)]
+            nameless.append(result)
+    processes = _captures_by_process(nameless)
+    numbers = _free_ranks(found.views, len(processes))
+    is_alone = len(processes) + len(found.views) == 1
+    source = RankSource.ONLY_FILE if is_alone else RankSource.ORDER
+    waiting = [
+        replace(result.task, rank=rank, rank_source=source)
+        for rank, captures in zip(numbers, processes, strict=True)
+        for result in captures
+    ]
     for result in _results(map_files, waiting, on_progress, len(paths)):
-        if result.views and (found.views or result.task.rank):
+        if result.views and not is_alone and result.task.rank not in found.views:
             assumed = f"{result.task.path}: gives no rank; shown as rank {result.task.rank} by order"
             found.notices.append(Notice("rank_assumed", assumed))
-        _add_result(found, result, errors)
+        found.add(result)
     if not found.views:
-        raise none_usable(errors, "files", what_next="give the traces of torch.profiler")
-    _drop_ranks_without_device(found)
-    _drop_other_times(found, [task.path for task in waiting])
-    return found
+        raise none_usable(found.errors, "files", what_next="give the traces of torch.profiler")
+    job = found.choose(capture)
+    _drop_ranks_without_device(job)
+    _drop_other_times(job, [task.path for task in waiting])
+    return job
 
 
 def _results(
@@ -107,47 +125,96 @@ def _free_ranks(taken: Collection[int], count: int) -> list[int]:
     return [rank for rank in range(len(taken) + count) if rank not in taken][:count]
 
 
+def _captures_by_process(results: Sequence[FileViews]) -> list[list[FileViews]]:
+    """The files without a rank, those that are captures of one process together."""
+    processes: list[list[FileViews]] = []
+    for result in sorted(results, key=lambda result: _place_order(result.task.path)):
+        known = next((files for files in processes if all(_is_other_capture(result, file) for file in files)), None)
+        if known is None:
+            processes.append([result])
+        else:
+            known.append(result)
+    return processes
+
+
+def _is_other_capture(a: FileViews, b: FileViews) -> bool:
+    """Whether two files are captures of one process: of the same id, at other times, with names that number them."""
+    overlap = a.span_ns[0] < b.span_ns[1] and b.span_ns[0] < a.span_ns[1]
+    is_numbered = without_numbers(a.task.path) == without_numbers(b.task.path)
+    return a.process is not None and a.process == b.process and is_numbered and not overlap
+
+
 class _MixedJobsError(DataError):
     """The files are of several jobs."""
 
 
-def _add_result(found: RankViews, result: FileViews, errors: list[DataError]) -> None:
-    """Add the views of a file, or a notice why it cannot be used.
+@dataclass(slots=True)
+class _Found:
+    """Views by rank, one a capture, as they come."""
 
-    Raises:
-        DataError: another file is of the same rank.
-        UnreachableError: its store did not answer.
-    """
-    found.notices += result.notices
-    try:
-        for view in result.views:
-            _add_view(found, view)
-        if result.error is not None:
-            raise result.error
-    except _MixedJobsError:
-        raise
-    except DataError as error:
-        errors.append(error)
-        found.num_truncated += isinstance(error, TruncatedTraceError)
-        found.notices.append(Notice("unusable_file", str(error)))
+    views: dict[int, list[tuple[FileViews, RankView]]] = field(default_factory=dict)
+    notices: list[Notice] = field(default_factory=list)
+    errors: list[DataError] = field(default_factory=list)
+    num_truncated: int = 0
 
+    def add(self, result: FileViews) -> None:
+        """Add the views of a file, or a notice why it cannot be used.
 
-def _add_view(found: RankViews, view: RankView) -> None:
-    """Add a view.
+        Raises:
+            DataError: another file is of the same rank.
+            UnreachableError: its store did not answer.
+        """
+        self.notices += result.notices
+        try:
+            for view in result.views:
+                self._add_view(result, view)
+            if result.error is not None:
+                raise result.error
+        except _MixedJobsError:
+            raise
+        except DataError as error:
+            self.errors.append(error)
+            self.num_truncated += isinstance(error, TruncatedTraceError)
+            self.notices.append(Notice("unusable_file", str(error)))
 
-    Raises:
-        DataError: it is a copy of another view, or another file is of the same rank.
-    """
-    known = found.views.setdefault(view.rank, view)
-    if known is view:
-        return
-    if (known.window.start_ns, known.window.end_ns) == (view.window.start_ns, view.window.end_ns):
-        raise DataError(f"is a copy of {known.header.path}", where=view.header.path)
-    raise _MixedJobsError(
-        f"says it is rank {view.rank}, and so does {known.header.path}",
-        where=view.header.path,
-        what_next="give the files of one job, one a rank",
-    )
+    def _add_view(self, result: FileViews, view: RankView) -> None:
+        """Add a view.
+
+        Raises:
+            DataError: it is a copy of another view, or a file of another process is of the same rank.
+        """
+        of_rank = self.views.setdefault(view.rank, [])
+        for other, known in of_rank:
+            if (known.window.start_ns, known.window.end_ns) == (view.window.start_ns, view.window.end_ns):
+                raise DataError(f"is a copy of {known.header.path}", where=view.header.path)
+            if not _is_other_capture(other, result):
+                raise _MixedJobsError(
+                    f"says it is rank {view.rank}, and so does {known.header.path}",
+                    where=view.header.path,
+                    what_next="give the files of one job, one a rank",
+                )
+        of_rank.append((result, view))
+
+    def choose(self, capture: int | None) -> RankViews:
+        """The views of one capture, the latest for None; each rank's captures are counted from its last one back.
+
+        Raises:
+            UsageError: there is no such capture.
+        """
+        ranks = {
+            rank: [view for _, view in sorted(views, key=lambda one: one[1].window.start_ns)]
+            for rank, views in sorted(self.views.items())
+            if views
+        }
+        count = max(map(len, ranks.values()))
+        number = count if capture is None else capture
+        check_number(number, count)
+        if count > 1:
+            longest = max(ranks.values(), key=len)
+            words = choice_words(number, [view.header.file for view in longest])
+            self.notices.append(Notice("older_captures", words))
+        chosen = {rank: views[number - count - 1] for rank, views in ranks.items() if len(views) > count - number}
+        return RankViews(chosen, self.notices, self.num_truncated, count)
 
 
 def _drop_ranks_without_device(found: RankViews) -> None:

@@ -12,6 +12,7 @@ from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import Category, TraceColumns
 from stepscope.workflow.fan_out.engine import Progress
+from stepscope.workflow.inputs.paths import OnlyRunError
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
@@ -159,7 +160,9 @@ def _find_all(paths: Sequence[str], errors: list[DataError]) -> tuple[list[str],
     notices: list[Notice] = []
     for path in paths:
         try:
-            files = find_trace_files([path])
+            files = find_trace_files([path], capture="all")
+        except OnlyRunError:
+            raise
         except DataError as error:
             errors.append(error)
             continue

@@ -18,6 +18,7 @@ from stepscope.core.errors import DataError, StepscopeError, UnreachableError, U
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import RankSource, TraceColumns
+from stepscope.workflow.inputs.archives import split_address
 from stepscope.workflow.inputs.trace_files import open_ranks
 
 MAX_RANKS_SHOWN = 8
@@ -49,6 +50,8 @@ class FileViews:
         views: one per rank.
         tells_rank: False for a file whose trace does not give its rank and that was given none; it has no views.
         error: why the file, or the rest of it, cannot be used.
+        process: host name and id of the process that was recorded; None where unknown.
+        span_ns: start of its first event and end of its last one.
     """
 
     task: FileTask
@@ -56,6 +59,8 @@ class FileViews:
     notices: list[Notice] = field(default_factory=list)
     tells_rank: bool = True
     error: StepscopeError | None = None
+    process: tuple[str | None, int] | None = None
+    span_ns: tuple[int, int] = (0, 0)
 
 
 FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterable[FileViews]]
@@ -71,10 +76,13 @@ def view_file(task: FileTask) -> FileViews:
     result = FileViews(task)
     try:
         traces = open_ranks(task.path)
-        result.tells_rank = len(traces) > 1 or traces[0].header.rank_source in _BY_TRACE
+        header = traces[0].header
+        result.process = None if header.process_id is None else (header.host_name, header.process_id)
+        result.span_ns = _span(traces)
+        result.tells_rank = len(traces) > 1 or header.rank_source in _BY_TRACE
         if not result.tells_rank and task.rank is None:
             return result
-        if task.since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < task.since_ns:
+        if task.since_ns is not None and result.span_ns[1] < task.since_ns:
             raise DataError("was recorded by an earlier attempt of this run", where=task.path)
         result.notices += _merged(traces)
         for trace in traces:
@@ -85,6 +93,10 @@ def view_file(task: FileTask) -> FileViews:
     except StepscopeError as error:
         result.error = error
     return result
+
+
+def _span(traces: Sequence[TraceColumns]) -> tuple[int, int]:
+    return min(int(trace.start_ns.min()) for trace in traces), max(int(trace.end_ns.max()) for trace in traces)
 
 
 def _merged(traces: list[TraceColumns]) -> list[Notice]:
@@ -108,7 +120,7 @@ module imports all that reading needs."""
 
 def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileViews:
     """Do the work on a machine that may not see the caller's files."""
-    if "://" not in task.path and not os.path.exists(task.path):
+    if "://" not in task.path and not os.path.exists(split_address(task.path)[0]):
         what_next = "put the traces where all workers find them: a shared file system or an object store"
         what = f"does not exist on the worker {socket.gethostname()}"
         return FileViews(task, error=DataError(what, where=task.path, what_next=what_next))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import BinaryIO
 
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
@@ -34,6 +33,7 @@ from stepscope.trace.formats.kineto.splitting import (
     next_document,
 )
 from stepscope.trace.formats.kineto.text import TraceText
+from stepscope.trace.inflating import Readable
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
 
 
 def read_kineto(
-    stream: BinaryIO,
+    stream: Readable,
     *,
     path: str,
     file_bytes: int,
@@ -70,7 +70,7 @@ def read_kineto(
     Raises:
         NotATraceError, TruncatedTraceError, DataError: as `stepscope.trace.reading.read_ranks`.
     """
-    source = TraceText(stream, block_bytes=block_bytes, head=head)
+    source = TraceText(stream, block_bytes=block_bytes, head=head, path=path)
     before, beginning = _find_events(source, path, source.read())
     traces: list[TraceColumns] = []
     rest: bytes | None = b""
