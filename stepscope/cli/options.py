@@ -61,6 +61,24 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     return new if value == old else value
 
 
+class _NumberOrAll(click.IntRange):
+    """A number from 1 on, or `all`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "all" else super().convert(value, param, ctx)
+
+
+def capture_option(*, takes_all: bool = False) -> Callable[[_Function], _Function]:
+    """The option --capture."""
+    text = "Of several captures of the same processes take number N, 1 being the earliest"
+    return click.option(
+        "--capture",
+        type=_NumberOrAll(min=1) if takes_all else click.IntRange(min=1),
+        metavar="N|all" if takes_all else "N",
+        help=text + (", or each by itself." if takes_all else ".") + "  [default: the latest]",
+    )
+
+
 def asks_agents(function: _Function) -> _Function:
     """Adds the options that name agents; the command gets their clients first."""
 

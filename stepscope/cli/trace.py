@@ -29,7 +29,7 @@ def command() -> None:
 def info(files: tuple[str, ...], as_json: bool) -> None:
     """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
 
-    FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
+    FILE is a trace file, a folder or archive of traces, a run directory, or any fsspec URL (s3://...).
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.workflow.trace_info import read_trace_info

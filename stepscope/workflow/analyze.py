@@ -14,9 +14,9 @@ from pathlib import Path
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline
-from stepscope.core.documents.analysis import Analysis, MeshSizes
+from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis, MeshSizes
 from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankTimeline, RunManifest
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, none_usable
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
@@ -85,6 +85,44 @@ def analyze(
         analysis = replace(analysis, warnings=[*analysis.warnings, notice])
         return AnalysisResult(analysis, None, timelines, job.num_captures)
     return AnalysisResult(analysis, job.run_directory, timelines, job.num_captures)
+
+
+def analyze_captures(
+    paths: Sequence[str],
+    *,
+    whole_file: bool = False,
+    network_bytes_per_second: float | None = None,
+    fan_out: FanOut = HERE,
+    on_progress: Progress | None = None,
+) -> CaptureAnalyses:
+    """Analyse each capture of the same processes by itself; arguments as for `analyze`. Nothing is saved.
+
+    Raises:
+        DataError: no capture can be analysed.
+        UsageError, UnreachableError: as `analyze`.
+    """
+    analyses: list[CaptureAnalysis] = []
+    errors: list[DataError] = []
+    number, count = 1, find_trace_files(paths, capture="all").num_captures
+    while number <= count:
+        try:
+            result = analyze(
+                paths,
+                whole_file=whole_file,
+                capture=number,
+                keep=False,
+                network_bytes_per_second=network_bytes_per_second,
+                fan_out=fan_out,
+                on_progress=on_progress,
+            )
+            analyses.append(CaptureAnalysis(number, result.analysis))
+            count = result.num_captures
+        except DataError as error:
+            errors.append(error)
+        number += 1
+    if not analyses:
+        raise none_usable(errors, "captures", what_next="give the traces of torch.profiler")
+    return CaptureAnalyses(analyses, [Notice("unusable_capture", str(error)) for error in errors])
 
 
 @dataclass(frozen=True, slots=True)

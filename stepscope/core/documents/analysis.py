@@ -12,6 +12,7 @@ from stepscope.core.documents.what_if import PredictedStep
 from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
+CAPTURES_SCHEMA = "stepscope.captures/1"
 
 Ledger = dict[TimeCategory, float]
 """Fraction of the window by category; all categories are present, and add up to 1."""
@@ -391,3 +392,21 @@ class Analysis:
     arrivals: list[RankArrivals] = field(default_factory=list)
     """latest first"""
     schema: str = ANALYSIS_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnalysis:
+    """The analysis of one capture; captures are numbered from 1, the earliest."""
+
+    capture: int
+    analysis: Analysis
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnalyses:
+    """The document `stepscope.captures/1`: each capture of the same processes analysed by itself."""
+
+    captures: list[CaptureAnalysis]
+    warnings: list[Notice]
+    """captures that cannot be analysed"""
+    schema: str = CAPTURES_SCHEMA

@@ -215,7 +215,7 @@ def _in_archive(path: str, notices: list[Notice]) -> list[str]:
     traces = [name for name in names if _names_a_trace(name)]
     if not traces:
         raise DataError(_without_traces(names), where=path, what_next="give an archive of the JSON of torch.profiler")
-    return [f"{path}{SEPARATOR}{name}" for name in _job_files(traces, path, notices)]
+    return [f"{path}{SEPARATOR}{name}" for name in _job_files(traces, path, [])]
 
 
 def _without_traces(names: Sequence[str]) -> str:
