@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from math import prod
 from typing import TypeVar
@@ -264,6 +264,7 @@ class TraceHeader:
         rank_source: which of these; ORDER for a rank of a merged file that its file does not give.
         place: index by parallel dimension, from the file's name; empty where it does not give it.
         process_id: the host process that ran the rank's operators.
+        accelerator: the recorded device where its calls are not those of CUDA or HIP; None for NVIDIA, AMD and CPU.
         base_time_ns: added to relative timestamps (0 where they were absolute).
         groups: the communicators listed in the header.
         file_bytes, text_bytes: size of the file, and of its JSON text.
@@ -290,6 +291,7 @@ class TraceHeader:
     rank_source: RankSource | None = None
     place: dict[str, int] = field(default_factory=dict)
     process_id: int | None = None
+    accelerator: str | None = None
 
     @property
     def file(self) -> str:
@@ -362,6 +364,12 @@ class TraceColumns:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def with_header(self, header: TraceHeader) -> TraceColumns:
+        """The same rows, and what is known of their order, under another header."""
+        trace = replace(self, header=header)
+        object.__setattr__(trace, "_index", self._index)
+        return trace
 
     def rows_of(self, *categories: Category) -> npt.NDArray[np.intp]:
         """Indices of the rows in any of the categories, ascending; read-only."""

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from stepscope.core.text.wording import place_words
+
 MAX_RANK = 2**18
 """A larger rank or world size is damage: no job has a quarter of a million ranks, and missing ones are listed."""
 
@@ -74,16 +76,6 @@ class FileName:
     capture: tuple[float, ...] = ()
     written_at: int = 0
 
-    @property
-    def place_words(self) -> str:
-        """The place as text: "DP0-TP3"; empty without one."""
-        return place_words(self.place)
-
-
-def place_words(place: dict[str, int]) -> str:
-    """A place in the parallel dimensions as text: "DP0-TP3"."""
-    return "-".join(f"{dimension.upper()}{index}" for dimension, index in place.items())
-
 
 def read_file_name(path: str) -> FileName:
     """Read the name of a trace file, and of its folder where that counts steps (`iteration_10/`).
@@ -127,7 +119,7 @@ def ranks_by_name(names: Sequence[FileName]) -> list[int | None]:
     A rank that files of different places share is that of a replica. Without ranks, places give them where one
     dimension alone varies and the others are 0: how further dimensions are numbered differs between frameworks.
     """
-    of_place = {(name.rank, name.place_words) for name in names}
+    of_place = {(name.rank, place_words(name.place)) for name in names}
     num_places = Counter(rank for rank, _ in of_place)
     ranks = [None if num_places[name.rank] > 1 else name.rank for name in names]
     placed = [name for name in names if name.rank is None and name.place]

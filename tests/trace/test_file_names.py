@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.core.text.wording import place_words
 from stepscope.trace.file_names import MAX_RANK, natural_order, ranks_by_name, read_file_name
 
 
@@ -38,7 +39,7 @@ from stepscope.trace.file_names import MAX_RANK, natural_order, ranks_by_name, r
 )
 def test_a_name_gives_the_rank_or_the_place_that_its_writer_put_there(name: str, rank: int | None, place: str) -> None:
     found = read_file_name(f"/runs/rank7/{name}")
-    assert (found.rank, found.place_words) == (rank, place)
+    assert (found.rank, place_words(found.place)) == (rank, place)
 
 
 def _ranks(*names: str) -> list[int | None]:

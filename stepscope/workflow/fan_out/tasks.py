@@ -17,7 +17,8 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
-from stepscope.trace.columns import RankSource, TraceColumns
+from stepscope.trace.columns import RankSource, TraceColumns, TraceHeader
+from stepscope.trace.formats.foreign_traces import tools_for
 from stepscope.workflow.inputs.archives import split_address
 from stepscope.workflow.inputs.trace_files import open_ranks
 
@@ -84,15 +85,27 @@ def view_file(task: FileTask) -> FileViews:
             return result
         if task.since_ns is not None and result.span_ns[1] < task.since_ns:
             raise DataError("was recorded by an earlier attempt of this run", where=task.path)
+        _check_device(header)
         result.notices += _merged(traces)
         for trace in traces:
             if not result.tells_rank:
                 header = replace(trace.header, rank=task.rank, rank_source=task.rank_source)
-                trace = replace(trace, header=header)
+                trace = trace.with_header(header)
             result.views.append(view_rank(trace, trace.header.rank or 0, whole_file=task.whole_file))
     except StepscopeError as error:
         result.error = error
     return result
+
+
+def _check_device(header: TraceHeader) -> None:
+    """Check that the calls of the recorded device are known.
+
+    Raises:
+        DataError: blocked time could not be told from idle time, nor the device's work from the host's.
+    """
+    if header.accelerator is not None:
+        what = f"records {header.accelerator}; only NVIDIA and AMD GPUs and CPUs are analyzed"
+        raise DataError(what, where=header.path, what_next=tools_for(header.accelerator))
 
 
 def _span(traces: Sequence[TraceColumns]) -> tuple[int, int]:

@@ -74,12 +74,16 @@ class TextWindow:
     """The text from the first event not yet taken to the end of what has been read.
 
     Views of it, and objects decoded from it in place, are valid until `fill` is called.
+
+    Attributes:
+        is_at_end: less than a block was left to read.
     """
 
     def __init__(self, source: TraceText, beginning: bytes) -> None:
         self._source = source
         self._buffer = bytearray(1) + beginning  # always one byte before it, for a bracket
         self._begin, self._end = 1, len(self._buffer)
+        self.is_at_end = False
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -100,6 +104,7 @@ class TextWindow:
             self._buffer[1 : 1 + left] = self._buffer[self._begin : self._end]
         self._begin = 1
         self._end = self._source.read_into(self._buffer, 1 + left)
+        self.is_at_end = len(self) - left < self._source.block_bytes
         return len(self) > left
 
     def view(self, size: int) -> memoryview:
@@ -127,6 +132,10 @@ class TextWindow:
     def rfind(self, wanted: bytes) -> int:
         """Position of the last occurrence of these bytes, or -1."""
         return max(-1, self._buffer.rfind(wanted, self._begin, self._end) - self._begin)
+
+    def holds(self, wanted: bytes, first: int) -> bool:
+        """Whether these bytes occur from `first` on."""
+        return self._buffer.find(wanted, self._begin + max(0, first), self._end) >= 0
 
     def matches(self, pattern: re.Pattern[bytes], start: int) -> list[tuple[int, int]]:
         """(begin, end) of all matches from `start` on."""

@@ -1,4 +1,4 @@
-"""Identity of a trace by its events: the rank that its communication calls show, and its host process."""
+"""Identity of a trace by its events: the rank that its communication calls show, its host process, its device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.trace.columns import NONE, Category, RankSource, TraceColumns
+from stepscope.trace.formats.foreign_traces import accelerator_of
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "p2p")
 """Calls whose "Rank" is the root or the peer, not the caller."""
 
 
-def with_identities(traces: Sequence[TraceColumns]) -> list[TraceColumns]:
-    """The traces of a file with their processes, and with the ranks by their calls where the header gives none."""
-    headers = [replace(trace.header, process_id=_process(trace)) for trace in traces]
+def with_identities(
+    traces: Sequence[TraceColumns], categories: Sequence[str | None], accelerator: str | None
+) -> list[TraceColumns]:
+    """The traces of a file with their processes and devices, and ranks by their calls where the header gives none.
+
+    Args:
+        categories: names of the categories in the file.
+        accelerator: the device that the file's text names, if any.
+    """
+    headers = [
+        replace(
+            trace.header,
+            process_id=_process(trace),
+            accelerator=accelerator or accelerator_of(categories, _calls(trace), trace.names),
+        )
+        for trace in traces
+    ]
     if not any(header.rank_source is RankSource.HEADER for header in headers):
         ranks = [rank_of_calls(trace) for trace in traces]
         if None not in ranks and len(set(ranks)) == len(ranks):
@@ -23,7 +38,12 @@ def with_identities(traces: Sequence[TraceColumns]) -> list[TraceColumns]:
                 replace(header, rank=rank, rank_source=RankSource.COLLECTIVES)
                 for header, rank in zip(headers, ranks, strict=True)
             ]
-    return [replace(trace, header=header) for trace, header in zip(traces, headers, strict=True)]
+    return [trace.with_header(header) for trace, header in zip(traces, headers, strict=True)]
+
+
+def _calls(trace: TraceColumns) -> list[str]:
+    """Names of the runtime calls."""
+    return [trace.names[name] for name in np.unique(trace.name[trace.rows_of(Category.RUNTIME)]).tolist()]
 
 
 def rank_of_calls(trace: TraceColumns) -> int | None:
