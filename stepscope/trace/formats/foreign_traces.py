@@ -46,7 +46,8 @@ _TOOLS = {
 
 def tools_for(accelerator: str) -> str:
     """What to do with the trace of an accelerator that is not analyzed."""
-    return f"{_TOOLS.get(accelerator, "read it with its vendor's tools")}; stepscope trace info shows what it holds"
+    tools = _TOOLS.get(accelerator, "read it with its vendor's tools")
+    return f"{tools}; stepscope trace info shows what it holds"
 
 
 def sign_of_accelerator(holds: Callable[[bytes], bool]) -> str | None:
