@@ -90,7 +90,7 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons),
+        actions=actions_for(named.cause, named.reasons, with_stacks=inputs.with_stacks(named.cause)),
         secondary=_secondary(losses[1:], inputs),
     )
 

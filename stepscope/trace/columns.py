@@ -105,7 +105,7 @@ class Category(IntEnum):
     OVERHEAD = 8
     """of the profiler itself: buffer flushes, resource setup"""
     PYTHON_FUNCTION = 9
-    """frames of modules; other frames only on request"""
+    """frames of modules and garbage collections; other frames only on request"""
     OTHER = 10
 
 

@@ -36,7 +36,7 @@ from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RankTimeline, RunManifest, memory_owners_path, oom_report_path
@@ -122,7 +122,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, encode_nccl)
-    for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
+    for kind in (HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)

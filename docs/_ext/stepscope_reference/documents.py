@@ -14,7 +14,7 @@ from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.machine_checks import Doctor, Preflight
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RunManifest
@@ -39,6 +39,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.doctor/1": Doctor,
     "stepscope.hang/1": HangReport,
     "stepscope.live-hang/1": LiveHang,
+    "stepscope.memory-comparison/1": MemoryComparison,
     "stepscope.memory/1": MemoryReport,
     "stepscope.nccl/1": NcclReport,
     "stepscope.node-capture/1": CaptureReport,

@@ -92,6 +92,11 @@ class TraceQuality:
     """share of marked steps in which no device activity was launched, on the worst rank"""
     largest_activity: float = 0.0
     """share of the window that one compute kernel or copy takes, on the worst rank"""
+    left_out_before_ms: float = 0.0
+    """time of the analysed steps (of the file, without steps) before the window in which the device did nothing, on the
+    worst rank"""
+    left_out_after_ms: float = 0.0
+    """their time after the window, on the worst rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class RankLedger:
     ledger: Ledger
     hidden_communication: float
     steps: list[StepLedger]
+<<<<<<< HEAD
     rank_source: str | None = None
     """header | collectives | file_name | device | only_file | order: where the rank's number comes from. A number taken
     by the order of the files identifies no process, and the verdict names none of these."""
@@ -120,6 +126,10 @@ class RankLedger:
     """name of its trace; in a file of several ranks with the label of its events"""
     place: dict[str, int] = field(default_factory=dict)
     """index by parallel dimension (tp, pp, dp, ep, cp), as far as the file's name gives it"""
+=======
+    span_ms: float | None = None
+    """first to last device activity of the file, the window of other tools; None without a device"""
+>>>>>>> evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,12 @@ from stepscope.trace.formats.kineto.fields import (
     LEGACY_ANNOTATIONS,
     LEGACY_NAMES,
     LEGACY_OPERATOR,
-    MODULE_FRAME,
     PYTHON_FUNCTION,
+<<<<<<< HEAD
     STEP_MARK,
+=======
+    READ_FRAMES,
+>>>>>>> evidence
     TRACE_SPAN,
     UNKNOWN_NS,
     Track,
@@ -190,7 +193,7 @@ class ColumnsBuilder:
 
     def _complete(self, events: Sequence[Any]) -> list[Any]:
         ignored = self._ignored
-        return [event for event in events if event.ph == "X" and (event.cat not in ignored or _is_module_frame(event))]
+        return [event for event in events if event.ph == "X" and (event.cat not in ignored or _is_read_frame(event))]
 
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
@@ -273,9 +276,9 @@ class ColumnsBuilder:
         return np.array(self._categories, np.int8)[track]
 
 
-def _is_module_frame(event: Event | ExactEvent) -> bool:
-    """Whether an event is the frame of a module; these are few and attribute kernels to modules."""
-    return event.name is not None and event.name.startswith(MODULE_FRAME) and event.cat == PYTHON_FUNCTION
+def _is_read_frame(event: Event | ExactEvent) -> bool:
+    """Whether an event is a Python frame that is read all the same: these are few."""
+    return event.name is not None and event.name.startswith(READ_FRAMES) and event.cat == PYTHON_FUNCTION
 
 
 def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Arguments]:

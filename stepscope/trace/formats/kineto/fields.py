@@ -24,8 +24,9 @@ LEGACY_ANNOTATIONS = (STEP_MARK, "enumerate(DataLoader)#", "Optimizer.step#", "O
 """Prefixes of torch's own annotations, which were operators before user_annotation existed."""
 
 PYTHON_FUNCTION = "python_function"
-MODULE_FRAME = "nn.Module: "
-"""Prefix of python_function events that are calls of a module."""
+READ_FRAMES = ("nn.Module: ", "Python GC", "<built-in function collect>")
+"""Prefixes of the python_function events that are read: calls of a module, and garbage collections (the rows of torch's
+`record_python_gc_info`, calls of `gc.collect()`)."""
 TRACE_SPAN = "Trace"
 """The profiler's own span, with words as ids and, in some versions, an overflowed duration."""
 
