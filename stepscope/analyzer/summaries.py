@@ -197,13 +197,10 @@ def rank_ledger(view: RankView) -> RankLedger:
         ledger=fractions(view.segments, view.window_ns),
         hidden_communication=view.hidden_communication_ns / view.window_ns,
         steps=steps,
-<<<<<<< HEAD
+        span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
         rank_source=view.header.rank_source,
         file=view.header.file,
         place=view.header.place,
-=======
-        span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
->>>>>>> evidence
     )
 
 

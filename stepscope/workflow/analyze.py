@@ -56,16 +56,10 @@ def analyze(
     """Analyse the traces of one job.
 
     Args:
-<<<<<<< HEAD
         paths: files, archives, folders, one run directory, or fsspec URLs.
-        whole_file: analyse first to last device activity of each file instead of the profiled steps.
+        whole_file: analyse the whole of each file instead of the profiled steps.
         capture: which one, where the files are several captures of the same processes; None for the latest.
         keep: whether to save analysis.json and timeline.json if a run directory was given; not of an older capture.
-=======
-        paths: files, folders, one run directory, or fsspec URLs.
-        whole_file: analyse the whole of each file instead of the profiled steps.
-        keep: whether to save analysis.json and timeline.json if a run directory was given.
->>>>>>> evidence
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.

@@ -118,7 +118,8 @@ class RankLedger:
     ledger: Ledger
     hidden_communication: float
     steps: list[StepLedger]
-<<<<<<< HEAD
+    span_ms: float | None = None
+    """first to last device activity of the file, the window of other tools; None without a device"""
     rank_source: str | None = None
     """header | collectives | file_name | device | only_file | order: where the rank's number comes from. A number taken
     by the order of the files identifies no process, and the verdict names none of these."""
@@ -126,10 +127,6 @@ class RankLedger:
     """name of its trace; in a file of several ranks with the label of its events"""
     place: dict[str, int] = field(default_factory=dict)
     """index by parallel dimension (tp, pp, dp, ep, cp), as far as the file's name gives it"""
-=======
-    span_ms: float | None = None
-    """first to last device activity of the file, the window of other tools; None without a device"""
->>>>>>> evidence
 
 
 @dataclass(frozen=True, slots=True)

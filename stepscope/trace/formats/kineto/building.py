@@ -43,11 +43,8 @@ from stepscope.trace.formats.kineto.fields import (
     LEGACY_NAMES,
     LEGACY_OPERATOR,
     PYTHON_FUNCTION,
-<<<<<<< HEAD
-    STEP_MARK,
-=======
     READ_FRAMES,
->>>>>>> evidence
+    STEP_MARK,
     TRACE_SPAN,
     UNKNOWN_NS,
     Track,
