@@ -296,7 +296,7 @@ class TraceHeader:
     @property
     def file(self) -> str:
         """Name of the file, and of this rank's part of it."""
-        name = self.path.replace("\\", "/").rpartition("/")[2]
+        name = self.path.replace("\\", "/").replace("::", "/").rpartition("/")[2]
         return f"{name} ({self.part})" if self.part else name
 
 

@@ -102,14 +102,9 @@ class Inflated:
         return raw
 
     def _inflate(self, inflater: isal_zlib.Decompress, room: memoryview) -> int:
-        if not self._raw:
-            self._raw = self._read_raw()
-            if not self._raw:
-                self.ended = True
-                self.truncated = not inflater.eof
-                return 0
+        raw, self._raw = self._raw, b""
         try:
-            text: bytes = inflater.decompress(self._raw, len(room))
+            text: bytes = inflater.decompress(raw, len(room))
         except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
             _LOG.warning("the compressed stream is corrupt after %d bytes of text: %s", self._num_bytes, error)
             self.ended = self.truncated = self.broken = True
@@ -118,6 +113,9 @@ class Inflated:
             self._next_member(inflater.unused_data)
         else:
             self._raw = inflater.unconsumed_tail
+            if not text and not self._raw:  # nothing is left inside the inflater either
+                self._raw = self._read_raw()
+                self.ended = self.truncated = not self._raw
         room[: len(text)] = text
         return len(text)
 
