@@ -199,6 +199,9 @@ def rank_ledger(view: RankView) -> RankLedger:
         hidden_communication=view.hidden_communication_ns / view.window_ns,
         steps=steps,
         span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
+        rank_source=view.header.rank_source,
+        file=view.header.file,
+        place=view.header.place,
     )
 
 
