@@ -32,7 +32,7 @@ from stepscope.cli import root
 from stepscope.cli.capture import _document as capture_document
 from stepscope.cli.top import _print as print_top
 from stepscope.cli.workload.suite import _list as print_cases
-from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
@@ -118,6 +118,7 @@ def _schema_of(document: Any) -> str:
 def _with_schema() -> Iterator[list[Any]]:
     """Documents that tell their schema; each several times, with other members of each union."""
     yield _encoded(Analysis, encode_document)
+    yield _encoded(CaptureAnalyses, encode_document)
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, encode_nccl)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepscope.agent.check import AgentCheck
-from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.machine_checks import Doctor, Preflight
@@ -34,6 +34,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.agent-check/1": AgentCheck,
     "stepscope.analysis/1": Analysis,
     "stepscope.bench/1": Bench,
+    "stepscope.captures/1": CaptureAnalyses,
     "stepscope.compare/1": Comparison,
     "stepscope.doctor/1": Doctor,
     "stepscope.hang/1": HangReport,

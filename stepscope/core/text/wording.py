@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stepscope.core.documents.analysis import Job, MeshSizes, Pipeline
 from stepscope.core.text.numbers import is_readable, milliseconds
@@ -30,6 +31,7 @@ _METRIC_TITLES = {
     "share_of_late_host_time_in_phase": "Late host time in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
+    "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
     "spread_of_waits": "Spread of the waits for data",
     "period_of_waits": "Long waits for data come every",
     "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",
@@ -157,6 +159,11 @@ def mesh_words(mesh: MeshSizes) -> str:
     product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if is_readable(number))
     experts = f"EP {mesh.ep}" if is_readable(mesh.ep) else ""
     return f"{product}, {experts} inside" if product and experts else product or experts
+
+
+def place_words(place: Mapping[str, int]) -> str:
+    """A rank's index in each parallel dimension: 'DP0-TP3'; empty where none is known."""
+    return "-".join(f"{dimension.upper()}{index}" for dimension, index in place.items())
 
 
 def device_words(job: Job) -> str:

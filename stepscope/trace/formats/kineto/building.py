@@ -28,6 +28,7 @@ from stepscope.trace.columns import (
     integers,
     narrow,
 )
+from stepscope.trace.file_names import MAX_RANK
 from stepscope.trace.formats.kineto.events import (
     NO_ARGUMENTS,
     Arguments,
@@ -43,6 +44,7 @@ from stepscope.trace.formats.kineto.fields import (
     LEGACY_OPERATOR,
     PYTHON_FUNCTION,
     READ_FRAMES,
+    STEP_MARK,
     TRACE_SPAN,
     UNKNOWN_NS,
     Track,
@@ -52,7 +54,7 @@ from stepscope.trace.formats.kineto.fields import (
     lanes_of,
     starts_ns,
 )
-from stepscope.trace.formats.kineto.header import MAX_RANK, parse_ranks
+from stepscope.trace.formats.kineto.header import parse_ranks
 from stepscope.trace.formats.kineto.repair import read_json
 from stepscope.trace.formats.kineto.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.formats.kineto.splitting import Batch
@@ -65,6 +67,7 @@ _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
 _HAVE_SHAPES = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.USER_ANNOTATION))
 """Operators, and the annotations of communication backends."""
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
+_MAY_MARK_STEPS = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.OTHER))
 _MAY_WAIT = np.arange(len(Category)) == Category.SYNC_RECORD
 
 
@@ -172,8 +175,13 @@ class ColumnsBuilder:
         )
 
     def _final_categories(self, track: IntColumn, name: IntColumn) -> IntColumn:
-        """Category codes; annotations that traces of 2021 recorded as operators become annotations."""
+        """Category codes; marks of steps, and what traces of 2021 recorded as operators, become annotations."""
         category = np.array(self._categories, np.int8)[track]
+        steps = [number for text, number in self.names.items() if text is not None and text.startswith(STEP_MARK)]
+        if steps:
+            is_mark = np.isin(name, steps)
+            if Category.USER_ANNOTATION not in category[is_mark]:
+                category[is_mark & _MAY_MARK_STEPS[category]] = Category.USER_ANNOTATION
         if self._is_legacy:
             is_operator = np.array([track_name == LEGACY_OPERATOR for track_name, _, _ in self.tracks])
             is_annotation = np.array([(text or "").startswith(LEGACY_ANNOTATIONS) for text in self.names])

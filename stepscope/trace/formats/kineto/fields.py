@@ -19,7 +19,8 @@ LEGACY_OPERATOR = "Operator"
 
 LEGACY_NAMES = frozenset({LEGACY_OPERATOR, "Runtime", "Kernel", "Memcpy", "Memset"})
 
-LEGACY_ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+STEP_MARK = "ProfilerStep#"
+LEGACY_ANNOTATIONS = (STEP_MARK, "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 """Prefixes of torch's own annotations, which were operators before user_annotation existed."""
 
 PYTHON_FUNCTION = "python_function"
@@ -45,7 +46,6 @@ CATEGORIES: dict[str | None, Category] = {
     "privateuse1_driver": Category.RUNTIME,
     "kernel": Category.KERNEL,
     "Kernel": Category.KERNEL,
-    "hpu_op": Category.KERNEL,
     "gpu_memcpy": Category.MEMCPY,
     "Memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET,
@@ -81,6 +81,7 @@ _UNUSED_NAMES = frozenset(
         "collective_comm",
         "xpu_scope_profiler",
         "hardware_counters",
+        "hpu_op",
         "user_annotations",
         "async_cpu_to_gpu",
         TRACE_SPAN,
