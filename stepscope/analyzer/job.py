@@ -9,6 +9,7 @@ from stepscope.analyzer import summaries
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
+from stepscope.analyzer.blame.unnamed_ranks import fixes_without_unnamed, without_unnamed
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.collectives import arrivals
 from stepscope.analyzer.collectives.calls import CallId, Matches, match_calls
@@ -19,11 +20,12 @@ from stepscope.analyzer.collectives.normalization import on_job_clock, on_machin
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
+from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import JobContext
-from stepscope.analyzer.verdict import judge, root_causes
+from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge, root_causes
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
 from stepscope.analyzer.what_if.replay import ReplayModel, build_model, why_not_replayable
 from stepscope.core.documents.analysis import Analysis, MeshSizes
@@ -58,6 +60,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = summaries.job_roofline(by_rank)
     ledger = summaries.job_ledger(by_rank)
+    missing = missing_evidence(by_rank)
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -65,6 +68,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         table=aligned.table,
         pipeline=pipeline,
         unexplained_loss=aligned.table.unexplained_waiting() + ledger[TimeCategory.IDLE_OTHER],
+        missing=missing,
         arrivals_unknown=ledger[TimeCategory.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
         movable=arrivals.movable_wait_share(by_rank, columns, aligned.arrivals, aligned.clocks),
@@ -74,7 +78,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     resampled = resample(aligned.table)
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
     unprofiled_ms = summaries.comparable_step_ms(by_rank, context.unprofiled_step_ms)
-    certain = [row for row in rows if not inputs.is_guess(row)]
+    is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD
+    certain = [row for row in rows if is_explained and not inputs.is_guess(row)]
     what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)
     known = {gain.fix for gain in what_if}
     others = [row for row in certain if row.cause not in known]
@@ -93,11 +98,11 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         pipeline=pipeline,
         roofline=roofline,
         warnings=[
-            *summaries.analysis_notices(by_rank, job, quality, context, oversubscribed=oversubscribed),
+            *summaries.analysis_notices(by_rank, job, quality, context, missing, oversubscribed=oversubscribed),
             *left_out,
         ],
     )
-    return analysis, list(by_rank.values())
+    return without_unnamed(analysis, by_rank), list(by_rank.values())
 
 
 def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:
@@ -107,6 +112,9 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         DataError: the traces do not allow a replay.
     """
     aligned = _explain(views, context.mesh)
+    for one in missing_evidence(aligned.views):
+        if one.share >= UNEXPLAINED_THRESHOLD:
+            raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
     model = aligned.replay_model()
     if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
         report = pipeline_schedule.replay_schedules(aligned.schedules, causes)
@@ -120,7 +128,8 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         report = predictions.predict_fixes(model, unprofiled_ms=unprofiled_ms, causes=causes)
         if aligned.schedules:
             report = pipeline_schedule.add_micro_batch_fixes(report, aligned.schedules, causes)
-    return replace(report, warnings=[*report.warnings, *context.notices])
+    fixes = fixes_without_unnamed(report.fixes, aligned.views)
+    return replace(report, fixes=fixes, warnings=[*report.warnings, *context.notices])
 
 
 def replay_model(views: Sequence[RankView]) -> ReplayModel | None:

@@ -15,6 +15,7 @@ from stepscope.analyzer.collectives.process_groups import dimension_of_members, 
 from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_kernel_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
@@ -154,6 +155,8 @@ def trace_quality(
         steps_used=sorted(set.intersection(*(set(view.window.index.tolist()) for view in views.values()))),
         steps_without_device=max((len(f.empty_steps) / max(len(f.step_indices), 1) for f in facts), default=0.0),
         largest_activity=max((f.largest_share for f in facts), default=0.0),
+        left_out_before_ms=max(view.window.before_ns for view in views.values()) / 1e6,
+        left_out_after_ms=max(view.window.after_ns for view in views.values()) / 1e6,
     )
 
 
@@ -178,6 +181,10 @@ def rank_ledger(view: RankView) -> analysis.RankLedger:
         ledger=fractions(view.segments, view.window_ns),
         hidden_communication=view.hidden_communication_ns / view.window_ns,
         steps=steps,
+        span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
+        rank_source=view.header.rank_source,
+        file=view.header.file,
+        place=view.header.place,
     )
 
 
@@ -263,6 +270,7 @@ def analysis_notices(
     job: analysis.AnalysedJob,
     quality: analysis.TraceQuality,
     context: JobContext,
+    missing: Sequence[MissingEvidence],
     *,
     oversubscribed: bool,
 ) -> list[Notice]:
@@ -271,10 +279,10 @@ def analysis_notices(
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]
     if job.missing_ranks:
-        missing = (
+        absent = (
             f"no trace of {len(job.missing_ranks)} of {counted(job.world_size, 'rank')} ({listed(job.missing_ranks)})"
         )
-        notices.append(Notice("missing_ranks", missing))
+        notices.append(Notice("missing_ranks", absent))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
         notices.append(Notice("profiler_distortion", slowed))
@@ -289,10 +297,10 @@ def analysis_notices(
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
-    if quality.lost_launches > NOTABLE_LOSS:
-        lost = (
-            f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
-        )
+    reported = [one for one in missing if one.share >= NOTABLE_SHARE]
+    notices += [one.notice for one in reported]
+    if quality.lost_launches > NOTABLE_LOSS and not any(one.is_of_launches for one in reported):
+        lost = f"{quality.lost_launches:.0%} of one rank's kernel launches left no kernel in the trace"
         notices.append(Notice("lost_launches", lost))
     notices += _doubts(views, job, quality)
     if quality.unmatched_collectives:

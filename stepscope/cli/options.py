@@ -48,17 +48,18 @@ def print_warnings(notices: Iterable[Notice]) -> None:
 
 
 def enters_only_run(function: _Function) -> _Function:
-    """Let a command read the only run in the folder that it is given."""
+    """Let a command read the only run in the folder that it is given, where that holds nothing else to read."""
 
     @wraps(function)
     def call(**options: Any) -> None:
         from stepscope.workflow.inputs.paths import OnlyRunError
 
-        try:
-            function(**options)
-        except OnlyRunError as error:
-            click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
-            function(**{name: _replaced(value, error.folder, error.run) for name, value in options.items()})
+        while True:
+            try:
+                return function(**options)
+            except OnlyRunError as error:
+                click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
+                options = {name: _replaced(value, error.folder, error.run) for name, value in options.items()}
 
     return call
 
@@ -67,6 +68,24 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, tuple):
         return tuple(new if item == old else item for item in value)
     return new if value == old else value
+
+
+class _NumberOrAll(click.IntRange):
+    """A number from 1 on, or `all`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "all" else super().convert(value, param, ctx)
+
+
+def capture_option(*, takes_all: bool = False) -> Callable[[_Function], _Function]:
+    """The command-line option --capture."""
+    text = "Of several captures of the same processes take number N, 1 being the earliest"
+    return click.option(
+        "--capture",
+        type=_NumberOrAll(min=1) if takes_all else click.IntRange(min=1),
+        metavar="N|all" if takes_all else "N",
+        help=text + (", or each by itself." if takes_all else ".") + "  [default: the latest]",
+    )
 
 
 def agent_client_options(function: _Function) -> _Function:

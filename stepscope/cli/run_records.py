@@ -10,9 +10,9 @@ import click
 from stepscope.cli.options import enters_only_run, json_option, print_document, print_report, print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.hang import HangReport, WaitingGroup, group_words
-from stepscope.core.documents.memory import MemoryReport, own_call
+from stepscope.core.documents.memory import Compared, JobKind, MemoryComparison, MemoryReport, own_call
 from stepscope.core.documents.nccl import NcclReport, nccl_document
-from stepscope.core.documents.run_directory import StepReport, StepRow
+from stepscope.core.documents.run_directory import DATA_WAIT, LongWait, StepReport, StepRow
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import counted, form, ranks_words, size
 from stepscope.core.text.wording import cause_phrase
@@ -63,14 +63,20 @@ def _place_of_group(group: WaitingGroup) -> str:
 
 @click.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--compare", "is_comparison", is_flag=True, help="Compare two PATHs: two times of a process or two ranks."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; a list of them for several snapshots.")
 @enters_only_run
-def memory_command(paths: tuple[str, ...], as_json: bool) -> None:
+def memory_command(paths: tuple[str, ...], is_comparison: bool, as_json: bool) -> None:
     """Explain what held the GPU's memory at its peak, what grows, and why it ran out.
 
     PATH is a snapshot of torch.cuda.memory._dump_snapshot(), also gzipped and of any size, a folder of them, or a run
     directory. Nothing in a snapshot is executed.
     """
+    if is_comparison:
+        _compare_memory(paths, as_json=as_json)
+        return
     from stepscope.workflow.run_records import read_memory
 
     reports = read_memory(paths)
@@ -83,6 +89,15 @@ def memory_command(paths: tuple[str, ...], as_json: bool) -> None:
     for name, report in reports:
         for notice in report.warnings:
             click.echo(f"warning: {name}: {notice.message}", err=True)
+
+
+def _compare_memory(paths: tuple[str, ...], *, as_json: bool) -> None:
+    from stepscope.workflow.run_records import read_memory_comparison
+
+    if len(paths) != 2:
+        raise click.UsageError(f"--compare takes two snapshots, not {len(paths)}")
+    comparison = read_memory_comparison(*paths)
+    print_report(comparison, _print_memory_comparison, as_json=as_json)
 
 
 MAX_HOLDERS = 12
@@ -106,11 +121,20 @@ def _print_memory(name: str, report: MemoryReport) -> None:
         f"{size(report.reserved_bytes)} reserved, {size(report.fragmentation.inactive_bytes)} of it unused "
         f"(largest piece {size(report.fragmentation.largest_bytes)})"
     )
+    for pool in report.private_pools[:MAX_HOLDERS]:
+        segments = counted(pool.num_segments, "segment")
+        show(
+            f"private pool {pool.id[0]}, {pool.id[1]} (CUDA graphs or MemPool): {size(pool.reserved_bytes)} reserved "
+            f"in {segments}, {size(pool.inactive_bytes)} of it unused"
+        )
     if report.growth is not None:
         place = printable(own_call(report.growth.stack))
         where = f", allocated at {place}" if place else ""
         show(f"each of {report.growth.num_steps} steps keeps {size(report.growth.bytes_per_step)}{where}")
     console.print(_holders(report))
+    if report.job is not JobKind.TRAINING:
+        kind = "inference" if report.job is JobKind.INFERENCE else "not known whether this is training"
+        show(f"{kind}: no backward pass and no optimizer is in the snapshot, so no advice for training is given")
     for remedy in report.remedies:
         saves = "" if remedy.saved_bytes is None else f": up to {size(remedy.saved_bytes)}"
         show(f"  > {printable(remedy.change)}{saves}")
@@ -125,6 +149,35 @@ def _holders(report: MemoryReport) -> Table:
             holder.category.value, size(holder.bytes), f"{holder.bytes / peak:.1%}", f"{holder.count:,}", place
         )
     return table
+
+
+def _print_memory_comparison(comparison: MemoryComparison) -> None:
+    """Print the comparison of two memory snapshots to stdout."""
+    console = report_console()
+    for label, file, device in zip(("first", "second"), comparison.files, comparison.devices, strict=True):
+        console.print(f"{label:6}  {printable(file)}: GPU {device}", soft_wrap=True)
+    totals = report_table("", ">first", ">second", ">change")
+    rows = {
+        "allocated at the end": comparison.allocated,
+        "reserved": comparison.reserved,
+        "  unused": comparison.inactive,
+        "  unused in private pools": comparison.private_pools,
+        "peak": comparison.peak,
+    }
+    for name, compared in rows.items():
+        totals.add_row(name, *_compared(compared))
+    console.print(totals)
+    columns = (">end: first", ">second", ">change", ">peak: first", ">second", ">change", "allocated at")
+    holders = report_table("what differs", *columns)
+    for holder in comparison.holders[:MAX_HOLDERS]:
+        holders.add_row(holder.category.value, *_compared(holder.end), *_compared(holder.peak), printable(holder.place))
+    console.print(holders)
+
+
+def _compared(compared: Compared) -> tuple[str, str, str]:
+    sign = "+" if compared.change > 0 else "-"
+    change = f"{sign}{size(abs(compared.change))}" if compared.change else "0 B"
+    return size(compared.first), size(compared.second), change
 
 
 @click.command("nccl")
@@ -226,9 +279,11 @@ def _file_name(file: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all steps.")
 @enters_only_run
 def steps_command(path: str, last: int, as_json: bool) -> None:
-    """Show how long the steps of a run took, from the records that its ranks wrote at every step.
+    """Show how long the steps of a run took, and which ranks the others waited for.
 
-    RUN is a run directory, or an output folder of torchtitan with its structured_logs.
+    RUN is a run directory, an output folder of torchtitan with its structured_logs, or the console log of
+    Megatron-LM, Megatron-DeepSpeed, torchtitan, Primus or the Hugging Face Trainer, also compressed, with colours and
+    with prefixes of ranks and hosts.
     """
     from stepscope.workflow.run_records import read_steps
 
@@ -237,40 +292,98 @@ def steps_command(path: str, last: int, as_json: bool) -> None:
 
 _STEP_FIGURES = ("loss", "grad_norm")
 """Figures with a column of their own where a step has them."""
+_MAX_PHASES = 6
+_MAX_WAITS = 8
 
 
 def _print_steps(report: StepReport, last: int) -> None:
     """Print the summary of a run's steps, and the last of them, to stdout."""
     console = report_console()
-    console.print(_steps_headline(report))
-    phases = sorted({name for row in report.steps for name in row.phases_ms})
+    console.print(_steps_headline(report), soft_wrap=True)
+    for wait in _longest_waits(report.long_waits):
+        console.print(f"  - {_wait_words(wait)}", soft_wrap=True)
+    if len(report.long_waits) > _MAX_WAITS:
+        console.print(f"  - {len(report.long_waits) - _MAX_WAITS} more long waits are in --json")
+    phases = sorted(sorted(report.phases, key=lambda name: -report.phases[name])[:_MAX_PHASES])
     figures = [name for name in _STEP_FIGURES if any(name in row.figures for row in report.steps)]
-    numbers = (f">{name}" for name in ("ms", "slowest rank", "data wait", *phases, *figures))
-    table = report_table("step", *numbers, "")
+    has_means = any(row.num_steps > 1 for row in report.steps)
+    has_slowest = any(row.slowest_rank is not None for row in report.steps)
+    has_waiting = any(row.data_wait_rank is not None for row in report.steps)
+    has_waits = report.data_wait is not None or any(row.data_wait_ms for row in report.steps)
+    columns = [
+        *(["mean of"] if has_means else []),
+        "ms",
+        *(["slowest rank"] if has_slowest else []),
+        *(["data wait"] if has_waits else []),
+        *(["of rank"] if has_waiting else []),
+        *phases,
+        *figures,
+    ]
+    table = report_table("step", *(f">{name}" for name in columns), "")
+    waits = {wait.step: wait for wait in report.long_waits}
     for row in report.steps[-last:]:
         table.add_row(
             str(row.index),
+            *([str(row.num_steps)] if has_means else []),
             f"{row.ms:,.1f}",
-            str(row.slowest_rank),
-            f"{row.data_wait_ms:,.1f}",
+            *([_rank_or_empty(row.slowest_rank)] if has_slowest else []),
+            *([f"{row.data_wait_ms:,.1f}"] if has_waits else []),
+            *([_rank_or_empty(row.data_wait_rank)] if has_waiting else []),
             *(f"{row.phases_ms[name]:,.1f}" if name in row.phases_ms else "" for name in phases),
             *(f"{row.figures[name]:.4g}" if name in row.figures else "" for name in figures),
-            _step_remark(row),
+            _step_remark(row, waits.get(row.index)),
         )
     console.print(table)
 
 
+def _rank_or_empty(rank: int | None) -> str:
+    return "" if rank is None else str(rank)
+
+
+def _longest_waits(waits: list[LongWait]) -> list[LongWait]:
+    """The longest waits in order of their steps."""
+    return sorted(sorted(waits, key=lambda wait: -wait.ms)[:_MAX_WAITS], key=lambda wait: wait.step)
+
+
+def _wait_words(wait: LongWait) -> str:
+    who = ranks_words(wait.ranks) if wait.ranks else "a rank"
+    what = "waited for data" if wait.name == DATA_WAIT else f"was in {printable(wait.name)}"
+    return (
+        f"step {wait.step}: {who} {what} for {wait.ms:,.1f} ms (usually {wait.usual_ms:,.1f}); "
+        f"the step took {wait.step_ms:,.1f} ms (usually {wait.usual_step_ms:,.1f})"
+    )
+
+
 def _steps_headline(report: StepReport) -> str:
-    parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
+    counts = counted(report.num_steps, "step")
+    parts = [
+        f"{counts} of {counted(len(report.ranks), 'rank')}" if report.ranks else f"{counts} in a log of {report.source}"
+    ]
     times = report.step_ms
     if times.p50 is not None:
         parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
-        parts.append(f"without the first and captured ones: {report.num_settled}")
+        if report.num_settled < report.num_steps:
+            parts.append(f"without the first and captured ones: {report.num_settled}")
     if report.data_wait is not None:
-        parts.append(f"waiting for data {report.data_wait:.1%}")
-    parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
+        parts.append(f"waiting for data {report.data_wait:.1%}{_longest_share(report)}")
+    parts += [f"{name} {share:.1%}" for name, share in _largest_phases(report.phases)]
     return "; ".join(parts)
 
 
-def _step_remark(row: StepRow) -> str:
-    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies])
+def _longest_share(report: StepReport) -> str:
+    """The share by the longest wait of each step, where it differs from the mean over the ranks."""
+    longest, mean = report.longest_data_wait, report.data_wait
+    differs = longest is not None and mean is not None and longest - mean >= _MIN_WAIT_DIFFERENCE
+    return f" ({longest:.1%} by the rank that waits longest at each step)" if differs else ""
+
+
+_MIN_WAIT_DIFFERENCE = 0.01
+
+
+def _largest_phases(phases: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(sorted(phases.items(), key=lambda entry: -entry[1])[:_MAX_PHASES])
+
+
+def _step_remark(row: StepRow, wait: LongWait | None) -> str:
+    long = [] if wait is None else [f"long wait: {'data' if wait.name == DATA_WAIT else printable(wait.name)}"]
+    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies, *long])

@@ -12,10 +12,11 @@ from stepscope.cli import CommandGroup, options
 from stepscope.cli.terminal.console import file_progress, report_console, report_table
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
-from stepscope.core.text.wording import cause_phrase
+from stepscope.core.text.wording import cause_phrase, place_words
 from stepscope.core.vocabulary import Cause
 
 if TYPE_CHECKING:
+    from stepscope.core.documents.analysis import CaptureAnalyses
     from stepscope.workflow.analyze import AnalysisResult
     from stepscope.workflow.fan_out.engine import FanOut
     from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo, TraceProblems
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     default="steps",
     help="Analyze the profiled steps, or whole files.",
 )
+@options.capture_option(takes_all=True)
 @click.option("--network-gbits", type=options.POSITIVE, metavar="N", help="Assume N Gbit/s of each GPU's network card.")
 @click.option("--html", type=options.FILE, metavar="FILE", help="Also write the report as one HTML file.")
 @click.option("--keep/--no-keep", default=True, help="Keep the result in the run directory, if one is given.")
@@ -39,6 +41,7 @@ def analyze_command(
     paths: tuple[str, ...],
     as_json: bool,
     window: str,
+    capture: int | str | None,
     network_gbits: float | None,
     html: Path | None,
     keep: bool,
@@ -46,20 +49,35 @@ def analyze_command(
 ) -> None:
     """Attribute all GPU time to categories, follow each wait to its cause, and give a verdict.
 
-    PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
+    PATH is a run directory, a folder or archive (tar, tar.gz, zip) of traces, trace files, or any fsspec URL (s3://...).
     """
     from stepscope.store.files import check_writable
-    from stepscope.workflow.analyze import analyze
+    from stepscope.workflow.analyze import analyze, analyze_captures
 
+    network = None if network_gbits is None else network_gbits * 1e9 / 8
+    if capture == "all":
+        if html is not None:
+            raise click.UsageError("--html writes one analysis: choose a capture by its number")
+        with file_progress("reading") as on_progress:
+            analyses = analyze_captures(
+                paths,
+                whole_file=window == "file",
+                network_bytes_per_second=network,
+                fan_out=fan_out,
+                on_progress=on_progress,
+            )
+        _show_all(analyses, as_json=as_json)
+        return
     if html is not None:
         check_writable(html)
     with file_progress("reading") as on_progress:
         result = analyze(
             paths,
             whole_file=window == "file",
+            capture=None if capture is None else int(capture),
             keep=keep,
             with_timelines=html is not None,
-            network_bytes_per_second=None if network_gbits is None else network_gbits * 1e9 / 8,
+            network_bytes_per_second=network,
             fan_out=fan_out,
             on_progress=on_progress,
         )
@@ -82,6 +100,19 @@ def _show_analysis(result: AnalysisResult, *, as_json: bool) -> None:
     options.print_warnings(result.analysis.warnings)
     if result.kept_in is not None:
         click.echo(f"kept in {result.kept_in}; see it with: stepscope dashboard --runs {result.kept_in}", err=True)
+
+
+def _show_all(analyses: CaptureAnalyses, *, as_json: bool) -> None:
+    if as_json:
+        options.print_document(analyses)
+        return
+    from stepscope.cli.terminal.analysis import print_analysis
+
+    for one in analyses.captures:
+        click.echo(f"CAPTURE {one.capture}")
+        print_analysis(one.analysis)
+        options.print_warnings(one.analysis.warnings)
+    options.print_warnings(analyses.warnings)
 
 
 @click.command("report")
@@ -170,17 +201,23 @@ def compare_command(
 @click.option(
     "--fix", "causes", multiple=True, metavar="CAUSE", help="Predict only this fix; repeatable.  [default: all]"
 )
+@options.capture_option()
 @click.option("--unprofiled-ms", type=options.POSITIVE, help="Calibrate to this unprofiled step time.")
 @options.json_option
 @options.enters_only_run
 @options.fan_out_options
 def whatif_command(
-    paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool, fan_out: FanOut
+    paths: tuple[str, ...],
+    causes: tuple[str, ...],
+    capture: int | None,
+    unprofiled_ms: float | None,
+    as_json: bool,
+    fan_out: FanOut,
 ) -> None:
     """Predict a job's step time with one cause removed at a time, by replaying its traces across ranks.
 
-    PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
-    (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
+    PATH is a run directory, a folder or archive of traces, trace files, any fsspec URL (s3://...), or an operation
+    table (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
     from stepscope.workflow.what_if import FIXABLE, what_if
 
@@ -191,6 +228,7 @@ def whatif_command(
         report = what_if(
             paths,
             causes=[Cause(cause) for cause in causes],
+            capture=capture,
             unprofiled_step_ms=unprofiled_ms,
             fan_out=fan_out,
             on_progress=on_progress,
@@ -268,7 +306,7 @@ def trace_command() -> None:
 def trace_info_command(files: tuple[str, ...], as_json: bool) -> None:
     """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
 
-    FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
+    FILE is a trace file, a folder or archive of traces, a run directory, or any fsspec URL (s3://...).
     """
     from stepscope.workflow.trace_info import read_trace_info
 
@@ -308,6 +346,7 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
         ("rank", _rank(file)),
         ("host", file.host),
         ("GPU", file.gpu),
+        ("accelerator", f"{file.accelerator}: not analyzed" if file.accelerator else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in file.versions.items())),
         ("span", f"{file.span_ms:,.3f} ms"),
         ("steps", _steps(file.steps)),
@@ -324,6 +363,8 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
 
 def _rank(file: TraceFileInfo) -> str:
     rank = "unknown" if file.rank is None else str(file.rank)
+    if file.rank is None and file.place:
+        rank += f" ({place_words(file.place)})"
     return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend unknown'})"
 
 

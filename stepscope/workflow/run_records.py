@@ -5,15 +5,15 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.analyzer.memory import explain_memory
+from stepscope.analyzer.memory import NamedSnapshot, compare_memory, explain_memory
 from stepscope.analyzer.nccl import explain_nccl
-from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
+from stepscope.analyzer.step_telemetry import gradient_outliers, log_report, step_report
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
 from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.collectors.nccl.inspector import read_inspector
@@ -21,10 +21,18 @@ from stepscope.collectors.nccl.log import read_log
 from stepscope.collectors.nccl.rank_status import looks_like_ras, looks_like_xpu_timer, read_ras, read_xpu_timer
 from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
 from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
+from stepscope.collectors.training_logs.reading import read_training_log
 from stepscope.core.documents.hang import HangReport
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import HangFlags, InspectorCall, LogEvent, NcclReport, RasStatus
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, StepReport
+from stepscope.core.documents.run_directory import (
+    FLIGHT_FOLDER,
+    LIVE_FOLDER,
+    MEMORY_FOLDER,
+    NCCL_FOLDER,
+    StepReport,
+    TrainingLog,
+)
 from stepscope.core.errors import DataError, from_os_error, none_usable
 from stepscope.core.text.numbers import counted, listed
 from stepscope.core.vocabulary import Notice
@@ -104,10 +112,7 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     Raises:
         DataError: a path does not exist, contains no snapshot, or no snapshot can be read.
     """
-    files = [file for path in paths for file in _snapshots_of(path)]
-    if not files:
-        what_next = "take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)"
-        raise _nothing_in(paths, "holds no memory snapshot", what_next)
+    files = _snapshots_of(paths)
     reports, errors = [], []
     for file in files:
         try:
@@ -121,35 +126,134 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
 
 
-def _snapshots_of(path: str) -> list[Path]:
-    place = part_of_run(path, MEMORY_FOLDER)
-    if not place.is_dir():
-        return [place]
-    files = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SNAPSHOT_SUFFIXES)]
-    return sorted(files, key=lambda file: ("oom" not in file.name, file))
+def read_memory_comparison(first: str, second: str) -> MemoryComparison:
+    """Comparison of two memory snapshots, each a file or a folder that holds one.
+
+    Raises:
+        DataError: a path does not exist, is not of one snapshot, or cannot be read.
+    """
+    return compare_memory(_only_snapshot(first), _only_snapshot(second))
+
+
+def _only_snapshot(path: str) -> NamedSnapshot:
+    files = _snapshots_of([path])
+    if len(files) > 1:
+        names = listed([str(file.relative_to(path)) for file in files], _MAX_NAMED_SNAPSHOTS)
+        what_next = f"give one of them, such as {files[0]}"
+        raise DataError(f"holds {len(files)} memory snapshots: {names}", where=path, what_next=what_next)
+    return NamedSnapshot(str(files[0]), read_memory_snapshot(files[0]), read_out_of_memory_note(files[0]))
+
+
+_MAX_NAMED_SNAPSHOTS = 8
+
+
+def _snapshots_of(paths: Sequence[str]) -> list[Path]:
+    """Snapshot files that the paths mean, of each path those of out-of-memory errors first; at least one."""
+    files: list[Path] = []
+    for path in paths:
+        place = part_of_run(path, MEMORY_FOLDER)
+        if place.is_dir():
+            found = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SNAPSHOT_SUFFIXES)]
+            files += sorted(found, key=lambda file: ("oom" not in file.name, file))
+        else:
+            files.append(place)
+    if not files:
+        what_next = "take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)"
+        raise _nothing_in(paths, "holds no memory snapshot", what_next)
+    return files
+
+
+FRAMEWORKS = "Megatron-LM, Megatron-DeepSpeed, torchtitan, Primus or the Hugging Face Trainer"
+_LOG_SUFFIXES = (".log", ".out", ".txt", ".err", ".stdout", ".stderr", ".output")
+_PACKED_SUFFIXES = ("", ".gz", ".bz2", ".xz")
+_MAX_LOGS, _MAX_ENTRIES = 256, 50_000
 
 
 def read_steps(path: str) -> StepReport:
-    """Step report of a run directory, or of a folder of torchtitan's structured logs.
+    """Step report of a run directory, a folder of torchtitan's structured logs, or a training job's console log.
 
     Raises:
-        DataError: the folder contains no steps.
+        DataError: there are no steps in it.
     """
     check_readable(path)
     folder = Path(path)
     if not folder.is_dir():
-        raise DataError("is not a folder", where=path, what_next="give a run directory")
+        return _steps_of_log(folder)
     try:
         ranks, notices = read_run_steps(folder)
+        source = "stepscope"
         if not ranks:
             ranks, notices = read_torchtitan_steps(folder)
+            source = "torchtitan"
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=path) from error
     if not any(rank.steps for rank in ranks):
-        what = "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs"
-        raise _nothing_in([path], what, "give the directory of a run that finished a step")
+        refuse_many_runs([path])
+        return _steps_of_folder(folder)
     outliers = gradient_outliers(ranks, are_alike=_is_pure_data_parallel(folder))
-    return replace(step_report(ranks), warnings=[*notices, *outliers])
+    return replace(step_report(ranks, source), warnings=[*notices, *outliers])
+
+
+def _steps_of_log(file: Path) -> StepReport:
+    log = read_training_log(file)
+    if log is None or not log.steps:
+        why = log.notices[0].message if log is not None and log.notices else f"holds no steps of {FRAMEWORKS}"
+        raise DataError(why, where=str(file), what_next="give a run directory, or the whole output of a training job")
+    return log_report(log)
+
+
+def _steps_of_folder(folder: Path) -> StepReport:
+    """Report on the one log in a folder, or on the same steps in the logs of several ranks or starts."""
+    names = [suffix + packed for suffix in _LOG_SUFFIXES for packed in _PACKED_SUFFIXES]
+    entries = sorted(islice(folder.rglob("*"), _MAX_ENTRIES))
+    files = [entry for entry in entries if entry.name.endswith(tuple(names)) and entry.is_file()]
+    logs: dict[Path, TrainingLog] = {}
+    notices = []
+    for file in files[:_MAX_LOGS]:
+        try:
+            log = read_training_log(file)
+        except DataError as error:
+            notices.append(Notice("unusable_file", str(error)))
+            continue
+        if log is not None and log.steps:
+            logs[file] = log
+    if not logs:
+        records = "steps/rank<r>.jsonl nor torchtitan's structured_logs"
+        what = f"holds no steps: neither {records}, nor a log of {FRAMEWORKS}"
+        raise DataError(what, where=str(folder), what_next="give the directory of a run that finished a step, or a log")
+    if len(files) > _MAX_LOGS:
+        notices.append(
+            Notice("unread_files", f"{len(files) - _MAX_LOGS} of {len(files)} logs in {folder} are not read")
+        )
+    first, *others = logs
+    if any(not _is_same_training(logs[first], logs[file]) for file in others):
+        named = listed([str(file.relative_to(folder)) for file in logs])
+        what = f"holds {counted(len(logs), 'log')} that do not have the same steps: {named}"
+        raise DataError(what, where=str(folder), what_next=f"give one of them, such as {first}")
+    report = log_report(_joined_logs(logs.values()))
+    return replace(report, warnings=[*report.warnings, *notices])
+
+
+def _joined_logs(logs: Iterable[TrainingLog]) -> TrainingLog:
+    """The fullest of logs that have the same steps, with the steps before and after that only others have."""
+    fullest = max(logs, key=lambda log: len(log.steps))
+    first, last = fullest.steps[0].index, fullest.steps[-1].index
+    by_index = {logged.index: logged for log in logs for logged in log.steps}
+    beside = [by_index[index] for index in sorted(by_index)]
+    before = [replace(logged, attempt=1) for logged in beside if logged.index < first]
+    after = [replace(logged, attempt=fullest.steps[-1].attempt) for logged in beside if logged.index > last]
+    return TrainingLog(fullest.source, [*before, *fullest.steps, *after], fullest.notices)
+
+
+_SAME_DURATION_SHARE = 0.05
+
+
+def _is_same_training(one: TrainingLog, other: TrainingLog) -> bool:
+    """Whether most steps that both have took equally long, as on two ranks of a job."""
+    ms = {(logged.attempt, logged.index): logged.ms for logged in one.steps}
+    pairs = [(logged.ms, ms[key]) for logged in other.steps if (key := (logged.attempt, logged.index)) in ms]
+    alike = sum(abs(a - b) <= _SAME_DURATION_SHARE * max(a, b) for a, b in pairs)
+    return one.source == other.source and 2 * alike > len(pairs)
 
 
 def _is_pure_data_parallel(folder: Path) -> bool:

@@ -71,6 +71,7 @@ class TraceBuilder:
     groups: tuple[ProcessGroup, ...] = ()
     gpu: str | None = "NVIDIA H100 80GB HBM3"
     path: str = "trace.json"
+    with_stacks: bool = False
     ns: int = NS_PER_US
     base_ns: int = 0
     _rows: list[_Row] = field(default_factory=list)
@@ -156,6 +157,10 @@ class TraceBuilder:
         self._device_row(category, name, start, end, stream, NONE if launch is None else self._correlation)
         self._rows[-1].num_bytes = num_bytes
         self._rows[-1].launch = config
+
+    def lost_launch(self, start: int, *, call: str = "cudaLaunchKernel", thread: int = MAIN) -> None:
+        """A call whose device activity is not in the trace."""
+        self._correlated(call, start, start + 1, thread)
 
     def copy(
         self,
@@ -322,7 +327,7 @@ class TraceBuilder:
             groups=groups,
             versions={},
             with_shapes=False,
-            with_stacks=False,
+            with_stacks=self.with_stacks,
             file_bytes=0,
             text_bytes=0,
         )

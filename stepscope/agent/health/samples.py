@@ -213,6 +213,7 @@ class ObservedGpu:
     """One whole GPU as the health checks see it.
 
     Attributes:
+        model: name of the device; empty where no source reports it.
         source: the first that reports whether it answers, else the first that reports the GPU.
         values: by metric without its prefix.
         parts: values with further labels, by metric and the labels' values in the order of their names.
@@ -229,6 +230,7 @@ class ObservedGpu:
 
     device: Device
     source: str
+    model: str = ""
     values: dict[str, TimedValue] = field(default_factory=dict)
     parts: dict[str, dict[tuple[str, ...], TimedValue]] = field(default_factory=dict)
     up: TimedValue | None = None
@@ -282,13 +284,14 @@ class _Whose(NamedTuple):
 
 
 class HealthObserver:
-    """Joins the states of the sources for the health checks. Remembers which GPU labels name."""
+    """Joins the states of the sources for the health checks. Remembers which GPU labels name, and the models."""
 
     def __init__(self, driver_source: str, stale_seconds: float) -> None:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
         self._whose: dict[Labels, _Whose | None] = {}
         self._places: dict[str, Device] = {}
+        self._models: dict[str, str] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> ObservedMachine:
         """All that the sources, in the order of their trust, report now."""
@@ -302,6 +305,8 @@ class HealthObserver:
             if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
                 self._explain(observed, state.name, collection, looked_ns)
         observed.places = frozenset(self._places)
+        for key, gpu in observed.gpus.items():
+            gpu.model = self._models.get(key, "")
         return observed
 
     def _read(self, observed: ObservedMachine, source: str, readings: Iterable[Reading], now_ns: int) -> None:
@@ -311,6 +316,7 @@ class HealthObserver:
             name = _OF_GPU.get(metric)
             if metric == _INFO:
                 self._learn_place(reading.labels)
+                self._learn_model(reading.labels)
             elif name is not None:
                 if reading.time_ns > oldest_ns or name in _NOT_DATED:
                     self._read_gpu(observed, source, name, reading)
@@ -324,6 +330,11 @@ class HealthObserver:
         if place and uuid and place not in self._places:
             self._places[place] = Device(uuid, known.get("gpu", ""))
             self._whose.clear()
+
+    def _learn_model(self, labels: Labels) -> None:
+        whose, model = self._whose_is(labels), dict(labels).get("name")
+        if whose is not None and model:
+            self._models.setdefault(whose.device.key, model)
 
     def _read_gpu(self, observed: ObservedMachine, source: str, name: str, reading: Reading) -> None:
         whose = self._whose_is(reading.labels)

@@ -57,6 +57,7 @@ def build_device_graph(
     place = np.minimum(np.searchsorted(calls.row[order], activities.launch_row), len(order) - 1)
     launched_by = np.where(activities.launch_row != NONE, order[place], NONE)  # the nodes of a CUDA graph share one
     kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
+    boundaries = kernels[np.searchsorted(activities.start_ns[kernels], window.boundary_ns)]
     in_window = (members[activities.end_ns[members] <= window.end_ns] for members in streams.members)
     return RankGraph(
         host=HostCalls(
@@ -78,7 +79,8 @@ def build_device_graph(
         blocking_ns=launches.return_latency(activities, calls, blocking),
         queue=queue,
         launch_ns=launches.launch_latency(activities, calls, in_order, events),
-        boundaries=kernels[np.searchsorted(activities.start_ns[kernels], window.boundary_ns)],
+        boundaries=boundaries,
+        begins_ns=window.start_ns if window.start_ns < activities.start_ns[boundaries[0]] else None,
         last=np.array([members[-1] for members in in_window if len(members)], np.int64),
         ends_when_asked=np.empty(0, np.int64),
     )

@@ -22,7 +22,7 @@ from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES
 from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
-from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, Nodes, end_of_steps, join_ranks
+from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, Nodes, RankPart, end_of_steps, join_ranks
 from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
 from stepscope.core.hardware.gpu_catalogue import expected_seconds
 from stepscope.core.process import may_accelerate
@@ -149,7 +149,7 @@ def _row_sums(table: npt.NDArray[np.int64]) -> Nanoseconds:
 
 
 def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) -> dict[int, Nanoseconds]:
-    """Replayed durations of each rank's whole steps, ns; a single step lasts from its boundary to its last end."""
+    """Replayed durations of each rank's whole steps, ns; a single step lasts from its begin to its last end."""
     steps = {}
     for rank, part in graph.layout.parts.items():
         nodes = end_of_steps(graph.layout, rank)
@@ -160,17 +160,32 @@ def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) ->
         last = part.first_activity + part.graph.last
         communicates = graph.layout.communication_of_activity[last] != NONE
         ends = at[1:] + np.where(communicates, 0, duration_ns[last])
-        steps[rank] = np.array([ends.max() - at[0]])
+        steps[rank] = np.array([ends.max() - _begin_of_step(graph, part, at[0], times)])
     return steps
+
+
+def _begin_of_step(graph: JobGraph, part: RankPart, boundary: int, times: Nanoseconds) -> int:
+    """Begin of a rank's single step, ns from the origin: where the rank says, moved with the host call before it."""
+    begins_ns = part.graph.begins_ns
+    if begins_ns is None:
+        return boundary
+    shift = part.offset_ns + graph.origin_ns
+    returned = part.graph.host.key_ns
+    before = np.flatnonzero(returned <= begins_ns)
+    if not len(before):
+        return begins_ns - shift
+    call = before[returned[before].argmax()]
+    return int(times[graph.layout.call_nodes(part.first_call + call)]) + begins_ns - int(returned[call])
 
 
 def measured_steps(graph: JobGraph) -> dict[int, Nanoseconds]:
     """Measured durations of each rank's whole steps, ns, to compare a replay with."""
     steps = {}
     for rank, part in graph.layout.parts.items():
-        device, boundaries = part.graph.device, part.graph.boundaries
-        at = device.start_ns[boundaries]
-        steps[rank] = np.diff(at) if len(at) > 1 else np.array([device.end_ns[part.graph.last].max() - at[0]])
+        device, begins_ns = part.graph.device, part.graph.begins_ns
+        at = device.start_ns[part.graph.boundaries]
+        begin = at[0] if begins_ns is None else begins_ns
+        steps[rank] = np.diff(at) if len(at) > 1 else np.array([device.end_ns[part.graph.last].max() - begin])
     return steps
 
 

@@ -6,6 +6,7 @@ Trace quality has lines too. Terminal, report and pages share all of them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Pipeline, TraceQuality, Verdict
 from stepscope.core.text import numbers
@@ -33,6 +34,7 @@ _METRIC_TITLES = {
     "share_of_late_host_time_in_phase": "Late host time in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
+    "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
     "spread_of_waits": "Spread of the waits for data",
     "period_of_waits": "Long waits for data come every",
     "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",
@@ -162,6 +164,11 @@ def mesh_words(mesh: MeshSizes) -> str:
     return f"{product}, {experts} inside" if product and experts else product or experts
 
 
+def place_words(place: Mapping[str, int]) -> str:
+    """A rank's index in each parallel dimension as text: 'DP0-TP3'; empty where none is known."""
+    return "-".join(f"{dimension.upper()}{index}" for dimension, index in place.items())
+
+
 def device_words(job: AnalysedJob) -> str:
     """The device of the job as text: the driver's name, else the kind of device."""
     kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
@@ -284,16 +291,25 @@ def _linking(quality: TraceQuality) -> list[str]:
     return parts
 
 
+LEFT_OUT_SHOWN_FROM_MS = 1.0
+"""Less time before and after a window is not shown: the profiler begins and ends there."""
+
+
 def _steps(quality: TraceQuality) -> list[str]:
-    if not quality.steps_marked:
-        return ["none marked: the whole trace is booked"]
-    parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
+    parts = ["none marked: the whole trace is one window"]
+    if quality.steps_marked:
+        parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
     if quality.steps_without_device:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
         parts.append(f"{numbers.counted(quality.merged_boundaries, 'boundary')} merged")
     if quality.largest_activity >= NOTABLE_ACTIVITY:
         parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
+    left_out = (
+        (quality.left_out_before_ms, "before the first kernel"),
+        (quality.left_out_after_ms, "after the last activity"),
+    )
+    parts += [f"{ms:,.1f} ms {where} left out" for ms, where in left_out if ms >= LEFT_OUT_SHOWN_FROM_MS]
     return parts
 
 
