@@ -12,7 +12,7 @@ from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.hang import HangReport, WaitingGroup, group_words
 from stepscope.core.documents.memory import MemoryReport, own_call
 from stepscope.core.documents.nccl import NcclReport, nccl_document
-from stepscope.core.documents.run_directory import StepReport, StepRow
+from stepscope.core.documents.run_directory import StepReport
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import counted, form, ranks_words, size
 from stepscope.core.text.wording import cause_phrase
@@ -255,7 +255,7 @@ def _print_steps(report: StepReport, last: int) -> None:
             f"{row.data_wait_ms:,.1f}",
             *(f"{row.phases_ms[name]:,.1f}" if name in row.phases_ms else "" for name in phases),
             *(f"{row.figures[name]:.4g}" if name in row.figures else "" for name in figures),
-            _step_remark(row),
+            ", ".join([*(["captured"] if row.captured else []), *row.anomalies]),
         )
     console.print(table)
 
@@ -270,7 +270,3 @@ def _steps_headline(report: StepReport) -> str:
         parts.append(f"waiting for data {report.data_wait:.1%}")
     parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
     return "; ".join(parts)
-
-
-def _step_remark(row: StepRow) -> str:
-    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies])

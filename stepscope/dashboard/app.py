@@ -51,7 +51,12 @@ def serve_dashboard(
         UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
         DataError: root is not a directory.
     """
-    _check_address(host, insecure=insecure)
+    if not insecure and not is_loopback(host):
+        raise UsageError(
+            f"binding {host} lets everyone who reaches this machine read all runs, and there is no login",
+            where="--host",
+            what_next="use an SSH tunnel to 127.0.0.1 or a proxy with a login, or pass --insecure",
+        )
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
@@ -61,20 +66,6 @@ def serve_dashboard(
         server = uvicorn.Server(config)
         when_listening(_url(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
-
-
-def _check_address(host: str, *, insecure: bool) -> None:
-    """Refuse an address that other machines can reach, as there is no login.
-
-    Raises:
-        UsageError: the address is not loopback and `insecure` is not set.
-    """
-    if not insecure and not is_loopback(host):
-        raise UsageError(
-            f"binding {host} lets everyone who reaches this machine read all runs, and there is no login",
-            where="--host",
-            what_next="use an SSH tunnel to 127.0.0.1 or a proxy with a login, or pass --insecure",
-        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -55,7 +55,19 @@ class ParallelPlan:
         if self.micro_batches is None:
             rounds = NUM_CHUNKS if self.schedule == "dualpipe-v" else 1
             object.__setattr__(self, "micro_batches", max(rounds * self.pp, 1))
-        self._check_values()
+        for name in ("tp", "pp", "dp", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
+            raise UsageError(
+                f"{counted(self.num_stages, 'pipeline stage')} cannot hold "
+                f"{', '.join(map(str, self.stage_layers))} layers",
+                what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
+            )
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
+        if self.zero not in {0, 1, 2, 3}:
+            raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
         refuse_unsound(self)
 
     @property
@@ -141,21 +153,6 @@ class ParallelPlan:
                     where=f"preset {preset.name}",
                     what_next="choose sizes that divide it",
                 )
-
-    def _check_values(self) -> None:
-        for name in ("tp", "pp", "dp", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
-            raise UsageError(
-                f"{counted(self.num_stages, 'pipeline stage')} cannot hold "
-                f"{', '.join(map(str, self.stage_layers))} layers",
-                what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
-            )
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
-        if self.zero not in {0, 1, 2, 3}:
-            raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
 
 
 SINGLE_STAGE_SCHEDULES = ("gpipe", "1f1b")

@@ -310,20 +310,17 @@ class HealthObserver:
             metric = reading.metric
             name = _OF_GPU.get(metric)
             if metric == _INFO:
-                self._learn_place(reading.labels)
+                # Note the PCI bus id of a GPU, so that errors of that place count for it.
+                known = dict(reading.labels)
+                place, uuid = known.get("pci_bus_id"), known.get("uuid")
+                if place and uuid and place not in self._places:
+                    self._places[place] = Device(uuid, known.get("gpu", ""))
+                    self._whose.clear()
             elif name is not None:
                 if reading.time_ns > oldest_ns or name in _NOT_DATED:
                     self._read_gpu(observed, source, name, reading)
             elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
                 observed.machine.append((reading, source))
-
-    def _learn_place(self, labels: Labels) -> None:
-        """Note the PCI bus id of a GPU, so that errors of that place count for it."""
-        known = dict(labels)
-        place, uuid = known.get("pci_bus_id"), known.get("uuid")
-        if place and uuid and place not in self._places:
-            self._places[place] = Device(uuid, known.get("gpu", ""))
-            self._whose.clear()
 
     def _read_gpu(self, observed: ObservedMachine, source: str, name: str, reading: Reading) -> None:
         whose = self._whose_is(reading.labels)

@@ -343,7 +343,10 @@ class WebConfigReloader:
     def _reload(self, file: Path) -> None:
         try:
             loaded = _load(file)
-            _refuse_opening(loaded, self._loaded, file)
+            if (loaded.context is None) != (self._loaded.context is None):
+                raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
+            if loaded.config.missing_protection and not self._loaded.config.missing_protection:
+                raise UsageError("would let everybody in, which needs a restart", where=str(file))
         except UsageError as error:
             self._next_try = time.monotonic() + _RETRY_SECONDS
             if str(error) != self._last_error:
@@ -351,13 +354,6 @@ class WebConfigReloader:
                 _log.error("%s; the configuration read before stays in use", error)
             return
         self._loaded, self._last_error = loaded, ""
-
-
-def _refuse_opening(after: _Loaded, before: _Loaded, file: Path) -> None:
-    if (after.context is None) != (before.context is None):
-        raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
-    if after.config.missing_protection and not before.config.missing_protection:
-        raise UsageError("would let everybody in, which needs a restart", where=str(file))
 
 
 def _load(file: Path) -> _Loaded:
