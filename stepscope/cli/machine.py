@@ -70,10 +70,9 @@ def doctor_command(file: Path | None, as_json: bool) -> None:
             click.echo(f"{state}  {line.topic.ljust(width)}  {line.found}")
             if line.what_next:
                 click.echo(f"      {' ' * width}  > {line.what_next}")
-        counts = {state: sum(line.state is state for line in doctor.lines) for state in machine_checks.DoctorState}
-        click.echo(
-            f"{doctor.host}: {counts[machine_checks.DoctorState.FAIL]} fail, {counts[machine_checks.DoctorState.WARN]} warn"
-        )
+        states = [line.state for line in doctor.lines]
+        num_fail, num_warn = (states.count(state) for state in ("fail", "warn"))
+        click.echo(f"{doctor.host}: {num_fail} fail, {num_warn} warn")
 
 
 _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"

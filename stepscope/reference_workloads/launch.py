@@ -195,13 +195,13 @@ def _train(
         else:
             outcomes = run_ranks(job, tell)
     measured_as = outcomes[0].measured_as
-    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
-        if measured_as is None or not (run_directory.with_name(measured_as) / RUN_FILE).is_file():
-            raise DataError(
-                f"training ended, but profiling left no {RUN_FILE}",
-                where=str(run_directory),
-                what_next="see the warnings above, and whether STEPSCOPE_DISABLE is set",
-            )
+    is_measured = measured_as is not None and (run_directory.with_name(measured_as) / RUN_FILE).is_file()
+    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0) and not is_measured:
+        raise DataError(
+            f"training ended, but profiling left no {RUN_FILE}",
+            where=str(run_directory),
+            what_next="see the warnings above, and whether STEPSCOPE_DISABLE is set",
+        )
     return WorkloadResult(run_directory.with_name(measured_as or job.run), job, tuple(outcomes))
 
 

@@ -56,9 +56,9 @@ def train_rank(
     try:
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
-        # The group in which all ranks say at the end what they know; None for the default one.
-        # A mesh dimension that is the whole world communicates in the default group. A rank that ends early would meet its
-        # peers' next gradients there, and exchange nonsense with them instead of waiting for them.
+        # The group in which all ranks say at the end what they know; None for the default one, in which a mesh
+        # dimension that is the whole world communicates: a rank that ends early would meet its peers' next gradients
+        # there, and exchange nonsense with them instead of waiting for them.
         is_shared = max(plan.pp, plan.dp, plan.tp) == plan.world_size > 1
         ending = dist.new_group() if is_shared else None
         set_timeout([*mesh.get_all_groups(), ending, None], job.timeout_seconds)

@@ -43,8 +43,8 @@ def print_plan(document: dict[str, Any]) -> None:
         cost = document["cost"]
         money = "" if cost["money"] is None else f", {cost['money']:,.0f} at that price"
         console.print(
-            f"{cost['num_tokens']:.3g} tokens: {cost['flops'] / 1e21:,.3g} ZFLOP by 6ND, {cost['gpu_hours']:,.0f} GPU-hours"
-            f" ({cost['days']:,.1f} days on this job's GPUs){money}."
+            f"{cost['num_tokens']:.3g} tokens: {cost['flops'] / 1e21:,.3g} ZFLOP by 6ND,"
+            f" {cost['gpu_hours']:,.0f} GPU-hours ({cost['days']:,.1f} days on this job's GPUs){money}."
         )
     for warning in document["warnings"]:
         console.print(f"{warning['message'][0].upper()}{warning['message'][1:]}.")
