@@ -70,9 +70,8 @@ def doctor_command(file: Path | None, as_json: bool) -> None:
             click.echo(f"{state}  {line.topic.ljust(width)}  {line.found}")
             if line.what_next:
                 click.echo(f"      {' ' * width}  > {line.what_next}")
-        states = [line.state for line in doctor.lines]
-        num_fail, num_warn = (states.count(state) for state in ("fail", "warn"))
-        click.echo(f"{doctor.host}: {num_fail} fail, {num_warn} warn")
+        states = [line.state.value for line in doctor.lines]
+        click.echo(f"{doctor.host}: {states.count('fail')} fail, {states.count('warn')} warn")
 
 
 _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"

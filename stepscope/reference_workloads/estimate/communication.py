@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.core.hardware.gpu_catalogue import (
-    GpuModel,
-    Link,
-    bus_factor,
-    expected_seconds,
-    network_link,
-    scale_up_link,
-)
+from stepscope.core.hardware import gpu_catalogue
 from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -51,17 +44,17 @@ class Fabric:
         network_bytes_per_second: of each GPU in one direction.
     """
 
-    gpu: GpuModel
+    gpu: gpu_catalogue.GpuModel
     gpus_per_node: int
     network_bytes_per_second: float
 
-    def link(self, dimension: str, plan: ParallelPlan) -> Link:
+    def link(self, dimension: str, plan: ParallelPlan) -> gpu_catalogue.Link:
         """The link of a dimension; ranks count tp fastest, then dp, then pp."""
         reach = {"tp": plan.tp, "dp": plan.tp * plan.dp, "pp": plan.world_size}[dimension]
         size = {"tp": plan.tp, "dp": plan.dp, "pp": plan.pp}[dimension]
         if reach > self.gpus_per_node:
-            return network_link(self.network_bytes_per_second)
-        return scale_up_link(self.gpu, self.gpu.name, size)
+            return gpu_catalogue.network_link(self.network_bytes_per_second)
+        return gpu_catalogue.scale_up_link(self.gpu, self.gpu.name, size)
 
 
 def exchanges(
@@ -82,7 +75,7 @@ def _exchange(
 ) -> Exchange:
     ranks = {"tp": plan.tp, "dp": plan.dp, "pp": plan.pp}[dimension]
     link = fabric.link(dimension, plan)
-    sent = size * bus_factor(kind, ranks)
+    sent = size * gpu_catalogue.bus_factor(kind, ranks)
     return Exchange(
         dimension,
         kind,
@@ -90,7 +83,7 @@ def _exchange(
         count,
         size,
         count * sent,
-        count * expected_seconds(link, kind, ranks, round(size)),
+        count * gpu_catalogue.expected_seconds(link, kind, ranks, round(size)),
         link.kind.value,
     )
 
@@ -120,7 +113,9 @@ def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) 
     """Estimate the time of one tensor-parallel all-reduce of a micro-batch."""
     if plan.tp == 1:
         return 0.0
-    return expected_seconds(fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset)))
+    return gpu_catalogue.expected_seconds(
+        fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset))
+    )
 
 
 def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:

@@ -153,7 +153,8 @@ class DriverChecks:
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return
-        self._had_gpus = self._had_gpus or any(one.metric == GPU + "up" and one.value for one in driver.collection.readings)
+        readings = driver.collection.readings
+        self._had_gpus = self._had_gpus or any(one.metric == GPU + "up" and one.value for one in readings)
         why, time_ns = observed.why_no_driver(), driver.collected_ns
         if why is not None and why.reason is MissingReason.NOT_YET:
             return
