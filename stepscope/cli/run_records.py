@@ -242,7 +242,15 @@ _STEP_FIGURES = ("loss", "grad_norm")
 def _print_steps(report: StepReport, last: int) -> None:
     """Print the summary of a run's steps, and the last of them, to stdout."""
     console = report_console()
-    console.print(_steps_headline(report))
+    parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
+    times = report.step_ms
+    if times.p50 is not None:
+        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
+        parts.append(f"without the first and captured ones: {report.num_settled}")
+    if report.data_wait is not None:
+        parts.append(f"waiting for data {report.data_wait:.1%}")
+    parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
+    console.print("; ".join(parts))
     phases = sorted({name for row in report.steps for name in row.phases_ms})
     figures = [name for name in _STEP_FIGURES if any(name in row.figures for row in report.steps)]
     numbers = (f">{name}" for name in ("ms", "slowest rank", "data wait", *phases, *figures))
@@ -258,15 +266,3 @@ def _print_steps(report: StepReport, last: int) -> None:
             ", ".join([*(["captured"] if row.captured else []), *row.anomalies]),
         )
     console.print(table)
-
-
-def _steps_headline(report: StepReport) -> str:
-    parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
-    times = report.step_ms
-    if times.p50 is not None:
-        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
-        parts.append(f"without the first and captured ones: {report.num_settled}")
-    if report.data_wait is not None:
-        parts.append(f"waiting for data {report.data_wait:.1%}")
-    parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
-    return "; ".join(parts)

@@ -178,7 +178,11 @@ _DDP_SPLIT_BACKWARD = (
 
 def refuse_unsound(layout: ParallelPlan) -> None:
     """Refuse parallel layouts that torch does not train, or trains wrongly; the UsageError says why."""
-    _refuse_tensor_parallel(layout)
+    for name in ("sequence_parallel", "loss_parallel"):
+        if getattr(layout, name) and layout.tp == 1:
+            raise UsageError(
+                f"{name.replace('_', ' ')} cuts over tensor-parallel ranks, and tp is 1", what_next="use --tp 2 or more"
+            )
     _refuse_schedule(layout)
     _refuse_data_parallel(layout)
 
@@ -202,14 +206,6 @@ def _refuse_for_images(layout: ParallelPlan) -> None:
         if is_asked:
             raise UsageError(
                 f"resnet50 knows no {what.removeprefix('a ')}: {why}", what_next="use --dp N with --zero 0 or 1 alone"
-            )
-
-
-def _refuse_tensor_parallel(layout: ParallelPlan) -> None:
-    for name in ("sequence_parallel", "loss_parallel"):
-        if getattr(layout, name) and layout.tp == 1:
-            raise UsageError(
-                f"{name.replace('_', ' ')} cuts over tensor-parallel ranks, and tp is 1", what_next="use --tp 2 or more"
             )
 
 

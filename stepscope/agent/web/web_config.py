@@ -222,6 +222,10 @@ def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
     )
     if min_version > max_version:
         raise UsageError("min_version is newer than max_version", where=where)
+    names = _text_list_field(content, "cipher_suites", where)
+    for name in names:
+        if name not in _CIPHERS and name not in _TLS13_CIPHERS:
+            raise unknown_name("cipher suite", name, _CIPHERS, where=f"{where}.cipher_suites")
     return TlsConfig(
         file.parent / cert,
         file.parent / key,
@@ -230,7 +234,7 @@ def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
         sans,
         min_version,
         max_version,
-        _ciphers(_text_list_field(content, "cipher_suites", where), where),
+        tuple(_CIPHERS[name] for name in names if name in _CIPHERS),
     )
 
 
@@ -247,13 +251,6 @@ def _version(content: dict[str, Any], name: str, where: str, default: str) -> ss
     if version not in _VERSIONS:
         raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {version}", where=f"{where}.{name}")
     return _VERSIONS[version]
-
-
-def _ciphers(names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    for name in names:
-        if name not in _CIPHERS and name not in _TLS13_CIPHERS:
-            raise unknown_name("cipher suite", name, _CIPHERS, where=f"{where}.cipher_suites")
-    return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
 
 def _mapping_field(value: Any, where: str) -> dict[str, Any]:

@@ -27,7 +27,16 @@ def print_analysis(analysis: Analysis) -> None:
     console.print(wording.headline(analysis.job))
     console.print()
     _print_verdict(console, analysis)
-    console.print(_root_cause_table(analysis))
+    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
+    table = report_table(*columns, title="Why the time went there")
+    for row in analysis.root_causes:
+        if row.fraction < wording.SHOWN_FROM:
+            continue
+        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
+        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
+        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
+        table.add_row(wording.cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+    console.print(table)
     console.print(_ledger_table(analysis))
     print_kernels(console, analysis)
     if analysis.pipeline is not None:
@@ -46,19 +55,6 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     console.print(Text(first, style=style))
     for line in rest:
         console.print(line)
-
-
-def _root_cause_table(analysis: Analysis) -> Table:
-    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
-    table = report_table(*columns, title="Why the time went there")
-    for row in analysis.root_causes:
-        if row.fraction < wording.SHOWN_FROM:
-            continue
-        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
-        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
-        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
-        table.add_row(wording.cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
-    return table
 
 
 def _ledger_table(analysis: Analysis) -> Table:

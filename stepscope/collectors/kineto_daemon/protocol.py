@@ -76,7 +76,7 @@ def decode_kineto_datagram(datagram: bytes) -> KinetoPoll | KinetoRegistration:
     """The message in a datagram of libkineto.
 
     Raises:
-        WireError: it is not one of libkineto's.
+        KinetoDatagramError: it is not one of libkineto's.
     """
     if len(datagram) < _HEADER.size:
         raise KinetoDatagramError(f"{len(datagram)} bytes, a header has {_HEADER.size}")

@@ -61,8 +61,16 @@ def exchanges(
     plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, *, pp_rank: int
 ) -> tuple[Exchange, ...]:
     """Estimate all collectives and sends of one pipeline rank's ranks in a step."""
-    found = _tensor_parallel(plan, preset, recipe, pp_rank) + _pipeline(plan, preset, pp_rank)
-    found += _data_parallel(plan, preset, recipe, pp_rank)
+    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
+    size = _hidden_bytes(plan, preset)
+    forward, backward = micro_batch_all_reduces(plan, recipe, layers)
+    micro_batches = plan.num_micro_batches
+    found = [
+        ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
+        ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
+        *_pipeline(plan, preset, pp_rank),
+        *_data_parallel(plan, preset, recipe, pp_rank),
+    ]
     return tuple(_exchange(plan, fabric, *each) for each in found if each[3])
 
 
@@ -116,17 +124,6 @@ def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) 
     return gpu_catalogue.expected_seconds(
         fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset))
     )
-
-
-def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
-    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
-    size = _hidden_bytes(plan, preset)
-    forward, backward = micro_batch_all_reduces(plan, recipe, layers)
-    micro_batches = plan.num_micro_batches
-    return [
-        ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
-        ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
-    ]
 
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:

@@ -167,7 +167,10 @@ class _Walk:
             self._add(EstimatedMemoryCategory.WEIGHT_COPIES, self._autocast_copies(part))
             self._add(EstimatedMemoryCategory.ACTIVATIONS, self._kept(stage, place, part))
             if part.kind is model_flops.PartKind.HEAD:
-                self._spike(self._tokens * _loss_forward_bytes_per_token(self._preset))
+                # Beside the log-softmax: the logits and their float32 copy, the same tensor where products are in float32.
+                logits = model_flops.element_bytes(self._preset) * self._preset.vocab_size
+                copy = 0 if self._preset.dtype == "float32" else model_flops.FLOAT32_BYTES * self._preset.vocab_size
+                self._spike(self._tokens * (logits + copy))
                 if self._plan.pp > 1:  # the schedule keeps each stage's output until its backward pass
                     self._add(EstimatedMemoryCategory.TEMPORARY, self._logits_bytes())
             self._free_gathered(stage, place, part, keeps=self._plan.zero != 3)
@@ -388,10 +391,3 @@ def _recomputed_bytes_per_token(
     """What a part's backward pass first makes again."""
     everything = sum(tensor.bytes_per_token for tensor in _saved_tensors(kind, plan, preset, recipe))
     return max(everything - kept_bytes_per_token(kind, plan, preset, recipe), 0.0)
-
-
-def _loss_forward_bytes_per_token(preset: Preset) -> float:
-    """Beside the log-softmax: the logits and their float32 copy (the same tensor where products are in float32)."""
-    logits = model_flops.element_bytes(preset) * preset.vocab_size
-    copy = 0 if preset.dtype == "float32" else model_flops.FLOAT32_BYTES * preset.vocab_size
-    return logits + copy
