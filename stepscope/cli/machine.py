@@ -195,7 +195,8 @@ def _preflight_lines(preflight: machine_checks.Preflight) -> list[Line]:
     names = sorted({gpu.name for gpu in preflight.gpus if gpu.name}) or ["GPU of unknown name"]
     what = f"{len(preflight.gpus)} x {' and '.join(names)}" if preflight.gpus else "no GPU"
     versions = ", ".join(f"{name} {version}" for name, version in preflight.versions.items())
-    lines: list[Line] = [((f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")), None), ("", None)]
+    head = f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")
+    lines: list[Line] = [(head, None), ("", None)]
     lines += _check_table(preflight.checks)
     bad = [
         check

@@ -129,7 +129,7 @@ def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool 
         )
     num_ranks = _ranks_here() if is_rank else job.plan.world_size
     mean = sum(rank.peak_bytes for rank in memory_by_rank(job.plan, job.preset, job.recipe)) / job.plan.pp
-    needed, free = (mean * num_ranks), free_memory_bytes()
+    needed, free = mean * num_ranks, free_memory_bytes()
     if free is not None and needed > free:
         raise UsageError(
             f"{job.preset.name} on the CPU takes {needed / _GIB:,.1f} GiB of this machine, which has "

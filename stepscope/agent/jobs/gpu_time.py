@@ -176,7 +176,8 @@ class GpuTimeCounter:
         of_device[state] = of_device.get(state, 0.0) + seconds
         of_job = self._jobs.setdefault(job, _JobTime()).seconds
         # MIG profile; "unknown" of an instance without (it has several compute instances), empty of a whole GPU.
-        key = (device.profile or ("unknown" if device.instance else "")), state
+        profile = device.profile or ("unknown" if device.instance else "")
+        key = profile, state
         of_job[key] = of_job.get(key, 0.0) + seconds
 
     def _end_jobs(self, here: set[JobKey], now: float) -> None:

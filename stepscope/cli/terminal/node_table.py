@@ -93,7 +93,7 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         node.host,
         " ".join(filter(None, (device.device.name, device.device.profile))),
         _job(device),
-        (UNKNOWN if device.spent is None else cause_phrase(device.spent.cause)),
+        UNKNOWN if device.spent is None else cause_phrase(device.spent.cause),
         _percent(values.get("utilization_ratio")),
         _percent(values.get("tensor_active_ratio")),
         _percent(values.get("dram_active_ratio")),

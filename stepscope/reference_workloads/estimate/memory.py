@@ -167,7 +167,7 @@ class _Walk:
             self._add(EstimatedMemoryCategory.WEIGHT_COPIES, self._autocast_copies(part))
             self._add(EstimatedMemoryCategory.ACTIVATIONS, self._kept(stage, place, part))
             if part.kind is model_flops.PartKind.HEAD:
-                # Beside the log-softmax: the logits and their float32 copy, the same tensor where products are in float32.
+                # Beside the log-softmax: the logits and their float32 copy (in float32 the same tensor).
                 logits = model_flops.element_bytes(self._preset) * self._preset.vocab_size
                 copy = 0 if self._preset.dtype == "float32" else model_flops.FLOAT32_BYTES * self._preset.vocab_size
                 self._spike(self._tokens * (logits + copy))
