@@ -22,9 +22,9 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.accuracy.gradients import GradientRecorder, largest_deviation, read_gradients
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.reference_workloads import ParallelPlan, plan, run_workload
-from stepscope.reference_workloads.parallelism.gradients import GradientRecorder, largest_deviation, read_gradients
 from stepscope.reference_workloads.plan import SCHEDULES, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 

@@ -119,24 +119,20 @@ def agent_sources_of(
     settings = configuration.settings
     with _located_error(configuration, "dcgm.exporter"):
         exporter = dcgm_endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
-    return AgentSources(
-        ProbeTiming(interval=settings.gpus.interval),
-        dcgm_exporter=exporter,
-        training=training,
-        kineto=kineto,
-        nccl_ras=_nccl_ras(configuration),
-        thresholds=settings.health,
-        jobs=settings.jobs,
-    )
-
-
-def _nccl_ras(configuration: Configuration) -> tuple[str, int] | None:
     text = configuration.settings.training.nccl_ras
     address = ras_address(text)
     if text and address is None:
         where = configuration.origin_of("training.nccl_ras")
         raise UsageError(f"{text} is not host:port", where=where, what_next="write it as 127.0.0.1:28028")
-    return address
+    return AgentSources(
+        ProbeTiming(interval=settings.gpus.interval),
+        dcgm_exporter=exporter,
+        training=training,
+        kineto=kineto,
+        nccl_ras=address,
+        thresholds=settings.health,
+        jobs=settings.jobs,
+    )
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

@@ -71,7 +71,9 @@ class StateLock:
             self._file = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()
         except BlockingIOError:
-            holder = self._holder()
+            # The holder as it wrote itself into the file; on a shared file system it may be on another machine.
+            text = os.pread(self._file, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
+            holder = f" ({text})" if text else ""
             self.__exit__()
             raise UsageError(
                 f"another agent{holder} uses this state directory",
@@ -99,11 +101,6 @@ class StateLock:
             time.sleep(_RETRY_SECONDS)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-    def _holder(self) -> str:
-        """The holder as it wrote itself into the file; on a shared file system it may be on another machine."""
-        text = os.pread(self._file, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
-        return f" ({text})" if text else ""
 
 
 _MIN_LENGTH, _MAX_LENGTH = 16, 512

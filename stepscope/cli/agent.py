@@ -132,7 +132,12 @@ def agent_run_command(configuration: Configuration) -> None:
         with _set_by_sigterm() as stop:
             agent.serve(stop=stop, say=_log.info)  # a log that cannot be written stops nothing
     finally:
-        _leave_log()
+        # Drop what cannot be written to the log: Python would try again at exit and change the exit code.
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stderr.fileno())
 
 
 @agent_command.command("check", short_help="Show which metrics can be collected, and why not.")
@@ -160,15 +165,6 @@ def _set_by_sigterm() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave_log() -> None:
-    """Drop what cannot be written to the log: Python would try again at exit and change the exit code."""
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stderr.fileno())
 
 
 _WIDTHS = 60, 120

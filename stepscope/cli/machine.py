@@ -64,20 +64,14 @@ def doctor_command(file: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(doctor), indent=1))
     else:
-        _print_doctor(doctor)
-
-
-def _print_doctor(doctor: machine_checks.Doctor) -> None:
-    width = max(len(line.topic) for line in doctor.lines)
-    for line in doctor.lines:
-        state = click.style(line.state.value.ljust(4), fg=_DOCTOR_COLOURS[line.state])
-        click.echo(f"{state}  {line.topic.ljust(width)}  {line.found}")
-        if line.what_next:
-            click.echo(f"      {' ' * width}  > {line.what_next}")
-    counts = {state: sum(line.state is state for line in doctor.lines) for state in machine_checks.DoctorState}
-    click.echo(
-        f"{doctor.host}: {counts[machine_checks.DoctorState.FAIL]} fail, {counts[machine_checks.DoctorState.WARN]} warn"
-    )
+        width = max(len(line.topic) for line in doctor.lines)
+        for line in doctor.lines:
+            state = click.style(line.state.value.ljust(4), fg=_DOCTOR_COLOURS[line.state])
+            click.echo(f"{state}  {line.topic.ljust(width)}  {line.found}")
+            if line.what_next:
+                click.echo(f"      {' ' * width}  > {line.what_next}")
+        states = [line.state.value for line in doctor.lines]
+        click.echo(f"{doctor.host}: {states.count('fail')} fail, {states.count('warn')} warn")
 
 
 _EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
@@ -198,7 +192,11 @@ _SCALES = {"bytes/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 def _preflight_lines(preflight: machine_checks.Preflight) -> list[Line]:
     """Lines of the report of a preflight."""
-    lines: list[Line] = [(_preflight_head(preflight), None), ("", None)]
+    names = sorted({gpu.name for gpu in preflight.gpus if gpu.name}) or ["GPU of unknown name"]
+    what = f"{len(preflight.gpus)} x {' and '.join(names)}" if preflight.gpus else "no GPU"
+    versions = ", ".join(f"{name} {version}" for name, version in preflight.versions.items())
+    head = f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")
+    lines: list[Line] = [(head, None), ("", None)]
     lines += _check_table(preflight.checks)
     bad = [
         check
@@ -212,13 +210,6 @@ def _preflight_lines(preflight: machine_checks.Preflight) -> list[Line]:
     if skipped:
         lines += [("", None), *((line, None) for line in skipped)]
     return [*lines, ("", None), (_preflight_answer(preflight), _OUTCOME_COLOURS[preflight.outcome])]
-
-
-def _preflight_head(preflight: machine_checks.Preflight) -> str:
-    names = sorted({gpu.name for gpu in preflight.gpus if gpu.name}) or ["GPU of unknown name"]
-    what = f"{len(preflight.gpus)} x {' and '.join(names)}" if preflight.gpus else "no GPU"
-    versions = ", ".join(f"{name} {version}" for name, version in preflight.versions.items())
-    return f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")
 
 
 def _check_table(checks: Sequence[machine_checks.CheckResult]) -> list[Line]:

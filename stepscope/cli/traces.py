@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.core.documents.analysis import CaptureAnalyses
     from stepscope.workflow.analyze import AnalysisResult
     from stepscope.workflow.fan_out.engine import FanOut
-    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo, TraceProblems
+    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo
 
 
 @click.command("analyze")
@@ -342,6 +342,13 @@ def _title(file: TraceFileInfo) -> str:
 def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
     counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
     recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
+    numbers = {"repaired": file.problems.repaired, "dropped": file.problems.dropped, "clipped": file.problems.clipped}
+    parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
+    if file.problems.clipped:
+        parts[-1] += f" (by {file.problems.clipped_ms:,.3f} ms)"
+    if file.problems.damaged_at_byte is not None:
+        parts.append(f"first damage near byte {file.problems.damaged_at_byte:,} of the text")
+    parts += ["the file ends early"] if file.problems.truncated else []
     facts = [
         ("rank", _rank(file)),
         ("host", file.host),
@@ -356,7 +363,7 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
         *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MAX_GROUPS_SHOWN]),
         ("further groups", f"{max(0, len(file.groups) - MAX_GROUPS_SHOWN) or ''}"),
         ("size", f"{file.file_bytes:,} bytes, {file.text_bytes:,} of text"),
-        ("problems", _problems(file.problems)),
+        ("problems", ", ".join(parts) or "none"),
     ]
     return [(name, value) for name, value in facts if value]
 
@@ -382,14 +389,3 @@ def _group(group: GroupInfo) -> str:
 def _steps(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[:MAX_STEPS_SHOWN]))
     return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MAX_STEPS_SHOWN else shown or "not marked"
-
-
-def _problems(problems: TraceProblems) -> str:
-    numbers = {"repaired": problems.repaired, "dropped": problems.dropped, "clipped": problems.clipped}
-    parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
-    if problems.clipped:
-        parts[-1] += f" (by {problems.clipped_ms:,.3f} ms)"
-    if problems.damaged_at_byte is not None:
-        parts.append(f"first damage near byte {problems.damaged_at_byte:,} of the text")
-    parts += ["the file ends early"] if problems.truncated else []
-    return ", ".join(parts) or "none"

@@ -78,7 +78,9 @@ def _steps(lines: Iterable[dict[str, Any]]) -> list[Step]:
         start_ns = _earliest(own)
         latest_ns = max(line["time_us"] for line in own) * 1000
         end_ns = _earliest(by_step[begun[place + 1]]) if place + 1 < len(begun) else latest_ns
-        phases, figures = _spans(own), _scalars(own)
+        scalars = [line for line in own if line.get("log_type_name") == _SCALAR]
+        numbers = {str(line.get("event_name")): _number(line.get("value")) for line in scalars}
+        phases, figures = _spans(own), {name: value for name, value in numbers.items() if value is not None}
         data_wait_ns = phases.pop(_DATA_SPAN, 0)
         steps.append(Step(index, start_ns, end_ns, data_wait_ns, phases, figures))
     return steps
@@ -97,12 +99,6 @@ def _spans(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
             name = kind.removesuffix(_END)
             spans[name] = spans.get(name, 0) + round(milliseconds * 1e6)
     return spans
-
-
-def _scalars(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
-    scalars = [line for line in lines if line.get("log_type_name") == _SCALAR]
-    numbers = {str(line.get("event_name")): _number(line.get("value")) for line in scalars}
-    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _is_count(value: Any) -> bool:

@@ -51,7 +51,12 @@ def serve_dashboard(
         UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
         DataError: root is not a directory.
     """
-    _check_address(host, insecure=insecure)
+    if not insecure and not is_loopback(host):
+        raise UsageError(
+            f"binding {host} lets everyone who reaches this machine read all runs, and there is no login",
+            where="--host",
+            what_next="use an SSH tunnel to 127.0.0.1 or a proxy with a login, or pass --insecure",
+        )
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
@@ -61,20 +66,6 @@ def serve_dashboard(
         server = uvicorn.Server(config)
         when_listening(_url(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
-
-
-def _check_address(host: str, *, insecure: bool) -> None:
-    """Refuse an address that other machines can reach, as there is no login.
-
-    Raises:
-        UsageError: the address is not loopback and `insecure` is not set.
-    """
-    if not insecure and not is_loopback(host):
-        raise UsageError(
-            f"binding {host} lets everyone who reaches this machine read all runs, and there is no login",
-            where="--host",
-            what_next="use an SSH tunnel to 127.0.0.1 or a proxy with a login, or pass --insecure",
-        )
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -138,7 +129,22 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         enable_mcp=False,
         title="stepscope",
         add_log_handler=False,
-        index_string=_index_string(),
+        index_string=f"""<!DOCTYPE html>
+<html lang="en">
+  <head>
+    {{%metas%}}
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <title>{{%title%}}</title>
+    <link rel="icon" type="image/svg+xml" href="/assets/favicon.svg">
+    <script>{_COLOUR_SCHEME_SCRIPT}</script>
+    <style>{_panel_style()}</style>
+    {{%css%}}
+  </head>
+  <body>
+    {{%app_entry%}}
+    <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+  </body>
+</html>""",
         **loose,
     )
     app.backend.websocket_capability = False  # else every page keeps a socket open that nothing uses
@@ -167,25 +173,6 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
     )
     made: dash.Dash = app
     return made
-
-
-def _index_string() -> str:
-    return f"""<!DOCTYPE html>
-<html lang="en">
-  <head>
-    {{%metas%}}
-    <meta name="viewport" content="width=device-width, initial-scale=1">
-    <title>{{%title%}}</title>
-    <link rel="icon" type="image/svg+xml" href="/assets/favicon.svg">
-    <script>{_COLOUR_SCHEME_SCRIPT}</script>
-    <style>{_panel_style()}</style>
-    {{%css%}}
-  </head>
-  <body>
-    {{%app_entry%}}
-    <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
-  </body>
-</html>"""
 
 
 def _panel_style() -> str:
@@ -235,7 +222,11 @@ class _PageMiddleware:
         if scope["type"] != "http" or scope["path"].startswith(_NOT_PAGES):
             await self._app(scope, receive, send)
             return
-        status = await anyio.to_thread.run_sync(_status, self._store, _encoded_path(scope))
+        # The path as the browser sent it; `scope["path"]` is decoded already and must not be decoded twice.
+        raw: bytes | None = scope.get("raw_path")  # optional in ASGI
+        status = await anyio.to_thread.run_sync(
+            _status, self._store, raw.decode("latin-1") if raw is not None else quote(scope["path"])
+        )
 
         async def send_with_status(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
@@ -243,12 +234,6 @@ class _PageMiddleware:
             await send(message)
 
         await self._app({**scope, "path": "/", "raw_path": b"/"}, receive, send_with_status)
-
-
-def _encoded_path(scope: Scope) -> str:
-    """The path as the browser sent it; `scope["path"]` is decoded already and must not be decoded twice."""
-    raw: bytes | None = scope.get("raw_path")  # optional in ASGI
-    return raw.decode("latin-1") if raw is not None else quote(scope["path"])
 
 
 def _status(store: RunStore, path: str) -> int:

@@ -33,7 +33,17 @@ def to_dash(node: str | elements.Element) -> Any:
     if node.kind == "info":
         return _tooltip(**node.attributes)
     if node.kind == "tabs":
-        return _tabs(node)
+        bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, elements.Element)}
+        panels = [dmc.TabsPanel(list(map(to_dash, body)), value=title, pt="md") for title, body in bodies.items()]
+        drawn: Component = dmc.Tabs(
+            [dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]), *panels],
+            value=next(iter(bodies)),
+            variant="pills",
+            id=node.attributes["id"],
+            className="ss-tabs",
+            keepMounted=True,
+        )
+        return drawn
     children = [to_dash(child) for child in node.children]
     named: dict[str, Any] = {_PROPERTIES.get(name, name): value for name, value in node.attributes.items()}
     if style := named.get("style"):
@@ -52,20 +62,6 @@ def _tooltip(text: str, about: str) -> Component:
         events={"hover": True, "focus": True, "touch": True},
     )
     return tooltip
-
-
-def _tabs(node: elements.Element) -> Component:
-    bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, elements.Element)}
-    panels = [dmc.TabsPanel(list(map(to_dash, body)), value=title, pt="md") for title, body in bodies.items()]
-    drawn: Component = dmc.Tabs(
-        [dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]), *panels],
-        value=next(iter(bodies)),
-        variant="pills",
-        id=node.attributes["id"],
-        className="ss-tabs",
-        keepMounted=True,
-    )
-    return drawn
 
 
 def attributes(named: Mapping[str, object]) -> dict[str, Any]:

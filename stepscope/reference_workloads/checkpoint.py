@@ -303,7 +303,9 @@ def check_checkpoint(folder: Path, preset: Preset) -> None:
     saved = {
         name.removeprefix(MODEL_PREFIX): shape for name, shape in index.shapes.items() if name.startswith(MODEL_PREFIX)
     }
-    why = _difference(saved, _model_shapes(preset))
+    with torch.device("meta"):
+        model: nn.Module = Stage(preset, range(preset.num_layers)) if preset.image is None else ResNet(preset)
+    why = _difference(saved, {name: tuple(tensor.shape) for name, tensor in _model_tensors([model]).items()})
     if why is not None:
         raise DataError(
             f"is a checkpoint of another model: {why}",
@@ -331,12 +333,6 @@ def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
                 where=str(folder),
                 what_next=WHAT_NEXT,
             )
-
-
-def _model_shapes(preset: Preset) -> _Shapes:
-    with torch.device("meta"):
-        model: nn.Module = Stage(preset, range(preset.num_layers)) if preset.image is None else ResNet(preset)
-    return {name: tuple(tensor.shape) for name, tensor in _model_tensors([model]).items()}
 
 
 def _difference(saved: _Shapes, model: _Shapes) -> str | None:

@@ -241,7 +241,17 @@ def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
             return
         with _beside(folder) as made:
             whole = made / "images"
-            _write_classes(preset, whole, seed)
+            assert preset.image is not None
+            width, height = (round(preset.image.size * times) for times in _LANDSCAPE)
+            generator = torch.Generator().manual_seed(seed)
+            for label in range(min(preset.vocab_size, _MAX_CLASSES)):
+                (whole / f"{label:04d}").mkdir(parents=True)
+                for number in range(_NUM_PER_CLASS):
+                    pixels = _draw(label, height, width, generator).permute(1, 2, 0).contiguous()
+                    # Without numpy, which torch does not need, these are the bytes of a tensor.
+                    content = ctypes.string_at(pixels.data_ptr(), pixels.nbytes)
+                    image = _import_pillow().frombytes("RGB", (width, height), content)
+                    image.save(whole / f"{label:04d}" / f"{number:04d}.jpg", quality=_QUALITY)
             try:
                 whole.replace(folder)
             except OSError:
@@ -259,20 +269,6 @@ def _beside(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         yield Path(made)
-
-
-def _write_classes(preset: Preset, folder: Path, seed: int) -> None:
-    assert preset.image is not None
-    width, height = (round(preset.image.size * times) for times in _LANDSCAPE)
-    generator = torch.Generator().manual_seed(seed)
-    for label in range(min(preset.vocab_size, _MAX_CLASSES)):
-        (folder / f"{label:04d}").mkdir(parents=True)
-        for number in range(_NUM_PER_CLASS):
-            pixels = _draw(label, height, width, generator).permute(1, 2, 0).contiguous()
-            # Without numpy, which torch does not need, these are the bytes of a tensor.
-            content = ctypes.string_at(pixels.data_ptr(), pixels.nbytes)
-            image = _import_pillow().frombytes("RGB", (width, height), content)
-            image.save(folder / f"{label:04d}" / f"{number:04d}.jpg", quality=_QUALITY)
 
 
 def _draw(label: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:

@@ -36,16 +36,7 @@ def describe_environment(device_type: str) -> dict[str, Any]:
 def _gpus() -> list[dict[str, Any]]:
     import torch
 
-    limits = _gpu_limits()
-    return [
-        {"name": torch.cuda.get_device_name(index)}
-        | limits.get(f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}", {})
-        for index in range(torch.cuda.device_count())
-    ]
-
-
-def _gpu_limits() -> dict[str, dict[str, str | None]]:
-    """Driver and limits by UUID, as nvidia-smi tells them; nothing where it is missing."""
+    # Driver and limits by UUID, as nvidia-smi tells them; nothing where it is missing.
     table = _output("nvidia-smi", f"--query-gpu=uuid,{','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
     found = {}
     for line in (table or "").splitlines():
@@ -53,7 +44,11 @@ def _gpu_limits() -> dict[str, dict[str, str | None]]:
         if len(values) == len(_GPU_QUERY):
             named = zip(_GPU_QUERY, values, strict=True)
             found[uuid] = {name.replace(".", "_"): value if value[:1] != "[" else None for name, value in named}
-    return found
+    return [
+        {"name": torch.cuda.get_device_name(index)}
+        | found.get(f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}", {})
+        for index in range(torch.cuda.device_count())
+    ]
 
 
 def _cpu_name() -> str | None:

@@ -130,7 +130,12 @@ def run_workload(
     """
     model = find_preset(preset) if isinstance(preset, str) else preset
     plan.check_preset(model)
-    _check_numbers(num_steps, simulate_compute_ms, seed)
+    if num_steps < 1:
+        raise UsageError(f"a run has at least one step, not {num_steps}")
+    if not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
+        raise UsageError(f"a layer's simulated time is finite and not negative, not {simulate_compute_ms}")
+    if not 0 <= seed <= _MAX_SEED:
+        raise UsageError(f"a seed is a whole number from 0 to {_MAX_SEED}, not {seed}")
     is_rank = placement.is_launched_rank(plan)
     job = TrainingJob(
         plan=plan,
@@ -156,15 +161,6 @@ def run_workload(
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
     placement.refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
     return _train(job, on_progress or (lambda _: None), is_rank=is_rank, may_be_numbered=run is None)
-
-
-def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
-    if num_steps < 1:
-        raise UsageError(f"a run has at least one step, not {num_steps}")
-    if not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
-        raise UsageError(f"a layer's simulated time is finite and not negative, not {simulate_compute_ms}")
-    if not 0 <= seed <= _MAX_SEED:
-        raise UsageError(f"a seed is a whole number from 0 to {_MAX_SEED}, not {seed}")
 
 
 def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
@@ -199,8 +195,13 @@ def _train(
         else:
             outcomes = run_ranks(job, tell)
     measured_as = outcomes[0].measured_as
-    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
-        _check_profiled(run_directory, measured_as)
+    is_measured = measured_as is not None and (run_directory.with_name(measured_as) / RUN_FILE).is_file()
+    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0) and not is_measured:
+        raise DataError(
+            f"training ended, but profiling left no {RUN_FILE}",
+            where=str(run_directory),
+            what_next="see the warnings above, and whether STEPSCOPE_DISABLE is set",
+        )
     return WorkloadResult(run_directory.with_name(measured_as or job.run), job, tuple(outcomes))
 
 
@@ -217,16 +218,6 @@ def _folder(job: TrainingJob, *, is_rank: bool, may_be_numbered: bool) -> Iterat
         first_folder = STEPS_FOLDER if job.profiled else CHECKPOINT_FOLDER
         with placement.claimed_run_directory(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
             yield run_directory
-
-
-def _check_profiled(run_directory: Path, measured_as: str | None) -> None:
-    """Raises DataError when training ended well, but profiling gave up, or was off."""
-    if measured_as is None or not (run_directory.with_name(measured_as) / RUN_FILE).is_file():
-        raise DataError(
-            f"training ended, but profiling left no {RUN_FILE}",
-            where=str(run_directory),
-            what_next="see the warnings above, and whether STEPSCOPE_DISABLE is set",
-        )
 
 
 def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:

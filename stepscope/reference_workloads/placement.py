@@ -127,7 +127,9 @@ def refuse_on_processors(job: TrainingJob, *, is_asked_for: bool, is_rank: bool 
             "on CPUs",
             what_next="use --preset tiny, or --device cpu to insist",
         )
-    needed, free = _bytes_on_this_machine(job, is_rank=is_rank), free_memory_bytes()
+    num_ranks = _ranks_here() if is_rank else job.plan.world_size
+    mean = sum(rank.peak_bytes for rank in memory_by_rank(job.plan, job.preset, job.recipe)) / job.plan.pp
+    needed, free = mean * num_ranks, free_memory_bytes()
     if free is not None and needed > free:
         raise UsageError(
             f"{job.preset.name} on the CPU takes {needed / _GIB:,.1f} GiB of this machine, which has "
@@ -142,12 +144,6 @@ def _is_known(job: TrainingJob) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _bytes_on_this_machine(job: TrainingJob, *, is_rank: bool) -> float:
-    num_ranks = _ranks_here() if is_rank else job.plan.world_size
-    mean = sum(rank.peak_bytes for rank in memory_by_rank(job.plan, job.preset, job.recipe)) / job.plan.pp
-    return mean * num_ranks
 
 
 def _ranks_here() -> int:

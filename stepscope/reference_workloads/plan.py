@@ -55,7 +55,19 @@ class ParallelPlan:
         if self.micro_batches is None:
             rounds = NUM_CHUNKS if self.schedule == "dualpipe-v" else 1
             object.__setattr__(self, "micro_batches", max(rounds * self.pp, 1))
-        self._check_values()
+        for name in ("tp", "pp", "dp", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
+            raise UsageError(
+                f"{counted(self.num_stages, 'pipeline stage')} cannot hold "
+                f"{', '.join(map(str, self.stage_layers))} layers",
+                what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
+            )
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
+        if self.zero not in {0, 1, 2, 3}:
+            raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
         refuse_unsound(self)
 
     @property
@@ -142,21 +154,6 @@ class ParallelPlan:
                     what_next="choose sizes that divide it",
                 )
 
-    def _check_values(self) -> None:
-        for name in ("tp", "pp", "dp", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
-            raise UsageError(
-                f"{counted(self.num_stages, 'pipeline stage')} cannot hold "
-                f"{', '.join(map(str, self.stage_layers))} layers",
-                what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
-            )
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
-        if self.zero not in {0, 1, 2, 3}:
-            raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
-
 
 SINGLE_STAGE_SCHEDULES = ("gpipe", "1f1b")
 LOOPED_SCHEDULES = ("looped-bfs", "interleaved", "zero-bubble")
@@ -181,7 +178,11 @@ _DDP_SPLIT_BACKWARD = (
 
 def refuse_unsound(layout: ParallelPlan) -> None:
     """Refuse parallel layouts that torch does not train, or trains wrongly; the UsageError says why."""
-    _refuse_tensor_parallel(layout)
+    for name in ("sequence_parallel", "loss_parallel"):
+        if getattr(layout, name) and layout.tp == 1:
+            raise UsageError(
+                f"{name.replace('_', ' ')} cuts over tensor-parallel ranks, and tp is 1", what_next="use --tp 2 or more"
+            )
     _refuse_schedule(layout)
     _refuse_data_parallel(layout)
 
@@ -205,14 +206,6 @@ def _refuse_for_images(layout: ParallelPlan) -> None:
         if is_asked:
             raise UsageError(
                 f"resnet50 knows no {what.removeprefix('a ')}: {why}", what_next="use --dp N with --zero 0 or 1 alone"
-            )
-
-
-def _refuse_tensor_parallel(layout: ParallelPlan) -> None:
-    for name in ("sequence_parallel", "loss_parallel"):
-        if getattr(layout, name) and layout.tp == 1:
-            raise UsageError(
-                f"{name.replace('_', ' ')} cuts over tensor-parallel ranks, and tp is 1", what_next="use --tp 2 or more"
             )
 
 

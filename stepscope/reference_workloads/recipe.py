@@ -82,7 +82,18 @@ class Recipe:
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:
         """Raises UsageError when an option means nothing, or cannot be, with this layout, model or simulation."""
         self._check_reduction(plan)
-        self._check_no_effect(preset)
+        if self.checkpoint_mode == "async" and self.checkpoint_every is None:
+            raise UsageError(
+                "no checkpoint is written", where="--checkpoint-mode", what_next="add --checkpoint-every STEPS"
+            )
+        defaults = Recipe()
+        for name in ("initial_loss_scale", "loss_scale_growth_interval"):
+            if preset.dtype != "float16" and getattr(self, name) != getattr(defaults, name):
+                raise UsageError(
+                    f"gradients in {preset.dtype} do not underflow, so losses are not scaled",
+                    where=_option(name),
+                    what_next="use --dtype float16",
+                )
         self._check_images(preset)
         if not self.prefetches and plan.zero not in {2, 3}:
             raise UsageError(
@@ -108,21 +119,6 @@ class Recipe:
                 "a compiler does not know that layers sleep: compiled blocks and simulated compute exclude each other",
                 what_next="drop --compile or --simulate-compute",
             )
-
-    def _check_no_effect(self, preset: Preset) -> None:
-        """Options that were given and would do nothing."""
-        if self.checkpoint_mode == "async" and self.checkpoint_every is None:
-            raise UsageError(
-                "no checkpoint is written", where="--checkpoint-mode", what_next="add --checkpoint-every STEPS"
-            )
-        defaults = Recipe()
-        for name in ("initial_loss_scale", "loss_scale_growth_interval"):
-            if preset.dtype != "float16" and getattr(self, name) != getattr(defaults, name):
-                raise UsageError(
-                    f"gradients in {preset.dtype} do not underflow, so losses are not scaled",
-                    where=_option(name),
-                    what_next="use --dtype float16",
-                )
 
     def _check_images(self, preset: Preset) -> None:
         if preset.image is None and self.data_dir is not None:

@@ -27,7 +27,6 @@ from stepscope.reference_workloads.models.simulated_compute import TruthLog
 from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, forget_first_reductions, reduce_gradients
 from stepscope.reference_workloads.parallelism.pipeline import Executor, make_executor
 from stepscope.reference_workloads.parallelism.sharding import make_optimizer
-from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.training import Profile, profile
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,11 @@ def train_rank(
     try:
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
-        ending = _ending_group(plan)
+        # The group in which all ranks say at the end what they know; None for the default one, in which a mesh
+        # dimension that is the whole world communicates: a rank that ends early would meet its peers' next gradients
+        # there, and exchange nonsense with them instead of waiting for them.
+        is_shared = max(plan.pp, plan.dp, plan.tp) == plan.world_size > 1
+        ending = dist.new_group() if is_shared else None
         set_timeout([*mesh.get_all_groups(), ending, None], job.timeout_seconds)
         return _of_all_ranks(_train(job, mesh, ending, on_progress), ending)
     except BaseException:
@@ -72,16 +75,6 @@ def _backend(job: TrainingJob) -> str:
         return "gloo"
     # Tensors in host memory are gathered and counted there.
     return "cpu:gloo,cuda:nccl" if job.plan.cpu_offload else "nccl"
-
-
-def _ending_group(plan: ParallelPlan) -> dist.ProcessGroup | None:
-    """The group in which all ranks say at the end what they know; None for the default one.
-
-    A mesh dimension that is the whole world communicates in the default group. A rank that ends early would meet its
-    peers' next gradients there, and exchange nonsense with them instead of waiting for them.
-    """
-    is_shared = max(plan.pp, plan.dp, plan.tp) == plan.world_size > 1
-    return dist.new_group() if is_shared else None
 
 
 def _own_device(job: TrainingJob) -> torch.device:
@@ -139,7 +132,12 @@ def _train(
     site, device = parts.site, parts.site.device
     for injection in job.injections:
         injection.prepare(site)
-    reports = _reports_progress(mesh, job.plan)
+    # One rank of the last stage, where the loss is known.
+    reports = (
+        mesh.get_local_rank("pp") == job.plan.rank_with_loss
+        and mesh.get_local_rank("dp") == 0
+        and mesh.get_local_rank("tp") == 0
+    )
     losses: list[torch.Tensor | None] = []
     truth = TruthLog(site.optimizer)
     with _profile(job, mesh) as prof:
@@ -206,15 +204,6 @@ def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
     )
 
 
-def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
-    """One rank of the last stage, where the loss is known."""
-    return (
-        mesh.get_local_rank("pp") == plan.rank_with_loss
-        and mesh.get_local_rank("dp") == 0
-        and mesh.get_local_rank("tp") == 0
-    )
-
-
 def _outcome(
     job: TrainingJob,
     parts: _Parts,
@@ -227,8 +216,17 @@ def _outcome(
     step_seconds = clock.seconds()
     # Read before the losses are gathered, which takes memory too.
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (None, None)
+    # Mean over all data-parallel ranks, on every rank.
+    device = torch.device(job.device_type)
+    sums = torch.zeros(2, len(losses), dtype=torch.float64, device=device)
+    for step, loss in enumerate(losses):
+        if loss is not None:
+            sums[0, step] = loss.double()
+            sums[1, step] = 1.0
+    dist.all_reduce(sums, group=ending)
+    means: list[float] = (sums[0] / sums[1]).tolist()
     return TrainingOutcome(
-        losses=_mean_over_batch(losses, job, ending),
+        losses=means,
         step_seconds=step_seconds,
         peak_allocated_bytes=peaks[0],
         peak_reserved_bytes=peaks[1],
@@ -242,21 +240,6 @@ def _of_all_ranks(mine: TrainingOutcome, group: dist.ProcessGroup | None) -> lis
     outcomes: list[TrainingOutcome] = [mine] * dist.get_world_size()
     dist.all_gather_object(outcomes, mine, group=group)
     return outcomes
-
-
-def _mean_over_batch(
-    losses: list[torch.Tensor | None], job: TrainingJob, group: dist.ProcessGroup | None
-) -> list[float]:
-    """Mean over all data-parallel ranks, on every rank."""
-    device = torch.device(job.device_type)
-    sums = torch.zeros(2, len(losses), dtype=torch.float64, device=device)
-    for step, loss in enumerate(losses):
-        if loss is not None:
-            sums[0, step] = loss.double()
-            sums[1, step] = 1.0
-    dist.all_reduce(sums, group=group)
-    means: list[float] = (sums[0] / sums[1]).tolist()
-    return means
 
 
 class _StepClock:

@@ -117,7 +117,14 @@ def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[Ra
         DataError: not JSON, another schema, unknown categories, lists of different lengths, or times beyond 64 bits.
     """
     document = decode_document(content, kind=_TimelineDocument, schema=TIMELINE_SCHEMA, where=where)
-    codes = _known_codes(document.headings, where=where)
+    unknown = sorted(set(document.headings) - set(TimeCategory))
+    if unknown:
+        raise DataError(
+            f"has categories that this version does not know: {', '.join(unknown)}",
+            where=where,
+            what_next="analyse the run again",
+        )
+    codes = [CATEGORY_CODE[TimeCategory(name)] for name in document.headings]
     return [_decode_rank(row, codes, where=where) for row in document.ranks]
 
 
@@ -215,15 +222,3 @@ def _check_figures(value: Any, *, where: str) -> None:
             _check_figures(part, where=where)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST_FIGURE:
         raise DataError("has an impossible figure of more than forty digits", where=where, what_next="make it again")
-
-
-def _known_codes(names: list[str], *, where: str) -> list[int]:
-    """This version's code for each category of a document, whose own codes are indices into its list of names."""
-    unknown = sorted(set(names) - set(TimeCategory))
-    if unknown:
-        raise DataError(
-            f"has categories that this version does not know: {', '.join(unknown)}",
-            where=where,
-            what_next="analyse the run again",
-        )
-    return [CATEGORY_CODE[TimeCategory(name)] for name in names]

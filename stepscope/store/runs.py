@@ -117,10 +117,6 @@ class RunStore:
         """The run's timelines, one for each rank; raises as `path_of` and as the function `load_timeline`."""
         return load_timeline(self.path_of(run_id))
 
-    def load_manifest(self, run_id: str) -> layout.RunManifest:
-        """The run's manifest; raises as `path_of` and as the function `load_manifest`."""
-        return load_manifest(self.path_of(run_id))
-
     def _directories(self) -> dict[str, Path]:
         try:
             if is_run(self.root):

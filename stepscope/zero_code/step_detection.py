@@ -135,7 +135,12 @@ class LoaderWaits:
         self._asked_before = frozenset(gave)
         self._only_trains = frozenset((self._trains,))
         self._asked = {}
-        return data_wait_ns, _covered_ns(evaluations)
+        # How long one or more of these were gone through.
+        covered = end_ns = 0
+        for one in sorted(evaluations, key=lambda one: one.first_ns):
+            covered += max(0, one.last_ns - max(one.first_ns, end_ns))
+            end_ns = max(end_ns, one.last_ns)
+        return data_wait_ns, covered
 
     def _ask(self, loader: int, started_ns: int, ended_ns: int) -> _LoaderUse:
         asked = self._asked.get(loader)
@@ -148,12 +153,3 @@ class LoaderWaits:
 
 def _evaluates(asked: _LoaderUse) -> bool:
     return asked.num_batches > 0 and (asked.ran_through or not asked.learns)
-
-
-def _covered_ns(asked: list[_LoaderUse]) -> int:
-    """How long one or more of these were gone through."""
-    covered = end_ns = 0
-    for one in sorted(asked, key=lambda one: one.first_ns):
-        covered += max(0, one.last_ns - max(one.first_ns, end_ns))
-        end_ns = max(end_ns, one.last_ns)
-    return covered

@@ -90,21 +90,18 @@ class GpuValues:
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:
                 fields[f"pcie_{direction}"] = rates.get(f"pcie_{direction}_bytes_total")
-        return GpuSample(
-            self.newest_ns,
-            throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
-            vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
-            link_bytes=self._link_bytes(rates),
-            num_processes=self.num_processes,
-            **fields,
-        )
-
-    def _link_bytes(self, rates: Mapping[str, float]) -> float | None:
         now = _most(self.values, [f"nvlink_{direction}_bytes_per_second" for direction in _DIRECTIONS])
         if now is None:
             now = _most(rates, [f"nvlink_{direction}_bytes_total" for direction in _DIRECTIONS])
         both = self.values.get("nvlink_data_bytes_per_second")
-        return both / 2 if now is None and both is not None else now
+        return GpuSample(
+            self.newest_ns,
+            throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
+            vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
+            link_bytes=both / 2 if now is None and both is not None else now,
+            num_processes=self.num_processes,
+            **fields,
+        )
 
 
 def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:

@@ -105,7 +105,11 @@ class ProbeSupervisor:
             if slot.probe is not None:
                 self._receive(slot, now, now_ns)
             if slot.probe is not None and slot.is_waiting:
-                self._check_deadline(slot, now)
+                if now >= slot.progress_at + self._patience(slot):
+                    self.counts.timed_out += 1
+                    self._lose(slot, MissingReason.TIMED_OUT, _SILENT, now)
+                elif slot.is_shared and self.targets and now >= slot.progress_at + self._timing.deadline:
+                    self._is_silent(slot, _ALL_SILENT)  # a new process has longer, but earlier readings no longer hold
         for slot in self._slots():
             self._ask(slot, now)
         return min(self._next(slot, now) for slot in self._slots())
@@ -145,7 +149,8 @@ class ProbeSupervisor:
             try:
                 slot.probe = self._start()
             except OSError as error:  # no memory, process or descriptor left, or the program is being replaced
-                self._cannot_start(slot, error, now)
+                detail = f"no process can be started to ask it ({error.strerror or error})"
+                self._fails_all(slot, MissingReason.FAILED, detail, detail.replace("ask it", "ask the driver"), now)
                 return
             self.counts.started += 1
             slot.due = slot.look_due = now
@@ -286,13 +291,6 @@ class ProbeSupervisor:
 
     # failures
 
-    def _check_deadline(self, slot: ProbeSlot, now: float) -> None:
-        if now >= slot.progress_at + self._patience(slot):
-            self.counts.timed_out += 1
-            self._lose(slot, MissingReason.TIMED_OUT, _SILENT, now)
-        elif slot.is_shared and self.targets and now >= slot.progress_at + self._timing.deadline:
-            self._is_silent(slot, _ALL_SILENT)  # a new process has longer, but earlier readings no longer hold
-
     def _is_silent(self, slot: ProbeSlot, detail: str) -> None:
         """The driver answers for none of the GPUs that are read together, and it is the fault of none."""
         self.refusal = (MissingReason.TIMED_OUT, detail)
@@ -323,10 +321,6 @@ class ProbeSupervisor:
             elif was_waiting:
                 self.refusal = (reason, detail)
             self._fails(slot, now)
-
-    def _cannot_start(self, slot: ProbeSlot, error: OSError, now: float) -> None:
-        detail = f"no process can be started to ask it ({error.strerror or error})"
-        self._fails_all(slot, MissingReason.FAILED, detail, detail.replace("ask it", "ask the driver"), now)
 
     def _is_refused(self, slot: ProbeSlot, reason: MissingReason, detail: str, now: float) -> None:
         """No GPU can be asked: the process ends by itself, and a new one may find the driver repaired."""

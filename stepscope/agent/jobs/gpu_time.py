@@ -175,7 +175,9 @@ class GpuTimeCounter:
         of_device = self._devices.setdefault(device, {})
         of_device[state] = of_device.get(state, 0.0) + seconds
         of_job = self._jobs.setdefault(job, _JobTime()).seconds
-        key = _profile_of(device), state
+        # MIG profile; "unknown" of an instance without (it has several compute instances), empty of a whole GPU.
+        profile = device.profile or ("unknown" if device.instance else "")
+        key = profile, state
         of_job[key] = of_job.get(key, 0.0) + seconds
 
     def _end_jobs(self, here: set[JobKey], now: float) -> None:
@@ -186,11 +188,6 @@ class GpuTimeCounter:
         for position, (since, job) in enumerate(ended):
             if now - since >= ENDED_SECONDS or position < num_over:
                 del self._jobs[job]
-
-
-def _profile_of(device: Device) -> str:
-    """MIG profile; "unknown" of an instance without (it has several compute instances), empty of a whole GPU."""
-    return device.profile or ("unknown" if device.instance else "")
 
 
 _MIN_ACTIVITY = 0.01

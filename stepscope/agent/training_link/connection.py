@@ -231,7 +231,7 @@ class SocketFile:
             OSError: this user cannot create one there, or the folder's parent is missing.
         """
         try:
-            self.listening = self._abstract() if self.path.startswith("@") else self._in_folder()
+            self.listening = self._bound("\0" + self.path[1:]) if self.path.startswith("@") else self._in_folder()
         except BaseException:
             self._unlock()
             raise
@@ -244,9 +244,6 @@ class SocketFile:
                 os.unlink(self.path)
         self.listening.close()
         self._unlock()
-
-    def _abstract(self) -> socket.socket:
-        return self._bound("\0" + self.path[1:])
 
     def _in_folder(self) -> socket.socket:
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:  # before anything is created there

@@ -147,7 +147,12 @@ class TrainingServer:
             if until <= now:
                 del self._paused[connection]
                 if is_hung_up(connection):
-                    self._serve_last(connection)
+                    # Read some of the bytes that a process that is gone has left, not for minutes.
+                    for _ in range(_LAST_READS):
+                        if connection in self._clients:
+                            self._serve(connection, selectors.EVENT_READ)
+                    if connection in self._clients:
+                        self._end(connection, "gone", "")
                 else:
                     self._listen(connection)
         due = [*self._paused.values()]
@@ -214,14 +219,6 @@ class TrainingServer:
             self._end(connection, "gone", str(error))
         else:
             self._listen(connection)
-
-    def _serve_last(self, connection: socket.socket) -> None:
-        """Read some of the bytes that a process that is gone has left, not for minutes."""
-        for _ in range(_LAST_READS):
-            if connection in self._clients:
-                self._serve(connection, selectors.EVENT_READ)
-        if connection in self._clients:
-            self._end(connection, "gone", "")
 
     def _receive(self, connection: socket.socket, client: TrainingConnection) -> None:
         try:

@@ -32,7 +32,7 @@ from stepscope.core.documents.node import (
 )
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
-from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Missing, MissingReason, Reading
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, MissingReason, Reading
 from stepscope.core.protocol.captures import CAPTURES_PATH, read_order, report_document
 from stepscope.core.protocol.fields import FieldError
 
@@ -111,12 +111,6 @@ class _DeviceBuilder:
         if metric in SAMPLED:
             self.newest_ns = max(self.newest_ns, reading.time_ns)
 
-    def add_missing(self, missing: Missing) -> None:
-        if missing.metric:
-            self.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
-        elif self.up is None:
-            self.up = False, missing.reason.value
-
     def finished(self, now_ns: int) -> NodeDevice:
         is_up, reason = self.up or (None, "")
         known = self.values.keys() | self.by_label.keys()
@@ -165,7 +159,10 @@ def _add_source(found: dict[Device, _DeviceBuilder], collection: Collection, fir
             into.add(reading)
     for missing in collection.missing:
         if (into := builder(missing.labels)) is not None:
-            into.add_missing(missing)
+            if missing.metric:
+                into.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
+            elif into.up is None:
+                into.up = False, missing.reason.value
 
 
 def _order(device: Device) -> tuple[int, str, str]:

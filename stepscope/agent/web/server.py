@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
-from stepscope.agent.web.web_config import TlsConfig, WebConfig, WebConfigReloader
+from stepscope.agent.web.web_config import WebConfig, WebConfigReloader
 from stepscope.core.errors import UsageError
 
 
@@ -212,23 +212,6 @@ _PLAIN = (
 )
 
 
-def perform_handshake(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
-    """TLS handshake of a new connection to the HTTP server.
-
-    Raises:
-        OSError: it fails, or the client is not allowed.
-    """
-    try:
-        connection.do_handshake()
-    except ssl.SSLError as error:
-        if error.reason == "HTTP_REQUEST":
-            socket.socket.send(connection, _PLAIN)  # unencrypted, as the request
-        raise
-    allowed = tls.client_allowed_sans if tls else ()
-    if allowed and not _names(connection) & set(allowed):
-        raise ssl.SSLError("the client's certificate has none of the allowed names")
-
-
 def _names(connection: ssl.SSLSocket) -> set[str]:
     certificate: Mapping[str, Any] = connection.getpeercert() or {}
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
@@ -309,7 +292,16 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         if isinstance(self.connection, ssl.SSLSocket):
-            perform_handshake(self.connection, self.server.reloader.config().tls)
+            tls = self.server.reloader.config().tls
+            try:
+                self.connection.do_handshake()
+            except ssl.SSLError as error:
+                if error.reason == "HTTP_REQUEST":
+                    socket.socket.send(self.connection, _PLAIN)  # unencrypted, as the request
+                raise
+            allowed = tls.client_allowed_sans if tls else ()
+            if allowed and not _names(self.connection) & set(allowed):
+                raise ssl.SSLError("the client's certificate has none of the allowed names")
 
     def _answer(self) -> None:
         """Reply to the request, also when its handler fails."""

@@ -222,6 +222,10 @@ def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
     )
     if min_version > max_version:
         raise UsageError("min_version is newer than max_version", where=where)
+    names = _text_list_field(content, "cipher_suites", where)
+    for name in names:
+        if name not in _CIPHERS and name not in _TLS13_CIPHERS:
+            raise unknown_name("cipher suite", name, _CIPHERS, where=f"{where}.cipher_suites")
     return TlsConfig(
         file.parent / cert,
         file.parent / key,
@@ -230,7 +234,7 @@ def tls_config_of(content: dict[str, Any], file: Path) -> TlsConfig:
         sans,
         min_version,
         max_version,
-        _ciphers(_text_list_field(content, "cipher_suites", where), where),
+        tuple(_CIPHERS[name] for name in names if name in _CIPHERS),
     )
 
 
@@ -247,13 +251,6 @@ def _version(content: dict[str, Any], name: str, where: str, default: str) -> ss
     if version not in _VERSIONS:
         raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {version}", where=f"{where}.{name}")
     return _VERSIONS[version]
-
-
-def _ciphers(names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    for name in names:
-        if name not in _CIPHERS and name not in _TLS13_CIPHERS:
-            raise unknown_name("cipher suite", name, _CIPHERS, where=f"{where}.cipher_suites")
-    return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
 
 def _mapping_field(value: Any, where: str) -> dict[str, Any]:
@@ -343,7 +340,10 @@ class WebConfigReloader:
     def _reload(self, file: Path) -> None:
         try:
             loaded = _load(file)
-            _refuse_opening(loaded, self._loaded, file)
+            if (loaded.context is None) != (self._loaded.context is None):
+                raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
+            if loaded.config.missing_protection and not self._loaded.config.missing_protection:
+                raise UsageError("would let everybody in, which needs a restart", where=str(file))
         except UsageError as error:
             self._next_try = time.monotonic() + _RETRY_SECONDS
             if str(error) != self._last_error:
@@ -351,13 +351,6 @@ class WebConfigReloader:
                 _log.error("%s; the configuration read before stays in use", error)
             return
         self._loaded, self._last_error = loaded, ""
-
-
-def _refuse_opening(after: _Loaded, before: _Loaded, file: Path) -> None:
-    if (after.context is None) != (before.context is None):
-        raise UsageError("TLS can be turned on or off only by a restart", where=str(file))
-    if after.config.missing_protection and not before.config.missing_protection:
-        raise UsageError("would let everybody in, which needs a restart", where=str(file))
 
 
 def _load(file: Path) -> _Loaded:

@@ -11,15 +11,8 @@ from rich.text import Text
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Ledger
 from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.text import wording
 from stepscope.core.text.numbers import counted, listed, short_kernel_name, significant
-from stepscope.core.text.wording import (
-    SHOWN_FROM,
-    category_phrase,
-    cause_phrase,
-    headline,
-    quality_lines,
-    verdict_lines,
-)
 from stepscope.core.vocabulary import HEALTHY_CAUSES, TimeCategory
 
 MAX_RANKS = 16
@@ -29,12 +22,21 @@ def print_analysis(analysis: Analysis) -> None:
     """Print an analysis to the terminal."""
     console = report_console()
     console.print("trace quality")
-    for name, line in quality_lines(analysis.trace_quality).items():
+    for name, line in wording.quality_lines(analysis.trace_quality).items():
         console.print(f"  {name:<6}  {line}")
-    console.print(headline(analysis.job))
+    console.print(wording.headline(analysis.job))
     console.print()
     _print_verdict(console, analysis)
-    console.print(_root_cause_table(analysis))
+    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
+    table = report_table(*columns, title="Why the time went there")
+    for row in analysis.root_causes:
+        if row.fraction < wording.SHOWN_FROM:
+            continue
+        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
+        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
+        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
+        table.add_row(wording.cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+    console.print(table)
     console.print(_ledger_table(analysis))
     print_kernels(console, analysis)
     if analysis.pipeline is not None:
@@ -49,28 +51,15 @@ def print_analysis(analysis: Analysis) -> None:
 
 def _print_verdict(console: Console, analysis: Analysis) -> None:
     style = "bold green" if analysis.verdict.cause in HEALTHY_CAUSES else "bold yellow"
-    first, *rest = verdict_lines(analysis.verdict)
+    first, *rest = wording.verdict_lines(analysis.verdict)
     console.print(Text(first, style=style))
     for line in rest:
         console.print(line)
 
 
-def _root_cause_table(analysis: Analysis) -> Table:
-    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
-    table = report_table(*columns, title="Why the time went there")
-    for row in analysis.root_causes:
-        if row.fraction < SHOWN_FROM:
-            continue
-        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
-        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
-        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
-        table.add_row(cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
-    return table
-
-
 def _ledger_table(analysis: Analysis) -> Table:
-    shown = [c for c in TimeCategory if any(rank.ledger.get(c, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
-    columns = [f">{category_phrase(category)}" for category in shown]
+    shown = [c for c in TimeCategory if any(rank.ledger.get(c, 0.0) >= wording.SHOWN_FROM for rank in analysis.ranks)]
+    columns = [f">{wording.category_phrase(category)}" for category in shown]
     table = report_table("rank", *columns, title="Where the time went, share of the window")
     for rank in analysis.ranks[:MAX_RANKS]:
         table.add_row(str(rank.rank), *_share_cells(rank.ledger, shown))
@@ -82,7 +71,7 @@ def _ledger_table(analysis: Analysis) -> Table:
 
 def _share_cells(ledger: Ledger, shown: list[TimeCategory]) -> list[str]:
     shares = [ledger.get(category, 0.0) for category in shown]  # an analysis of another version may lack some
-    return [f"{share:.1%}" if share >= SHOWN_FROM else "" for share in shares]
+    return [f"{share:.1%}" if share >= wording.SHOWN_FROM else "" for share in shares]
 
 
 MAX_KERNELS = 6
@@ -120,7 +109,7 @@ def _kernel_cells(kernel: KernelTime, windows: float) -> tuple[str, ...]:
         "" if kernel.mean_us is None else f"{kernel.mean_us:,.1f}",
         _percent(kernel.roof_share),
         occupancy,
-        category_phrase(kernel.limit),
+        wording.category_phrase(kernel.limit),
         ", ".join(code.replace("_", " ") for code in kernel.findings),
     )
 
@@ -153,9 +142,9 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(f"  {name}: {figures} ({_change_word(difference) or 'no change seen'})")
     for memory in comparison.memory:
         console.print(f"  {_short_name(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_difference_table("root cause", causes, "ranks in b"))
-    categories = [(category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
     console.print(_difference_table("ledger heading", categories, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]

@@ -93,7 +93,7 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         node.host,
         " ".join(filter(None, (device.device.name, device.device.profile))),
         _job(device),
-        _class(device),
+        UNKNOWN if device.spent is None else cause_phrase(device.spent.cause),
         _percent(values.get("utilization_ratio")),
         _percent(values.get("tensor_active_ratio")),
         _percent(values.get("dram_active_ratio")),
@@ -111,10 +111,6 @@ def _job(device: NodeDevice) -> str:
     further = f" +{len(device.jobs) - 2}" if len(device.jobs) > 2 else ""
     state = device.marked("use_state").replace("_", " ")
     return ", ".join(names) + further or ("" if state in ("busy", "unknown") else state)
-
-
-def _class(device: NodeDevice) -> str:
-    return UNKNOWN if device.spent is None else cause_phrase(device.spent.cause)
 
 
 def _throttled(reasons: dict[str, float]) -> str:

@@ -21,16 +21,31 @@ _FLOPS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6}
 def print_plan(document: dict[str, Any]) -> None:
     """Print a workload's estimate to the terminal."""
     console = report_console()
-    console.print(_headline(document))
+    plan, assumed = document["plan"], document["assumed"]
+    num_parameters = _scaled(document["num_parameters"], _COUNTS)
+    layout = f"tp {plan['tp']} x pp {plan['pp']} x dp {plan['dp']}"
+    console.print(
+        f"{document['workload']} {document['preset']}: {num_parameters} parameters, {layout} = {plan['world_size']} x"
+        f" {assumed['gpu']}, zero {plan['zero']}, {counted(plan['micro_batches'], 'micro-batch')}"
+    )
     console.print(_memory_table(document))
     outside = document["outside_allocator_bytes"] / _GIB
     console.print(f"Outside torch's allocator about {outside:.1f} GiB a rank: CUDA context and NCCL (assumed).")
-    _print_flops(console, document)
+    flops = document["flops"]
+    console.print(
+        f"A step is {_scaled(flops['model'], _FLOPS)} (executed {_scaled(flops['executed'], _FLOPS)}) for"
+        f" {document['tokens_per_step']:,} tokens: {_scaled(flops['model_per_rank'], _FLOPS)} a rank."
+    )
     if document["communication"]:
         console.print(_communication_table(document))
     _print_step(console, document)
     if document["cost"]:
-        _print_cost(console, document["cost"])
+        cost = document["cost"]
+        money = "" if cost["money"] is None else f", {cost['money']:,.0f} at that price"
+        console.print(
+            f"{cost['num_tokens']:.3g} tokens: {cost['flops'] / 1e21:,.3g} ZFLOP by 6ND,"
+            f" {cost['gpu_hours']:,.0f} GPU-hours ({cost['days']:,.1f} days on this job's GPUs){money}."
+        )
     for warning in document["warnings"]:
         console.print(f"{warning['message'][0].upper()}{warning['message'][1:]}.")
 
@@ -61,16 +76,6 @@ def _scaled(value: float, units: dict[str, float]) -> str:
     return f"{value / size:,.{3 if value < 10 * size else 1}f} {unit}"
 
 
-def _headline(document: dict[str, Any]) -> str:
-    plan, assumed = document["plan"], document["assumed"]
-    num_parameters = _scaled(document["num_parameters"], _COUNTS)
-    layout = f"tp {plan['tp']} x pp {plan['pp']} x dp {plan['dp']}"
-    return (
-        f"{document['workload']} {document['preset']}: {num_parameters} parameters, {layout} = {plan['world_size']} x"
-        f" {assumed['gpu']}, zero {plan['zero']}, {counted(plan['micro_batches'], 'micro-batch')}"
-    )
-
-
 def _memory_table(document: dict[str, Any]) -> Table:
     """Memory at its peak in GiB, of small models in MiB; categories that no rank has are left out."""
     ranks = document["memory"]
@@ -83,14 +88,6 @@ def _memory_table(document: dict[str, Any]) -> Table:
         cells = [f"{rank['at_peak'][name] / size:.2f}" for name in shown]
         table.add_row(str(rank["pp_rank"]), *cells, f"{rank['peak_bytes'] / size:.2f}", rank["moment"])
     return table
-
-
-def _print_flops(console: Console, document: dict[str, Any]) -> None:
-    flops = document["flops"]
-    console.print(
-        f"A step is {_scaled(flops['model'], _FLOPS)} (executed {_scaled(flops['executed'], _FLOPS)}) for"
-        f" {document['tokens_per_step']:,} tokens: {_scaled(flops['model_per_rank'], _FLOPS)} a rank."
-    )
 
 
 def _communication_table(document: dict[str, Any]) -> Table:
@@ -135,14 +132,6 @@ def _print_step(console: Console, document: dict[str, Any]) -> None:
     console.print(
         f"{document['tokens_per_second']:,.0f} tokens/s, MFU {document['mfu']:.1%}; assumed that a GPU computes at"
         f" {assumed['efficiency']:.0%} of its {assumed['peak_tflops']:,.0f} TFLOP/s ({assumed['dtype']}, dense)."
-    )
-
-
-def _print_cost(console: Console, cost: dict[str, Any]) -> None:
-    money = "" if cost["money"] is None else f", {cost['money']:,.0f} at that price"
-    console.print(
-        f"{cost['num_tokens']:.3g} tokens: {cost['flops'] / 1e21:,.3g} ZFLOP by 6ND, {cost['gpu_hours']:,.0f} GPU-hours"
-        f" ({cost['days']:,.1f} days on this job's GPUs){money}."
     )
 
 

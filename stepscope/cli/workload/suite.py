@@ -102,10 +102,15 @@ def _run_suite(cases: list[Any], out: Path, options: dict[str, Any], *, as_json:
         if case.name in chosen or case.run.name in results
     ]
     devices = [result.device for result in results.values() if result.device is not None]
+    words = ["stepscope", "workload", "suite", "--preset", options["preset"]]
+    if options["cases"]:
+        words += ["--cases", options["cases"]]
+    if options["device"] != "auto":
+        words += ["--device", options["device"]]
     report = suite_report.make_suite_report(
         scores,
         preset=options["preset"],
-        command=_command_line(options),
+        command=shlex.join([*words, "-o", "DIR"]),
         device=devices[0] if devices else None,
         is_complete=runs.is_complete,
     )
@@ -149,12 +154,3 @@ def _print_cases(cases: list[Any], preset: str, *, as_json: bool) -> None:
         return
     for case in cases:
         click.echo(f"{case.name}  (control: {case.control.name})")
-
-
-def _command_line(options: dict[str, Any]) -> str:
-    words = ["stepscope", "workload", "suite", "--preset", options["preset"]]
-    if options["cases"]:
-        words += ["--cases", options["cases"]]
-    if options["device"] != "auto":
-        words += ["--device", options["device"]]
-    return shlex.join([*words, "-o", "DIR"])

@@ -78,7 +78,12 @@ def dcgm_page_collection(
         on_page.get(entity, set()).add(metric)
     of_any_gpu = set().union(*on_page.values())
     for gpu in content.gpus:
-        _add_facts(into, content, gpu, has_mig_mode=(gpu, GPU + "mig_enabled") in added)
+        has_mig_mode = (gpu, GPU + "mig_enabled") in added
+        facts = dict.fromkeys((*FACT_LABELS.values(), "architecture", "minor_number"), "") | content.facts[gpu]
+        into.add_labelled(GPU + "info", 1.0, with_labels(gpu.labels, **facts))
+        into.add_labelled(GPU + "up", 1.0, gpu.labels)
+        if gpu in content.split and not has_mig_mode:
+            into.add_labelled(GPU + "mig_enabled", 1.0, gpu.labels)
         _derive_total(into, gpu, added)
         _add_missing(into, gpu, on_page[gpu], of_any_gpu, is_split=gpu in content.split)
     for entity, shown in workloads.items():
@@ -129,14 +134,6 @@ def _checked_value(into: ReadingsBuilder, metric: str, labels: Labels, merged: M
     if metric in _NO_SENSOR_IF_ZERO and value == 0.0:
         return NoValue(MissingReason.NOT_SUPPORTED, "0 °C: the board has no such sensor")
     return into.checked(metric, value, labels, source="the page says", raw=value)
-
-
-def _add_facts(into: ReadingsBuilder, content: PageValues, gpu: DcgmEntity, *, has_mig_mode: bool) -> None:
-    facts = dict.fromkeys((*FACT_LABELS.values(), "architecture", "minor_number"), "") | content.facts[gpu]
-    into.add_labelled(GPU + "info", 1.0, with_labels(gpu.labels, **facts))
-    into.add_labelled(GPU + "up", 1.0, gpu.labels)
-    if gpu in content.split and not has_mig_mode:
-        into.add_labelled(GPU + "mig_enabled", 1.0, gpu.labels)
 
 
 def _derive_total(into: ReadingsBuilder, gpu: DcgmEntity, added: Mapping[tuple[DcgmEntity, str], float]) -> None:

@@ -58,7 +58,11 @@ def read_networks(files: Files, into: ReadingsBuilder) -> None:
         for name in real or list(interfaces):
             for column, metric in _NET_DEV_COLUMNS.items():
                 into.add(metric, interfaces[name][column], device=name)
-            _read_link(files, into, name)
+            folder = f"sys/class/net/{name}"
+            into.add(HOST + "network_up", files.parse(f"{folder}/operstate", _parse_operstate), device=name)
+            speed = files.parse(f"{folder}/speed", _parse_speed)
+            into.add(HOST + "network_speed_bytes_per_second", speed, device=name)
+            into.add(HOST + "network_carrier_changes_total", files.number(f"{folder}/carrier_changes"), device=name)
     text = _read_net(files, "snmp")
     if isinstance(text, NoValue):
         into.miss(_TCP_METRICS.values(), text)
@@ -76,14 +80,6 @@ def _read_net(files: Files, name: str) -> str | NoValue:
         if not isinstance(text, NoValue):
             return text
     return files.read(f"proc/net/{name}")
-
-
-def _read_link(files: Files, into: ReadingsBuilder, name: str) -> None:
-    folder = f"sys/class/net/{name}"
-    into.add(HOST + "network_up", files.parse(f"{folder}/operstate", _parse_operstate), device=name)
-    speed = files.parse(f"{folder}/speed", _parse_speed)
-    into.add(HOST + "network_speed_bytes_per_second", speed, device=name)
-    into.add(HOST + "network_carrier_changes_total", files.number(f"{folder}/carrier_changes"), device=name)
 
 
 def _parse_operstate(text: str) -> int | NoValue:
@@ -172,32 +168,28 @@ def read_infiniband(files: Files, into: ReadingsBuilder) -> None:
             into.add(IB + "up", ports, device=device)
             continue
         for port in ports:
-            _read_port_state(files, into, device, port)
+            folder = f"{_IB_ROOT}/{device}/ports/{port}"
+            texts = {name: files.read(f"{folder}/{name}") for name in ("state", "phys_state", "link_layer", "rate")}
+            known = {name: "" if isinstance(text, NoValue) else text.strip() for name, text in texts.items()}
+            state, rate = texts["state"], texts["rate"]
+            is_up = state if isinstance(state, NoValue) else int(parse_port_state(state)[0] == _ACTIVE)
+            into.add(IB + "up", is_up, device=device, port=port)
+            into.add(
+                IB + "info",
+                1,
+                device=device,
+                port=port,
+                state=parse_port_state(known["state"])[1],
+                physical_state=parse_port_state(known["phys_state"])[1],
+                link_layer=known["link_layer"].lower(),
+                rate=known["rate"],
+            )
+            speed = rate if isinstance(rate, NoValue) else parse_port_rate(rate)
+            if speed is None:
+                speed = NoValue(MissingReason.UNREADABLE, f"/{folder}/rate: {known['rate']!r} is not a rate")
+            into.add(IB + "speed_bytes_per_second", speed, device=device, port=port)
             _read_port_counters(files, into, device, port)
             _read_hardware_counters(files, into, device, port)
-
-
-def _read_port_state(files: Files, into: ReadingsBuilder, device: str, port: str) -> None:
-    folder = f"{_IB_ROOT}/{device}/ports/{port}"
-    texts = {name: files.read(f"{folder}/{name}") for name in ("state", "phys_state", "link_layer", "rate")}
-    known = {name: "" if isinstance(text, NoValue) else text.strip() for name, text in texts.items()}
-    state, rate = texts["state"], texts["rate"]
-    is_up = state if isinstance(state, NoValue) else int(parse_port_state(state)[0] == _ACTIVE)
-    into.add(IB + "up", is_up, device=device, port=port)
-    into.add(
-        IB + "info",
-        1,
-        device=device,
-        port=port,
-        state=parse_port_state(known["state"])[1],
-        physical_state=parse_port_state(known["phys_state"])[1],
-        link_layer=known["link_layer"].lower(),
-        rate=known["rate"],
-    )
-    speed = rate if isinstance(rate, NoValue) else parse_port_rate(rate)
-    if speed is None:
-        speed = NoValue(MissingReason.UNREADABLE, f"/{folder}/rate: {known['rate']!r} is not a rate")
-    into.add(IB + "speed_bytes_per_second", speed, device=device, port=port)
 
 
 def _read_port_counters(files: Files, into: ReadingsBuilder, device: str, port: str) -> None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from stepscope.collectors.host.cgroups import parse_membership
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.host.processes import ProcessStat, parse_fields, parse_process_stat
+from stepscope.collectors.host.processes import parse_fields, parse_process_stat
 from stepscope.collectors.readings_builder import NoValue
 
 _ENVIRONMENT_VARIABLES = (
@@ -79,24 +79,21 @@ class Processes:
             return None
         known = self._read.get(pid) or self._known.get(pid)
         if known is None or known.start != stat.start_ticks or known.command != stat.command:
-            known = self._read_anew(pid, stat)
+            status, cgroup = self._files.read(f"proc/{pid}/status"), self._files.read(f"proc/{pid}/cgroup")
+            uids = [] if isinstance(status, NoValue) else parse_fields(status).get("Uid", "").split()
+            known = Process(
+                pid,
+                stat.start_ticks,
+                stat.parent,
+                stat.group,
+                stat.command,
+                self._words(f"proc/{pid}/cmdline"),
+                int(uids[0]) if uids and uids[0].isdecimal() else None,
+                () if isinstance(cgroup, NoValue) else tuple(dict.fromkeys(parse_membership(cgroup).values())),
+                self._variables(pid),
+            )
         self._read[pid] = known
         return known
-
-    def _read_anew(self, pid: int, stat: ProcessStat) -> Process:
-        status, cgroup = self._files.read(f"proc/{pid}/status"), self._files.read(f"proc/{pid}/cgroup")
-        uids = [] if isinstance(status, NoValue) else parse_fields(status).get("Uid", "").split()
-        return Process(
-            pid,
-            stat.start_ticks,
-            stat.parent,
-            stat.group,
-            stat.command,
-            self._words(f"proc/{pid}/cmdline"),
-            int(uids[0]) if uids and uids[0].isdecimal() else None,
-            () if isinstance(cgroup, NoValue) else tuple(dict.fromkeys(parse_membership(cgroup).values())),
-            self._variables(pid),
-        )
 
     def _words(self, path: str) -> tuple[str, ...]:
         text = self._files.read(path)

@@ -76,7 +76,7 @@ def decode_kineto_datagram(datagram: bytes) -> KinetoPoll | KinetoRegistration:
     """The message in a datagram of libkineto.
 
     Raises:
-        WireError: it is not one of libkineto's.
+        KinetoDatagramError: it is not one of libkineto's.
     """
     if len(datagram) < _HEADER.size:
         raise KinetoDatagramError(f"{len(datagram)} bytes, a header has {_HEADER.size}")
@@ -86,7 +86,12 @@ def decode_kineto_datagram(datagram: bytes) -> KinetoPoll | KinetoRegistration:
         raise KinetoDatagramError(f"a payload of {len(payload)} bytes where the header says {size}")
     kind = kind.partition(b"\0")[0]
     if kind == _POLL_TYPE:
-        return _decode_poll(payload)
+        if len(payload) < _POLL.size:
+            raise KinetoDatagramError(f"a poll of {len(payload)} bytes")
+        kinds, num_pids, job_id = _POLL.unpack_from(payload)
+        if not 1 <= num_pids <= _MAX_PIDS or len(payload) != _POLL.size + 4 * num_pids:
+            raise KinetoDatagramError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
+        return KinetoPoll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))
     if kind == _REGISTRATION_TYPE and len(payload) == _REGISTRATION.size:
         return KinetoRegistration(*_REGISTRATION.unpack(payload))
     raise KinetoDatagramError(f"{len(payload)} bytes of type {kind!r}")
@@ -101,15 +106,6 @@ def encode_kineto_request(text: str) -> bytes:
 def encode_kineto_count(num_processes: int) -> bytes:
     """The reply to a registration of libkineto."""
     return _HEADER.pack(_COUNT.size, _REGISTRATION_TYPE) + _COUNT.pack(num_processes)
-
-
-def _decode_poll(payload: bytes) -> KinetoPoll:
-    if len(payload) < _POLL.size:
-        raise KinetoDatagramError(f"a poll of {len(payload)} bytes")
-    kinds, num_pids, job_id = _POLL.unpack_from(payload)
-    if not 1 <= num_pids <= _MAX_PIDS or len(payload) != _POLL.size + 4 * num_pids:
-        raise KinetoDatagramError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
-    return KinetoPoll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))
 
 
 _TRACE_PATH = re.compile(r"/[A-Za-z0-9_+@%,:./-]+\.json")

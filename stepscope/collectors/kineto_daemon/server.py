@@ -187,7 +187,11 @@ def _bound_socket(address: Address) -> socket.socket:
         ours.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         ours.settimeout(_WAIT_SECONDS)
         if isinstance(address, str):
-            _make_folder(os.path.dirname(address))
+            # Create the folder if missing: each process, of any user, creates a socket of its own in it.
+            folder = os.path.dirname(address)
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+                os.chmod(folder, 0o1777)
             _remove_dead(address)
         ours.bind(address)
         if isinstance(address, str):
@@ -205,13 +209,6 @@ def _bound_socket(address: Address) -> socket.socket:
             f"no socket there ({error.strerror or error})", where=where, what_next="choose another folder"
         ) from None
     return ours
-
-
-def _make_folder(folder: str) -> None:
-    """Create the folder if missing: each process, of any user, creates a socket of its own in it."""
-    with suppress(FileExistsError):
-        os.mkdir(folder)
-        os.chmod(folder, 0o1777)
 
 
 def _let_all_write(path: str) -> None:

@@ -238,18 +238,6 @@ def compress_kineto_trace(
     return CompressedTrace(partial, size, reader.summary())
 
 
-def move_trace_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) -> Path:
-    """Move a compressed trace of libkineto to its name in the run.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
-    path = run / trace_path(capture, rank)
-    with _errors_with_path(path):
-        partial.path.replace(path)
-    return path
-
-
 @contextmanager
 def _errors_with_path(where: Path | str) -> Iterator[None]:
     """Add the path to errors of `write` and `fsync`, and what helps on a full disk."""
@@ -344,7 +332,11 @@ class CaptureFiles:
         for key, rank in ranks.items():
             run, partial = self.targets[key].run_directory, self._partials[key]
             try:
-                kept[key] = (move_trace_into_run(partial, run, self._folders[run], rank), partial.num_bytes)
+                capture = self._folders[run]
+                path = run / trace_path(capture, rank)
+                with _errors_with_path(path):
+                    partial.path.replace(path)
+                kept[key] = (path, partial.num_bytes)
                 del self._partials[key]
             except OSError as error:
                 kept[key] = error_line(error)

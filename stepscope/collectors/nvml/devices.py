@@ -274,7 +274,15 @@ class GpmSampler:
             if not self._sample():
                 into.miss(_METRIC_NAMES, _NEEDS_TWO_SAMPLES)
                 return
-            request = self._filled_request()
+            # The request (19 KB), allocated once.
+            if self._request is None:
+                self._request = self._nvml.c_nvmlGpmMetricsGet_t()
+                self._request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+                for slot, (number, _, _) in zip(self._request.metrics, self._wanted, strict=False):
+                    slot.metricId = number
+                self._request.numMetrics = len(self._wanted)
+            self._request.sample1, self._request.sample2 = self._samples
+            request = self._request
             self._nvml.nvmlGpmMetricsGet(request)
         except Exception as error:
             into.miss(_METRIC_NAMES, binding.nvml_reason_of_error(self._nvml, error))
@@ -298,17 +306,6 @@ class GpmSampler:
             self._nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, newest)
         self._taken.append(now)
         return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _MIN_INTERVAL_SECONDS
-
-    def _filled_request(self) -> Any:
-        """The request (19 KB), allocated once."""
-        if self._request is None:
-            self._request = self._nvml.c_nvmlGpmMetricsGet_t()
-            self._request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
-            for slot, (number, _, _) in zip(self._request.metrics, self._wanted, strict=False):
-                slot.metricId = number
-            self._request.numMetrics = len(self._wanted)
-        self._request.sample1, self._request.sample2 = self._samples
-        return self._request
 
     def _add_metrics(self, request: Any, into: binding.GpuReadings) -> None:
         dropped = []

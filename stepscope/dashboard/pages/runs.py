@@ -9,7 +9,6 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
@@ -165,10 +164,6 @@ def make_run_page(store: RunStore, run_id: str) -> Component:
         return not_analysed(run_id, summary.path)
     except DataError as error:
         return unreadable(run_id, str(error), path=summary.path)
-    return _panels_of(summary, analysis)
-
-
-def _panels_of(summary: RunSummary, analysis: Analysis) -> Component:
     head = to_dash(page_head(summary.id, analysis.job, started_ns=summary.started_ns))
     problem = []
     if summary.problem:

@@ -9,17 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analyzer.compare import statistics
 from stepscope.analyzer.compare.comparison import RUN_SPREAD
 from stepscope.analyzer.compare.gates import GateCondition, judge_gate, parse_gate_conditions
 from stepscope.analyzer.compare.parts import ComparisonBasis
-from stepscope.analyzer.compare.statistics import (
-    MIN_EFFECT,
-    Average,
-    Effect,
-    estimate_difference,
-    judge_difference,
-    summarise_steps,
-)
 from stepscope.core.documents.comparison import Change, GateOutcome
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads.bench import result as bench_result
@@ -131,15 +124,17 @@ def _row(
     scale: bench_result.BenchScale, earlier: bench_result.BenchScale, conditions: Sequence[GateCondition]
 ) -> bench_result.BaselineRow:
     found, mean = _estimate(earlier, scale, np.median), _estimate(earlier, scale, np.mean)
-    difference = judge_difference(found, smallest=MIN_EFFECT * found.a)
+    difference = statistics.judge_difference(found, smallest=statistics.MIN_EFFECT * found.a)
     ground = ComparisonBasis(found.a, difference.state is not Change.NOT_SEEN, RUN_SPREAD)
     gates = [judge_gate(condition, ((), ()), ground, found, mean) for condition in conditions]
     return bench_result.BaselineRow(scale.dp, difference, gates)
 
 
-def _estimate(earlier: bench_result.BenchScale, scale: bench_result.BenchScale, average: Average) -> Effect:
-    a, b = ([summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
-    return estimate_difference(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
+def _estimate(
+    earlier: bench_result.BenchScale, scale: bench_result.BenchScale, average: statistics.Average
+) -> statistics.Effect:
+    a, b = ([statistics.summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
+    return statistics.estimate_difference(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
 
 
 def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[bench_result.BenchWarning]:

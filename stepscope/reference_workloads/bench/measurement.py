@@ -205,7 +205,10 @@ def summarise_bench(
     runs = {dp: [_bench_run(request, result) for result in results[dp]] for dp in results}
     smallest = min(runs)
     points = {dp: bench_result.scale_point(dp, [run.step_ms for run in runs[dp]]) for dp in runs}
-    peak = _peak_flops(environment, request.preset)
+    # Of one GPU, when all are of one known kind.
+    names = {gpu["name"] for gpu in environment["gpus"]}
+    model = find_gpu(names.pop()) if len(names) == 1 else None
+    peak = model.peak_flops(request.preset.dtype) if model else None
     scales = [_scale(request, runs[dp], points[dp], points[smallest], peak=peak) for dp in sorted(runs)]
     device = results[smallest][0].device_type
     unfit = _unfit(request, len(scales))
@@ -286,13 +289,6 @@ def _model_flops(preset: Preset, recipe: Recipe) -> float:
     from stepscope.reference_workloads.models.resnet import training_flops
 
     return preset.batch_size * training_flops(preset)
-
-
-def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:
-    """Of one GPU, when all are of one known kind."""
-    names = {gpu["name"] for gpu in environment["gpus"]}
-    model = find_gpu(names.pop()) if len(names) == 1 else None
-    return model.peak_flops(preset.dtype) if model else None
 
 
 def _unfit(request: BenchRequest, num_scales: int) -> list[bench_result.BenchWarning]:

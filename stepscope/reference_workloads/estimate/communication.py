@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.core.hardware.gpu_catalogue import (
-    GpuModel,
-    Link,
-    bus_factor,
-    expected_seconds,
-    network_link,
-    scale_up_link,
-)
+from stepscope.core.hardware import gpu_catalogue
 from stepscope.reference_workloads.estimate import flops as model_flops
 from stepscope.reference_workloads.plan import ParallelPlan, Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -51,25 +44,33 @@ class Fabric:
         network_bytes_per_second: of each GPU in one direction.
     """
 
-    gpu: GpuModel
+    gpu: gpu_catalogue.GpuModel
     gpus_per_node: int
     network_bytes_per_second: float
 
-    def link(self, dimension: str, plan: ParallelPlan) -> Link:
+    def link(self, dimension: str, plan: ParallelPlan) -> gpu_catalogue.Link:
         """The link of a dimension; ranks count tp fastest, then dp, then pp."""
         reach = {"tp": plan.tp, "dp": plan.tp * plan.dp, "pp": plan.world_size}[dimension]
         size = {"tp": plan.tp, "dp": plan.dp, "pp": plan.pp}[dimension]
         if reach > self.gpus_per_node:
-            return network_link(self.network_bytes_per_second)
-        return scale_up_link(self.gpu, self.gpu.name, size)
+            return gpu_catalogue.network_link(self.network_bytes_per_second)
+        return gpu_catalogue.scale_up_link(self.gpu, self.gpu.name, size)
 
 
 def exchanges(
     plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, *, pp_rank: int
 ) -> tuple[Exchange, ...]:
     """Estimate all collectives and sends of one pipeline rank's ranks in a step."""
-    found = _tensor_parallel(plan, preset, recipe, pp_rank) + _pipeline(plan, preset, pp_rank)
-    found += _data_parallel(plan, preset, recipe, pp_rank)
+    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
+    size = _hidden_bytes(plan, preset)
+    forward, backward = micro_batch_all_reduces(plan, recipe, layers)
+    micro_batches = plan.num_micro_batches
+    found = [
+        ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
+        ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
+        *_pipeline(plan, preset, pp_rank),
+        *_data_parallel(plan, preset, recipe, pp_rank),
+    ]
     return tuple(_exchange(plan, fabric, *each) for each in found if each[3])
 
 
@@ -82,7 +83,7 @@ def _exchange(
 ) -> Exchange:
     ranks = {"tp": plan.tp, "dp": plan.dp, "pp": plan.pp}[dimension]
     link = fabric.link(dimension, plan)
-    sent = size * bus_factor(kind, ranks)
+    sent = size * gpu_catalogue.bus_factor(kind, ranks)
     return Exchange(
         dimension,
         kind,
@@ -90,7 +91,7 @@ def _exchange(
         count,
         size,
         count * sent,
-        count * expected_seconds(link, kind, ranks, round(size)),
+        count * gpu_catalogue.expected_seconds(link, kind, ranks, round(size)),
         link.kind.value,
     )
 
@@ -120,18 +121,9 @@ def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) 
     """Estimate the time of one tensor-parallel all-reduce of a micro-batch."""
     if plan.tp == 1:
         return 0.0
-    return expected_seconds(fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset)))
-
-
-def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
-    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
-    size = _hidden_bytes(plan, preset)
-    forward, backward = micro_batch_all_reduces(plan, recipe, layers)
-    micro_batches = plan.num_micro_batches
-    return [
-        ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
-        ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
-    ]
+    return gpu_catalogue.expected_seconds(
+        fabric.link("tp", plan), "all_reduce", plan.tp, round(_hidden_bytes(plan, preset))
+    )
 
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:

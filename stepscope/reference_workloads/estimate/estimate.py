@@ -104,11 +104,6 @@ class Estimate:
         """Of the whole job."""
         return self.tokens_per_step / self.step.total
 
-    @property
-    def most_bytes(self) -> int:
-        """Memory of the fullest rank, including what is outside torch's allocator."""
-        return max(rank.peak_bytes for rank in self.memory) + self.outside_allocator_bytes
-
 
 def known_gpu(name: str) -> GpuModel:
     """The GPU model that an estimate is for, by name.
@@ -140,6 +135,11 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
     stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
     period = pipeline.replay_schedule(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
     step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
+    notes = []
+    if recipe.compiles:
+        notes.append("under torch.compile memory was checked for one GPU without recomputing only")
+    if preset.is_llama:
+        notes.append("the Llama-like model's memory was checked on a CPU only")
     return Estimate(
         num_parameters=model_flops.num_parameters(preset),
         num_gpus=plan.world_size,
@@ -151,7 +151,7 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
         period=period,
         step=step,
         mfu=flops.model / (plan.world_size * peak * step.total),
-        not_modelled=_not_modelled(preset, recipe),
+        not_modelled=tuple(notes),
     )
 
 
@@ -231,15 +231,6 @@ def _exposed(
             hides_behind = 0.0
         seconds += max(exchange.seconds / exchange.count, exchange.seconds - hides_behind)
     return seconds
-
-
-def _not_modelled(preset: Preset, recipe: Recipe) -> tuple[str, ...]:
-    notes = []
-    if recipe.compiles:
-        notes.append("under torch.compile memory was checked for one GPU without recomputing only")
-    if preset.is_llama:
-        notes.append("the Llama-like model's memory was checked on a CPU only")
-    return tuple(notes)
 
 
 _SECONDS_PER_HOUR = 3600
@@ -410,7 +401,7 @@ def plan_document(
 
 def _does_not_fit(assumptions: Assumptions, estimate: Estimate) -> list[dict[str, str]]:
     capacity = assumptions.gpu.memory_gib
-    needed = estimate.most_bytes / 2**30
+    needed = (max(rank.peak_bytes for rank in estimate.memory) + estimate.outside_allocator_bytes) / 2**30
     if needed <= capacity:
         return []
     message = f"does not fit: a rank needs {needed:,.1f} GiB, and {assumptions.gpu.name} has {capacity:g}"

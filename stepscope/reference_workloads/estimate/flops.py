@@ -69,11 +69,6 @@ def block_matrices(preset: Preset) -> int:
     return preset.hidden_size * rows
 
 
-def _last_matrix(preset: Preset) -> int:
-    """Parameters of the matrix whose product ends a block: the feed-forward's way down."""
-    return preset.feed_forward_size * preset.hidden_size
-
-
 def packed_size(preset: Preset) -> int:
     """Width of queries, keys and values together, for an estimate; Llama's query heads share keys and values."""
     return preset.hidden_size + 2 * key_size(preset)
@@ -121,7 +116,8 @@ def _part_flops(kind: PartKind, preset: Preset, recipe: Recipe, num_tokens: floa
         attention = 2.0 * preset.sequence_length * preset.hidden_size * num_tokens
     again = 0.0
     if kind is PartKind.BLOCK and recipe.activation_checkpointing == "full":
-        again = products - 2.0 * _last_matrix(preset) * num_tokens + attention
+        # Parameters of the matrix whose product ends a block: the feed-forward's way down.
+        again = products - 2.0 * (preset.feed_forward_size * preset.hidden_size) * num_tokens + attention
     backward = 2 * (products + attention)
     executed = 2 * products + 2 * attention * FLASH_BACKWARD + again
     return _PassFlops(products + attention, backward, executed)

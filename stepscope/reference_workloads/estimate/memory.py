@@ -133,7 +133,8 @@ class _Walk:
             self._now = "reduction"
             self._spike(self._reduction_temporary(), EstimatedMemoryCategory.COMMUNICATION)
         self._now = "optimizer"
-        self._spike(self._optimizer_temporary())
+        # Fused AdamW needs none; ZeroRedundancyOptimizer's makes the deviations of its part beside the states.
+        self._spike(model_flops.FLOAT32_BYTES * self._num_parameters() / self._plan.dp if self._plan.zero == 1 else 0.0)
         at_peak = {category: self._peak[category] for category in EstimatedMemoryCategory}
         return RankMemory(self._pp_rank, at_peak, self._moment, self._most_in_flight)
 
@@ -166,7 +167,10 @@ class _Walk:
             self._add(EstimatedMemoryCategory.WEIGHT_COPIES, self._autocast_copies(part))
             self._add(EstimatedMemoryCategory.ACTIVATIONS, self._kept(stage, place, part))
             if part.kind is model_flops.PartKind.HEAD:
-                self._spike(self._tokens * _loss_forward_bytes_per_token(self._preset))
+                # Beside the log-softmax: the logits and their float32 copy (in float32 the same tensor).
+                logits = model_flops.element_bytes(self._preset) * self._preset.vocab_size
+                copy = 0 if self._preset.dtype == "float32" else model_flops.FLOAT32_BYTES * self._preset.vocab_size
+                self._spike(self._tokens * (logits + copy))
                 if self._plan.pp > 1:  # the schedule keeps each stage's output until its backward pass
                     self._add(EstimatedMemoryCategory.TEMPORARY, self._logits_bytes())
             self._free_gathered(stage, place, part, keeps=self._plan.zero != 3)
@@ -182,7 +186,8 @@ class _Walk:
         for place, part in reversed(list(enumerate(self._parts[stage]))):
             self._gather(stage, place, part)
             if part.kind is model_flops.PartKind.HEAD:
-                self._spike(self._tokens * _loss_backward_bytes_per_token(self._preset))
+                # Beside the log-softmax: the gradients of the log-softmax and of the logits, both float32.
+                self._spike(self._tokens * (2 * model_flops.FLOAT32_BYTES * self._preset.vocab_size))
                 if self._plan.pp > 1:
                     self._add(EstimatedMemoryCategory.TEMPORARY, -self._logits_bytes())
             elif part.kind is model_flops.PartKind.BLOCK:
@@ -260,10 +265,6 @@ class _Walk:
         largest = max(table, preset.feed_forward_size * preset.hidden_size // self._plan.tp)
         bucket = max(bucket_bytes(self._recipe), model_flops.FLOAT32_BYTES * largest)  # at least one gradient
         return min(2 * bucket, whole)
-
-    def _optimizer_temporary(self) -> float:
-        """Fused AdamW needs none; ZeroRedundancyOptimizer's makes the deviations of its part beside the states."""
-        return model_flops.FLOAT32_BYTES * self._num_parameters() / self._plan.dp if self._plan.zero == 1 else 0.0
 
     def _logits_bytes(self) -> float:
         return model_flops.element_bytes(self._preset) * self._tokens * self._preset.vocab_size
@@ -390,15 +391,3 @@ def _recomputed_bytes_per_token(
     """What a part's backward pass first makes again."""
     everything = sum(tensor.bytes_per_token for tensor in _saved_tensors(kind, plan, preset, recipe))
     return max(everything - kept_bytes_per_token(kind, plan, preset, recipe), 0.0)
-
-
-def _loss_forward_bytes_per_token(preset: Preset) -> float:
-    """Beside the log-softmax: the logits and their float32 copy (the same tensor where products are in float32)."""
-    logits = model_flops.element_bytes(preset) * preset.vocab_size
-    copy = 0 if preset.dtype == "float32" else model_flops.FLOAT32_BYTES * preset.vocab_size
-    return logits + copy
-
-
-def _loss_backward_bytes_per_token(preset: Preset) -> float:
-    """Beside the log-softmax: the gradients of the log-softmax and of the logits, both float32."""
-    return 2 * model_flops.FLOAT32_BYTES * preset.vocab_size

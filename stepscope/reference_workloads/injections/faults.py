@@ -229,7 +229,14 @@ def inject_faults(job: TrainingJob) -> TrainingJob:
             raise UsageError(f"cannot inject {injection.name}: {why}")
         with _naming_the_fault(injection):
             changed = injection.change(faulty)
-            _refuse_overwriting(faulty, changed)
+            # An option that was given, or that another fault has set, is not replaced by a fault's own.
+            for option in fields(Recipe):
+                before, after = getattr(faulty.recipe, option.name), getattr(changed.recipe, option.name)
+                if before not in {option.default, after}:
+                    raise UsageError(
+                        f"it sets {option.name} to {after}, and {before} is asked for already",
+                        what_next="leave one of them out, or give the fault the same value",
+                    )
             if changed == faulty and _lies_in_the_job(injection):
                 raise UsageError("the job is like that already, so that a control would be as well")
             changed.plan.check_preset(changed.preset)
@@ -245,17 +252,6 @@ def _naming_the_fault(injection: Injection) -> Iterator[None]:
     except UsageError as error:
         what = f"cannot inject {injection.name}: {error.what}"
         raise UsageError(what, where=error.where, what_next=error.what_next) from error
-
-
-def _refuse_overwriting(job: TrainingJob, changed: TrainingJob) -> None:
-    """An option that was given, or that another fault has set, is not replaced by a fault's own."""
-    for option in fields(Recipe):
-        before, after = getattr(job.recipe, option.name), getattr(changed.recipe, option.name)
-        if before not in {option.default, after}:
-            raise UsageError(
-                f"it sets {option.name} to {after}, and {before} is asked for already",
-                what_next="leave one of them out, or give the fault the same value",
-            )
 
 
 _HOOKS = ("environment", "dataset", "prepare", "before_step", "after_backward", "after_step")

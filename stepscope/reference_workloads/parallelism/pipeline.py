@@ -100,10 +100,15 @@ class _PipelineExecutor:
             stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=group))
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
+        loss = _make_loss(plan, mesh)
+
+        def scaled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return loss_scale.scaled(loss(outputs, targets))
+
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
             stages if plan.is_multi_stage else stages[0],
             n_microbatches=plan.num_micro_batches,
-            loss_fn=_scaled_loss(_make_loss(plan, mesh), loss_scale),
+            loss_fn=scaled,
         )
 
     def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
@@ -119,15 +124,6 @@ class _PipelineExecutor:
         if not self._is_last:
             return None
         return self._loss_scale.unscaled(torch.stack([loss.detach() for loss in losses]).mean())
-
-
-def _scaled_loss(loss: LossFunction, scale: LossScale) -> LossFunction:
-    """What the schedule starts its backward passes from."""
-
-    def scaled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return scale.scaled(loss(outputs, targets))
-
-    return scaled
 
 
 def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,18 +77,14 @@ def make_optimizer(
     """AdamW over this rank's sharded parameters, or ZeroRedundancyOptimizer."""
     groups = _parameters_by_mesh(parameter for module in modules for parameter in module.parameters())
     if plan.zero == 1:
-        return _zero_one(groups, preset, mesh)
+        with warnings.catch_warnings():
+            # torch 2.13 warns of torch.jit.script, which this package of its own still uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+        return ZeroRedundancyOptimizer(
+            groups, optimizer_class=torch.optim.AdamW, process_group=mesh.get_group("dp"), lr=preset.learning_rate
+        )
     return torch.optim.AdamW(groups, lr=preset.learning_rate, fused=True)
-
-
-def _zero_one(groups: list[dict[str, Any]], preset: Preset, mesh: DeviceMesh) -> torch.optim.Optimizer:
-    with warnings.catch_warnings():
-        # torch 2.13 warns of torch.jit.script, which this package of its own still uses.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    return ZeroRedundancyOptimizer(
-        groups, optimizer_class=torch.optim.AdamW, process_group=mesh.get_group("dp"), lr=preset.learning_rate
-    )
 
 
 def _parameters_by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

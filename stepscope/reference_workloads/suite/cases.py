@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from importlib.resources import files
+from typing import Any
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
@@ -82,142 +85,14 @@ class SuiteCase:
     control: SuiteRun
 
 
-SUITES: dict[str, _SuitePreset] = {
-    "tiny": _SuitePreset(
-        device_type="cpu",
-        layouts={
-            "ddp": ParallelPlan(dp=2, zero=0),
-            "pp": ParallelPlan(pp=2, micro_batches=16),
-            "one": ParallelPlan(),
-        },
-        cases={
-            "ddp": (
-                HEALTHY,
-                "straggler",
-                "slow_loader:milliseconds_per_item=60",
-                "checkpoint_stall:every_steps=1",
-                "dying_rank",
-                "uneven_data",
-            ),
-            "pp": (HEALTHY, "uneven_stages", "few_micro_batches", "slow_loader:milliseconds_per_item=40"),
-            "one": (HEALTHY, "slow_loader:milliseconds_per_item=40", "bursty_loader:milliseconds_per_item=60"),
-        },
-        batch_size=16,
-        simulate_ms={"ddp": 25.0, "pp": 14.0, "one": 20.0},
-        schedule=Schedule(first=5, warmup=1, active=3, repeat=1),
-        num_steps=11,
-    ),
-    "tiny-3d": _SuitePreset(
-        device_type="cpu",
-        layouts={"3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16)},
-        cases={
-            "3d": (
-                HEALTHY,
-                "few_micro_batches",
-                "uneven_stages",
-                "straggler",
-                "slow_loader:milliseconds_per_item=40",
-            )
-        },
-        model="tiny",
-        batch_size=32,
-        simulate_ms={"3d": 40.0},
-        schedule=Schedule(first=4, warmup=1, active=2, repeat=1),
-        num_steps=9,
-    ),
-    "one-gpu": _SuitePreset(
-        device_type="cuda",
-        layouts={"one": ParallelPlan()},
-        cases={
-            "one": (
-                HEALTHY,
-                "slow_loader",
-                "launch_bound",
-                "memory_bound",
-                "host_sync",
-                "checkpoint_stall",
-                "allocator_churn",
-                "recompute",
-                "bursty_loader",
-                "cpu_starved_loader",
-                "oom_growth",
-                "oom_fragmentation",
-            )
-        },
-    ),
-    "two-gpu": _SuitePreset(
-        device_type="cuda",
-        layouts={
-            "ddp": ParallelPlan(dp=2, zero=0),
-            "tp": ParallelPlan(tp=2),
-            "pp": ParallelPlan(pp=2, micro_batches=16),
-            "fsdp": ParallelPlan(dp=2, zero=3),
-        },
-        cases={
-            "ddp": (
-                HEALTHY,
-                "slow_loader",
-                "straggler",
-                "no_overlap",
-                "tiny_buckets:message_mb=2",  # 2,000 all-reduces a step; 8,000 make a trace of 300,000 events
-                "wrong_transport",
-                "host_sync",
-                "checkpoint_stall",
-                "memory_bound",
-                "launch_bound",
-                "allocator_churn",
-                "bursty_loader",
-                "cpu_starved_loader",
-                "recompute",
-                "dying_rank",
-                "uneven_data",
-            ),
-            "tp": (HEALTHY, "wrong_transport", "launch_bound", "slow_loader"),
-            "pp": (HEALTHY, "few_micro_batches", "uneven_stages", "slow_loader", "launch_bound"),
-            "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "cpu_optimizer", "oom_growth"),
-        },
-    ),
-    "four-gpu": _SuitePreset(
-        device_type="cuda",
-        layouts={
-            "tp_pp": ParallelPlan(tp=2, pp=2, micro_batches=16),
-            "pp_dp": ParallelPlan(pp=2, dp=2, zero=1, micro_batches=16),
-            "tp_dp": ParallelPlan(tp=2, dp=2, zero=3),
-            "interleaved": ParallelPlan(pp=2, dp=2, zero=2, schedule="interleaved", micro_batches=16),
-        },
-        cases={
-            "tp_pp": (HEALTHY, "few_micro_batches", "uneven_stages", "straggler", "wrong_transport"),
-            "pp_dp": (HEALTHY, "few_micro_batches", "straggler", "checkpoint_stall"),
-            "tp_dp": (HEALTHY, "slow_loader", "straggler"),
-            "interleaved": (HEALTHY,),
-        },
-        model="two-gpu",
-        batch_size=32,
-    ),
-    "node": _SuitePreset(
-        device_type="cuda",
-        layouts={
-            "3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16),
-            "3d_interleaved": ParallelPlan(tp=2, pp=2, dp=2, zero=2, schedule="interleaved", micro_batches=16),
-            "3d_zero2": ParallelPlan(tp=2, pp=2, dp=2, zero=2, micro_batches=16),
-            "tp_dp": ParallelPlan(tp=2, dp=4, zero=3),
-        },
-        cases={
-            "3d": (
-                HEALTHY,
-                "few_micro_batches",
-                "uneven_stages",
-                "straggler",
-                "slow_loader",
-                "wrong_transport",
-                "checkpoint_stall",
-            ),
-            "3d_interleaved": (HEALTHY, "few_micro_batches"),
-            "3d_zero2": (HEALTHY, "straggler"),
-            "tp_dp": (HEALTHY, "slow_loader"),
-        },
-    ),
-}
+def _suite_preset(table: dict[str, Any]) -> _SuitePreset:
+    layouts = {name: ParallelPlan(**sizes) for name, sizes in table.pop("layouts").items()}
+    schedule = Schedule(**table.pop("schedule")) if "schedule" in table else _SCHEDULE
+    return _SuitePreset(layouts=layouts, schedule=schedule, **table)
+
+
+_PRESETS = files("stepscope.reference_workloads.suite").joinpath("presets.toml").read_text(encoding="utf-8")
+SUITES = {name: _suite_preset(table) for name, table in tomllib.loads(_PRESETS).items()}
 """By name."""
 
 

@@ -105,7 +105,12 @@ def encode_suite_report(report: SuiteReport) -> bytes:
 def suite_report_markdown(report: SuiteReport) -> str:
     """The suite's report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
-    parts.append(_failed_controls(report))
+    cases: dict[str, list[str]] = {}
+    for row in report.cases:
+        if row.control_error is not None:
+            cases.setdefault(row.control_error, []).append(row.case)
+    lines = [f"- control of {', '.join(names)}: {error}" for error, names in cases.items()]
+    parts.append("## Controls that failed\n\n" + "\n".join(lines) if lines else "")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -191,16 +196,6 @@ def _misses(report: SuiteReport) -> str:
             lines = [f"- {row.case}: {row.outcome}: {row.why}{_left(row)}" for row in rows]
             parts.append(f"## {title}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
-
-
-def _failed_controls(report: SuiteReport) -> str:
-    """Cases that share a control tell of it together."""
-    cases: dict[str, list[str]] = {}
-    for row in report.cases:
-        if row.control_error is not None:
-            cases.setdefault(row.control_error, []).append(row.case)
-    lines = [f"- control of {', '.join(names)}: {error}" for error, names in cases.items()]
-    return "## Controls that failed\n\n" + "\n".join(lines) if lines else ""
 
 
 def _left(row: scoring.CaseScore) -> str:

@@ -209,7 +209,24 @@ def _make(run: SuiteRun, folder: SuiteFolder, fingerprint: str) -> SuiteRunResul
     result = SuiteRunResult(run.name, fingerprint, 0.0)
     try:
         result = _trained(result, _train(run, folder))
-        result = _analysed(result, directory)
+        analysis = analyze([str(directory)]).analysis
+        fixes = _quoted_changes(analysis.what_if)
+        further, no_fix = _further_fixes(directory, analysis)
+        errors = [prediction.replay_error for prediction in analysis.what_if]
+        result = replace(
+            result,
+            device=analysis.job.gpu or analysis.job.device_kind,
+            captured_step_ms=analysis.job.step_ms,
+            cause=analysis.verdict.cause,
+            reasons=list(analysis.verdict.reasons),
+            confidence=analysis.verdict.confidence,
+            summary=analysis.verdict.summary,
+            distortion=analysis.trace_quality.profiler_distortion,
+            mfu=analysis.job.mfu,
+            fixes=fixes | further,
+            no_fix=no_fix,
+            replay_error=errors[0] if errors else None,
+        )
     except StepscopeError as error:
         result = replace(result, error=str(error))
     except Exception as error:  # the one place that keeps a failing case from stopping the rest
@@ -244,27 +261,6 @@ def _trained(result: SuiteRunResult, training: WorkloadResult) -> SuiteRunResult
         trained=True,
         step_ms=fmean(training.settled_step_seconds) * 1e3,
         peak_allocated_bytes=max(known, default=None),
-    )
-
-
-def _analysed(result: SuiteRunResult, directory: Path) -> SuiteRunResult:
-    analysis = analyze([str(directory)]).analysis
-    fixes = _quoted_changes(analysis.what_if)
-    further, no_fix = _further_fixes(directory, analysis)
-    errors = [prediction.replay_error for prediction in analysis.what_if]
-    return replace(
-        result,
-        device=analysis.job.gpu or analysis.job.device_kind,
-        captured_step_ms=analysis.job.step_ms,
-        cause=analysis.verdict.cause,
-        reasons=list(analysis.verdict.reasons),
-        confidence=analysis.verdict.confidence,
-        summary=analysis.verdict.summary,
-        distortion=analysis.trace_quality.profiler_distortion,
-        mfu=analysis.job.mfu,
-        fixes=fixes | further,
-        no_fix=no_fix,
-        replay_error=errors[0] if errors else None,
     )
 
 

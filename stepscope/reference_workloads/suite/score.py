@@ -65,19 +65,13 @@ class SuitePrediction:
     why_none: str | None = None
 
     @property
-    def judged_error(self) -> float | None:
-        """The calibrated error, which speaks of training as it is without a profiler; as captured where there is none.
-
-        Chosen beforehand: the smaller of two errors would be right more often than either way of predicting.
-        """
-        return self.error if self.calibrated_error is None else self.calibrated_error
-
-    @property
     def is_right(self) -> bool | None:
         """Whether it is within GOOD_PREDICTION; None when it is only a bound or the control's step is not known."""
         if self.why_none is not None:
             return False
-        judged = self.judged_error
+        # The calibrated error, which speaks of training as it is without a profiler; as captured where there is none.
+        # Chosen beforehand: the smaller of two errors would be right more often than either way of predicting.
+        judged = self.error if self.calibrated_error is None else self.calibrated_error
         return None if judged is None or self.is_bound else abs(judged) <= GOOD_PREDICTION
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.gradients import GradientRecorder, largest_deviation, read_gradients
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections import communication
 from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
 from stepscope.reference_workloads.job import TrainingJob
-from stepscope.reference_workloads.parallelism.gradients import GradientRecorder, largest_deviation, read_gradients
 
 Jobs = Callable[..., TrainingJob]
 

@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.reference_workloads import ParallelPlan, run_workload  # noqa: E402  # needs torch
-from stepscope.reference_workloads.parallelism.gradients import (  # noqa: E402
+from benchmarks.accuracy.gradients import (  # noqa: E402
     GradientRecorder,
     largest_deviation,
     read_gradients,
 )
+from stepscope.reference_workloads import ParallelPlan, run_workload  # noqa: E402  # needs torch
 from stepscope.reference_workloads.plan import find_preset  # noqa: E402
 
 _TOLERANCE = 1e-5  # relative; another order of addition makes 1e-6 of it

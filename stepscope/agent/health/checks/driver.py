@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepscope.agent.config.settings import HealthThresholds
-from stepscope.agent.health.checks.links import _UP
 from stepscope.agent.health.samples import (
     CheckEvidence,
     CheckSample,
@@ -21,7 +20,7 @@ from stepscope.agent.health.samples import (
 )
 from stepscope.core.hardware.gpu_catalogue import Nvlink, nvlink_of
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.metrics.readings import GPU, Missing, MissingReason
 from stepscope.core.text.numbers import counted
 
 _SILENT: dict[str, tuple[str, Action, str]] = {
@@ -175,7 +174,8 @@ class DriverChecks:
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return
-        self._had_gpus = self._had_gpus or any(one.metric == _UP and one.value for one in driver.collection.readings)
+        readings = driver.collection.readings
+        self._had_gpus = self._had_gpus or any(one.metric == GPU + "up" and one.value for one in readings)
         why, time_ns = observed.why_no_driver(), driver.collected_ns
         if why is not None and why.reason is MissingReason.NOT_YET:
             return

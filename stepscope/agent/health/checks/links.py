@@ -17,7 +17,7 @@ from stepscope.agent.health.samples import (
     good,
 )
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.metrics.readings import GPU, HOST, Labels, Reading
+from stepscope.core.metrics.readings import HOST, Labels, Reading
 from stepscope.core.text.numbers import counted
 
 _MINUTE = 60.0
@@ -236,9 +236,6 @@ class PcieChecks:
         return (
             link is not None and self._busy_since_ns is not None and link.time_ns - self._busy_since_ns >= _SETTLED_NS
         )
-
-
-_UP = GPU + "up"
 
 
 class PortChecks:

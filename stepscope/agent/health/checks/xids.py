@@ -90,7 +90,10 @@ class XidChecks:
                     del gpu.open_until_reset[code]
                     yield key, CheckSample(code, now_ns, SampleState.OVER)
                 gpu.memory_xids.clear()
-            _note_processes(gpu, observed, now_ns)
+            # Those before are kept: a process that an XID hit may have ended by the next sample.
+            pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
+            if pids != gpu.pids:
+                gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
             for number, count in _new_xids(gpu, observed):
                 yield from ((key, sample) for sample in self._comes(key, gpu, number, count, now_ns))
             if observed.page_ns is not None:
@@ -187,13 +190,6 @@ def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
     gpu.energy = energy
     is_anew = before is not None and energy.source == before.source and energy.value < before.value
     return energy.time_ns if is_anew else None
-
-
-def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
-    """Note the processes on the GPU and those before: a process that an XID hit may have ended by the next sample."""
-    pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
-    if pids != gpu.pids:
-        gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
 
 
 def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
