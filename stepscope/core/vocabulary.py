@@ -82,6 +82,8 @@ class Reason(StrEnum):
     """`host_bound`: calls that launch a kernel again take 20 us or longer: a lock of the driver, or no CPU core."""
     COMPILE = "compile"
     """`host_bound`: dynamo compiles or autotunes inside the step."""
+    GRAPH_CAPTURE = "graph_capture"
+    """`host_bound`: a CUDA graph is captured, and captured kernels do not run."""
     CPU_OPTIMIZER = "cpu_optimizer"
     """`host_bound`: the optimizer's step launches nothing, its parameters are offloaded."""
     CPU_LIMITED = "cpu_limited"
@@ -92,6 +94,9 @@ class Reason(StrEnum):
     """`synchronization`: `.to()` or `.cpu()` of unpinned memory, or without `non_blocking`."""
     EXPLICIT_SYNCHRONIZE = "explicit_synchronize"
     """`synchronization`: `torch.cuda.synchronize()`, event and stream synchronization."""
+    NOT_STARTED = "not_started"
+    """`device_gap`: most of it is gaps of 1 ms and longer in which queued work does not start: another process uses the
+    GPU, or the trace does not hold what it runs. Confidence is at most 0.5."""
     FEW_MICRO_BATCHES = "few_micro_batches"
     """`pipeline_bubble`: structural part of the replay."""
     UNEVEN_STAGES = "uneven_stages"
