@@ -6,8 +6,9 @@ import pytest
 
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.failures import transfer_error_words
-from stepscope.analyzer.nccl.transports import _HARMFUL
-from stepscope.core.documents.nccl import (
+from stepscope.analyzer.nccl.networks import _EFFECTS
+from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl_facts import (
     CardEvent,
     Cards,
     Channels,
@@ -19,7 +20,6 @@ from stepscope.core.documents.nccl import (
     JoinSeconds,
     LogEvent,
     LogPlace,
-    NcclReport,
     Network,
     NoInfiniBand,
     NoPlugin,
@@ -195,9 +195,11 @@ def test_a_trainer_that_waits_for_its_optimizer_on_the_cpu() -> None:
 
 def test_gpus_that_share_a_card() -> None:
     """nccl#1197."""
-    tree = [(0, "CPU"), (1, "PCI"), (2, "GPU"), (2, "GPU"), (2, "NIC"), (1, "PCI"), (2, "GPU"), (2, "NIC")]
+    tree = [(0, "CPU"), (1, "PCI"), (2, "GPU"), (2, "GPU"), (2, "NIC"), (3, "NET")]
+    tree += [(1, "PCI"), (2, "GPU"), (2, "NIC"), (3, "NET")]
     events = [
-        TopologyNode(LogPlace("log", line), depth, "PCI", 24.0, kind, "x") for line, (depth, kind) in enumerate(tree)
+        TopologyNode(LogPlace("log", line), depth, "NET" if kind == "NET" else "PCI", 24.0, kind, f"{line}")
+        for line, (depth, kind) in enumerate(tree)
     ]
     report = explain_nccl(events)
     (finding,) = report.findings
@@ -229,7 +231,7 @@ def test_a_setting_is_said_with_what_follows_from_its_value(value: str) -> None:
 
 
 def test_what_follows_from_a_setting_is_no_open_question() -> None:
-    assert not [name for name, (follows, _) in _HARMFUL.items() if follows.startswith(("whether", "if", "how"))]
+    assert not [name for name, (follows, _) in _EFFECTS.items() if follows.startswith(("whether", "if", "how"))]
 
 
 def test_who_has_not_begun_to_join_is_named() -> None:

@@ -1,0 +1,36 @@
+"""Pattern of one kind of log line, and the event that a matching line becomes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stepscope.core.documents.nccl_facts import LogEvent, LogPlace
+
+Match = re.Match[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One kind of line: its expression is tried only on lines with `word` in them."""
+
+    word: str
+    expression: re.Pattern[str]
+    event: Callable[[LogPlace, Match], LogEvent | None]
+
+
+def pattern(word: str, expression: str, event: Callable[[LogPlace, Match], LogEvent | None]) -> Pattern:
+    """A pattern from the text of its expression."""
+    return Pattern(word, re.compile(expression), event)
+
+
+def first_match(patterns: Iterable[Pattern], text: str, place: LogPlace) -> LogEvent | None:
+    """Event of the first pattern that makes one of the line."""
+    for one in patterns:
+        if one.word in text:
+            match = one.expression.search(text)
+            event = one.event(place, match) if match is not None else None
+            if event is not None:
+                return event
+    return None
