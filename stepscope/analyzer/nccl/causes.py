@@ -82,8 +82,8 @@ _CAUSES: tuple[_Cause, ...] = (
         r"Call to (?:ibv_modify_qp|\w*ibv_modify_qp\w*) failed with (?:error )?(?:\d+ )?"
         r"(Connection timed out|Network is unreachable|No route to host|Invalid argument|No such device)",
         "the card finds no way to its peer ({0})",
-        "choose the GID of the RoCE v2 address (NCCL_IB_GID_INDEX, often 3; show_gids), and cards of one subnet "
-        "(NCCL_IB_HCA)",
+        "choose the GID of the RoCE v2 address (NCCL_IB_GID_INDEX, often 3; show_gids) and cards of one subnet "
+        "(NCCL_IB_HCA); where only cards of the same rail reach each other, NCCL_CROSS_NIC=0",
     ),
     _cause(
         "ib_device_missing",
@@ -369,6 +369,5 @@ def _consequences(
     for place, text in following[:_MAX_WARNINGS]:
         yield _warning(
             place,
-            f"{text}: a consequence of an error that these files do not have; look for the first error of all ranks, "
-            "with NCCL_DEBUG=WARN",
+            f"{text}: a consequence of another error; look for the first one of all ranks (NCCL_DEBUG=WARN on each)",
         )

@@ -52,6 +52,13 @@ class CommunicatorIndex:
     join_seconds: dict[str, dict[int, JoinSeconds]]
     hosts_by_network: dict[str, dict[str, set[str]]]
 
+    def machines(self) -> list[set[str]]:
+        """Hosts of each communicator."""
+        by_communicator: dict[str, set[str]] = defaultdict(set)
+        for (name, _), host in self.hosts.items():
+            by_communicator[name].add(host)
+        return list(by_communicator.values())
+
 
 def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
     """Follow each process through its communicators: a line belongs to the one that its process joined last."""
@@ -139,8 +146,8 @@ def not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent]
     """Ranks that began to join and have not: the log ends there, or the start hangs."""
     for one in communicators:
         waiting = sorted(set(one.ranks) - set(one.joined))
-        if one.joined or not waiting or one.num_ranks <= len(one.ranks):
-            continue
+        if one.joined or not waiting or one.num_ranks <= len(one.ranks) or one.num_nodes is not None:
+            continue  # all ranks have begun before the shape is known
         silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
         if len(silent) <= len(one.ranks):
             who = f"{ranks_words(silent)} {form(len(silent), 'has', 'have')}"

@@ -71,13 +71,13 @@ class Machine:
 
 def machines_of(events: Iterable[LogEvent]) -> list[Machine]:
     """Machines with a topology: by host in logs, by host hash in files; a file without one is a machine of its own."""
-    trees: dict[tuple[str, str, int], list[TopologyNode]] = defaultdict(list)
+    trees: dict[tuple[str, str, str, int], list[TopologyNode]] = defaultdict(list)
     for event in events:
         if isinstance(event, TopologyNode):
             place = event.place
-            trees[place.file, place.process, place.line if event.is_of_file else 0].append(event)
+            trees[place.file, place.process, place.thread, place.line if event.is_of_file else 0].append(event)
     machines: dict[str, Machine] = {}
-    for (file, _, _), nodes in trees.items():
+    for (file, *_), nodes in trees.items():
         first = nodes[0]
         host = first.place.host
         identity = first.machine or host or (_shape(nodes) if first.is_of_file else file)
@@ -150,7 +150,7 @@ def _devices(machine: Machine) -> Devices:
         machine.place.file,
         len(machine.processors),
         len(machine.gpus),
-        len(speeds) or len(machine.cards),
+        len(speeds) or sum(machine.slots["NIC", card] < _NO_SLOT_GBS for card in machine.cards),
         min((gbs for gbs in slots if 0 < gbs < _NO_SLOT_GBS), default=None),
         machine.name,
         min((gbs for gbs in speeds if gbs), default=None),
@@ -252,18 +252,19 @@ def _equal_pairs(machine: Machine) -> list[tuple[str, str]]:
 def shared_cards(machines: Iterable[Machine]) -> Iterator[NcclFinding]:
     """Places where several GPUs share fewer network cards, those behind equal switches in one finding."""
     for machine in machines:
-        shares: dict[tuple[int, int, str], list[LogPlace]] = defaultdict(list)
+        shares: dict[tuple[int, int, str, str], list[LogPlace]] = defaultdict(list)
         for above, (gpus, cards) in _nearest(machine).items():
             speeds = [gbs for card in cards for gbs in machine.ports.get(card, {}).values()]
             num_ports = len(speeds) or len(cards)
             if num_ports and len(gpus) > num_ports:
                 of_speed = _speed_words(speeds)
-                shares[len(gpus), num_ports, f"{of_speed} {_where(above)}"].append(machine.switches[above])
-        for (num_gpus, num_ports, where), places in shares.items():
+                kind = "processor" if above.startswith("CPU/") else "switch"
+                shares[len(gpus), num_ports, of_speed, kind].append(machine.switches[above])
+        for (num_gpus, num_ports, of_speed, kind), places in shares.items():
             of_machine = f"{machine.name}: " if machine.name else ""
-            here = where if len(places) == 1 else f"{where.replace(' one ', f' {len(places)} ')} each"
+            where = f"behind one {kind}" if len(places) == 1 else f"behind {counted(len(places), kind)} each"
             message = (
-                f"{of_machine}{num_gpus} GPUs share {counted(num_ports, 'network card')}{here}: "
+                f"{of_machine}{num_gpus} GPUs share {counted(num_ports, 'network card')}{of_speed} {where}: "
                 "each gets a part of its rate between nodes"
             )
             yield NcclFinding("shared_nic", Severity.WARNING, message, places[0].file, places[0].line)
@@ -274,10 +275,6 @@ def _speed_words(speeds: Sequence[float]) -> str:
     if not known:
         return ""
     return f" of {known[0]:g} GB/s" if len(known) == 1 else f" of {listed(f'{gbs:g}' for gbs in known)} GB/s"
-
-
-def _where(above: str) -> str:
-    return "of one processor" if above.startswith("CPU/") else "behind one switch"
 
 
 def _nearest(machine: Machine) -> dict[str, tuple[list[str], list[str]]]:

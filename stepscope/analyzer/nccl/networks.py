@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.nccl import NcclFinding, NetworkUse, SettingUse
@@ -18,6 +18,7 @@ from stepscope.core.documents.nccl_facts import (
     Setting,
 )
 from stepscope.core.hardware.health import Severity
+from stepscope.core.text.numbers import listed
 
 SOCKET = "Socket"
 _BOOTSTRAP = "Bootstrap"
@@ -168,6 +169,32 @@ def _direct_memory(environment: Environment) -> bool | None:
     if environment.with_direct:
         return True
     return False if environment.without_direct else None
+
+
+def different_card_counts(
+    networks: Iterable[NetworkUse], events: Iterable[LogEvent], jobs: Sequence[set[str]]
+) -> Iterator[NcclFinding]:
+    """Finding on machines of one job with different numbers of InfiniBand cards.
+
+    Args:
+        jobs: machines of each communicator; without any, all machines are taken for one job.
+    """
+    by_count: dict[int, set[str]] = defaultdict(set)
+    for network in networks:
+        if network.name.startswith("IB") and network.cards:
+            by_count[len(network.cards)].update(network.machines)
+    for job in jobs or [set().union(*by_count.values())]:
+        counts = {number: sorted(hosts & job) for number, hosts in by_count.items() if hosts & job}
+        if len(counts) > 1:
+            each = "; ".join(f"{number} on {listed(hosts, 4)}" for number, hosts in sorted(counts.items()))
+            message = (
+                f"machines use different numbers of network cards: {each}: make the same ones usable on all, or name "
+                "the common ones in NCCL_IB_HCA"
+            )
+            fewest = counts[min(counts)]
+            place = next(event.place for event in events if isinstance(event, Cards) and event.place.host in fewest)
+            yield NcclFinding("net_count_mismatch", Severity.WARNING, message, place.file, place.line)
+            return
 
 
 def network_words(name: str) -> str:

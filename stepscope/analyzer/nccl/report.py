@@ -20,12 +20,13 @@ from stepscope.analyzer.nccl.communicators import (
 )
 from stepscope.analyzer.nccl.failures import card_errors, trainer_findings
 from stepscope.analyzer.nccl.machines import devices_of, machines_of, planned_paths, shared_cards, slow_links
-from stepscope.analyzer.nccl.networks import limiting_settings, networks_of, settings_of
+from stepscope.analyzer.nccl.networks import different_card_counts, limiting_settings, networks_of, settings_of
 from stepscope.analyzer.nccl.rank_status import flag_findings, ras_findings, summaries
 from stepscope.analyzer.nccl.timeouts import stuck_watchdogs, timeouts
 from stepscope.analyzer.nccl.transports import no_direct_memory, slow_transports, transports_of
 from stepscope.core.documents.nccl import NcclFinding, NcclReport
 from stepscope.core.documents.nccl_facts import (
+    BenchmarkFailed,
     BenchmarkRank,
     CallFailed,
     Driver,
@@ -59,6 +60,7 @@ def explain_nccl(
         *slow_transports(transports, events),
         *not_joined(index.communicators, events),
         *different_networks(index, events),
+        *different_card_counts(networks, events, index.machines()),
         *card_errors(events),
         *ended,
         *stuck_watchdogs(events),
@@ -95,7 +97,7 @@ def explain_nccl(
 
 
 def _benchmark_hosts(events: Iterable[LogEvent]) -> set[str]:
-    return {event.host for event in events if isinstance(event, BenchmarkRank)}
+    return {event.host for event in events if isinstance(event, BenchmarkRank | BenchmarkFailed)}
 
 
 def _cuda_version(number: int) -> str:

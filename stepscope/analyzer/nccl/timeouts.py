@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stepscope.core.documents.hang import OF_ALL
 from stepscope.core.documents.nccl import NcclFinding
@@ -19,11 +19,21 @@ _Call = tuple[int | None, str]
 def timeouts(events: Sequence[LogEvent]) -> list[NcclFinding]:
     """One finding per process group."""
     progress = [event for event in events if isinstance(event, GroupProgress)]
+    first = _first_of_each(events, progress)
     by_group: dict[str | None, dict[int, TimedOut]] = defaultdict(dict)
-    for event in _first_of_each(events, progress):
+    for event in _with_groups_of_equals([*first, *_named_elsewhere(first, progress)]):
         by_group[event.group][event.rank] = event
-    known = {event.rank for event in progress}
+    timed_out = {rank for first in by_group.values() for rank in first}
+    known = _Known(timed_out, timed_out | {event.rank for event in progress})
     return [_timeout_finding(group, first, known, progress) for group, first in by_group.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Ranks with a timeout in any group, and all ranks with lines of torch's."""
+
+    timed_out: set[int]
+    ranks: set[int]
 
 
 def _first_of_each(events: Iterable[LogEvent], progress: Iterable[GroupProgress]) -> list[TimedOut]:
@@ -42,8 +52,30 @@ def _first_of_each(events: Iterable[LogEvent], progress: Iterable[GroupProgress]
     return list(first.values())
 
 
+def _named_elsewhere(first: Iterable[TimedOut], progress: Iterable[GroupProgress]) -> Iterator[TimedOut]:
+    """Timeouts whose own line is missing, as where ranks write into each other's: torch tells each a second time."""
+    calls = {(event.group, event.sequence): event for event in first}
+    ranks = {event.rank for event in first}
+    for one in progress:
+        call = calls.get((one.group, one.failed))
+        if call is not None and one.failed is not None and one.rank not in ranks:
+            ranks.add(one.rank)
+            yield replace(call, rank=one.rank, place=one.place)
+
+
+def _with_groups_of_equals(first: Sequence[TimedOut]) -> Iterator[TimedOut]:
+    """Timeouts without a group take that of the only group in which others wait in the same call."""
+    groups: dict[_Call, set[str]] = defaultdict(set)
+    for event in first:
+        if event.group is not None:
+            groups[event.sequence, event.operation].add(event.group)
+    for event in first:
+        same = groups.get((event.sequence, event.operation), set())
+        yield replace(event, group=next(iter(same))) if event.group is None and len(same) == 1 else event
+
+
 def _timeout_finding(
-    group: str | None, first: dict[int, TimedOut], known: set[int], progress: Iterable[GroupProgress]
+    group: str | None, first: dict[int, TimedOut], known: _Known, progress: Iterable[GroupProgress]
 ) -> NcclFinding:
     ranks_by_call: dict[_Call, list[int]] = defaultdict(list)
     for rank, event in sorted(first.items()):
@@ -59,7 +91,10 @@ def _timeout_finding(
         code, ranks = ("silent_rank", silent) if silent else ("timeout", waiting)
         message = f"{ranks_words(waiting)} waited in {_call_words(call)}{of_group} until torch's timeout"
         if silent:
-            message += f"; {ranks_words(silent)} did not: look there first"
+            have = form(len(silent), "has", "have")
+            is_known = known.ranks.issuperset(silent)
+            message += f"; {ranks_words(silent)} {'did not' if is_known else f'{have} no timeout in these files'}"
+            message += ": look there first"
         elif num_ranks is not None and num_ranks > len(waiting):
             message += (
                 f"; the other {num_ranks - len(waiting)} of the group's {num_ranks} ranks have none in these files"
@@ -86,17 +121,18 @@ def _after(call: _Call, waiting: Sequence[int], progress: Iterable[GroupProgress
     return f" (at least {fewest:,} further {form(fewest, 'call was', 'calls were')} enqueued)" if fewest > 0 else ""
 
 
-def _silent_ranks(group: str | None, waiting: list[int], known: set[int], num_ranks: int | None) -> list[int]:
+def _silent_ranks(group: str | None, waiting: list[int], known: _Known, num_ranks: int | None) -> list[int]:
     """Ranks without a timeout; none if the group is not of all ranks, or if more are silent than not, which means that
     their logs are missing."""
-    highest = max(*waiting, *known, 0)
+    highest = max(known.ranks)
     if num_ranks is not None:
         if highest != num_ranks - 1:
             return []  # not of all ranks, or not all are known
     elif group is not None and OF_ALL not in group and group != "0":
         return []
-    silent = sorted(set(range(highest)) - set(waiting))
-    return silent if len(silent) < len(waiting) else []
+    silent = set(range(highest + 1)) - set(waiting)
+    is_of_all = silent.isdisjoint(known.timed_out)  # who waits in another group may be no member of this one
+    return sorted(silent) if is_of_all and len(silent) < len(waiting) else []
 
 
 def _minority(ranks_by_call: dict[_Call, list[int]]) -> list[int]:

@@ -73,6 +73,11 @@ _TORCH_PATTERNS: tuple[Pattern, ...] = (
         _progress,
     ),
     pattern("Timeout at NCCL work", _RANK + r" *Timeout at NCCL work: (?P<failed>\d+), " + _LAST_CALLS, _progress),
+    pattern(
+        "detected by watchdog at work:",
+        _RANK + r" *Exception.* detected by watchdog at work: (?P<failed>\d+), " + _LAST_CALLS,
+        _progress,
+    ),
     pattern("dump signal", _RANK + r".*dump signal.*" + _LAST_CALLS, _progress),
     pattern(
         "dump signal",

@@ -55,7 +55,7 @@ def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEven
         if nccl_line is None:
             event = first_match(JOB_PATTERNS, line, LogPlace(file, number))
         else:
-            event = _nccl_event(nccl_line, LogPlace(file, number, nccl_line.process))
+            event = _nccl_event(nccl_line, LogPlace(file, number, nccl_line.process, nccl_line.thread))
         if event is not None:
             yield event
 
@@ -67,8 +67,10 @@ def _nccl_event(line: NcclLine, place: LogPlace) -> LogEvent | None:
 
 _LEVELS = "(?P<level>INFO|WARN|TRACE|VERSION|ABORT) (?P<text>.*)"
 _NCCL = re.compile(
-    r"(?:(?P<host>[^\s:\[\]()<>]+):)?(?P<pid>\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?(?:\([^()]*\) )?[NR]CCL " + _LEVELS
+    r"(?:(?P<host>[^\s:\[\]()<>]+):)?(?P<pid>\d+):(?P<tid>\d+) \[-?\d+\] (?:\S+:\d+ )?(?:\([^()]*\) )?"
+    r"(?:[NR]CCL )?" + _LEVELS
 )
+"""NCCL 2.2 wrote the level alone."""
 _NCCL_WITHOUT_PROCESS = re.compile(r"(?P<before>.*?)(?P<device>\[\d+\] )?(?:\S+:\d+ )?[NR]CCL " + _LEVELS)
 _BEFORE_NCCL = re.compile(r"\[\S*|\S*\]|\(\S*\)|\d[\d:.,/TZ+-]*|\||\S+[:>]|std\w+|[A-Z]")
 """Words that a launcher puts before a line."""
@@ -78,20 +80,22 @@ _MAX_LINE_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class NcclLine:
-    """One line of NCCL's: process, level and text."""
+    """One line of NCCL's: process, level, text and thread."""
 
     process: str
     level: str
     text: str
+    thread: str = ""
 
 
 def parse_nccl_line(line: str) -> NcclLine | None:
     """NCCL's part of a line, also of one whose host and process were taken out; None where there is none."""
-    if "CCL " not in line:
+    if "CCL " not in line and " WARN " not in line:
         return None
     match = _NCCL.search(line)
     if match is not None:
-        return NcclLine(f"{match['host'] or ''}:{match['pid']}", match["level"], match["text"].rstrip())
+        process = f"{match['host'] or ''}:{match['pid']}"
+        return NcclLine(process, match["level"], match["text"].rstrip(), match["tid"])
     match = _NCCL_WITHOUT_PROCESS.match(line)
     if match is None or not all(map(_BEFORE_NCCL.fullmatch, match["before"].split())):
         return None  # a sentence about NCCL
@@ -193,6 +197,11 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "coll channels",
         r"(\d+) coll channels, (?:\d+ collnet channels, )?(?:(\d+) nvls channels, )?\d+ p2p channels",
+        lambda place, m: Channels(place, int(m[1]), int(m[2] or 0)),
+    ),
+    pattern(
+        "coll channels:",  # RCCL
+        r"coll channels:(\d+) .*?(?:nvls channels:(\d+))?, p2p channels:",
         lambda place, m: Channels(place, int(m[1]), int(m[2] or 0)),
     ),
     pattern(

@@ -17,11 +17,13 @@ class LogPlace:
     Attributes:
         line: counted from 1.
         process: host and process id as NCCL writes them: "nodeA:1234"; empty for lines of other programs.
+        thread: thread id; a process with several GPUs has one thread for each.
     """
 
     file: str
     line: int
     process: str = ""
+    thread: str = field(default="", compare=False)
 
     @property
     def host(self) -> str:
