@@ -129,7 +129,7 @@ _CAUSES: tuple[_Cause, ...] = (
     ),
     _cause(
         "rendezvous",
-        r"The client socket has (?:failed|timed out).*?connect(?: to)?.*?\[?([\w.:-]+?)\]?[,:] ?(\d+)\b",
+        r"The client socket has (?:failed|timed out).{0,80}? connect to [\[(]?([\w.:-]+?)\]?[,:] ?(\d+)\b",
         "no connection to torch's rendezvous at {0}, port {1}",
         "start rank 0 there first, open the port, and check MASTER_ADDR and MASTER_PORT",
     ),

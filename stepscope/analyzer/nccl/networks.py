@@ -73,6 +73,8 @@ def limiting_settings(settings: Iterable[SettingUse]) -> list[NcclFinding]:
 
 
 _OFF = ("0", "off", "false", "LOC")
+_OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
+_OF_NETWORKS = (Cards, Network, *_OF_ENVIRONMENT)
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class Environment:
 
     def note(self, event: LogEvent) -> None:
         """Take one event into account."""
+        if not isinstance(event, _OF_ENVIRONMENT):
+            return
         if isinstance(event, Setting):
             self.settings[event.name] = event.value
         elif isinstance(event, NoInfiniBand):
@@ -153,6 +157,8 @@ def _processes(events: Iterable[LogEvent]) -> dict[str, _Process]:
     """Processes that chose a network; NCCL before 2.5 names only its cards."""
     found: dict[str, _Process] = defaultdict(_Process)
     for event in events:
+        if not isinstance(event, _OF_NETWORKS):
+            continue
         one = found[event.place.process]
         one.environment.note(event)
         if isinstance(event, Cards):

@@ -12,10 +12,9 @@ from stepscope.core.documents.nccl_facts import (
     RasGroup,
     RasStatus,
     launch_groups,
-    members_of,
 )
 from stepscope.core.hardware.health import Severity
-from stepscope.core.text.numbers import counted, form, ranks_words
+from stepscope.core.text.numbers import counted, form, listed, ranks_words
 
 _OK = "OK"
 
@@ -107,7 +106,7 @@ def _ahead_and_behind(one: RasCommunicator, status: RasStatus) -> Iterator[NcclF
     """Who has launched fewer calls of a kind, and who more; RAS itself names the smaller group, whichever it is."""
     for kind, groups in launch_groups(one).items():
         front, behind = groups[-1], groups[:-1]
-        ranks = sorted(rank for group in behind for rank in members_of(one, groups, group))
+        ranks = sorted(rank for group in behind for rank in group.ranks)
         num_behind = sum(group.num_ranks for group in behind)
         calls = f"{kind or 'collectives'}: {_at(groups)}"
         is_few = num_behind < front.num_ranks
@@ -116,8 +115,7 @@ def _ahead_and_behind(one: RasCommunicator, status: RasStatus) -> Iterator[NcclF
         elif is_few:
             who = f"{counted(num_behind, 'rank')} {form(num_behind, 'has', 'have')} launched fewer collectives"
         else:
-            ahead = list(members_of(one, groups, front))
-            first = ranks_words(ahead) if ahead else counted(front.num_ranks, "rank")
+            first = ranks_words(list(front.ranks)) if front.ranks else counted(front.num_ranks, "rank")
             have = form(front.num_ranks, "has", "have")
             who = (
                 f"{first} {have} launched more collectives and {form(front.num_ranks, 'waits', 'wait')} for the others"
@@ -128,7 +126,7 @@ def _ahead_and_behind(one: RasCommunicator, status: RasStatus) -> Iterator[NcclF
 
 def _at(groups: Sequence[RasGroup]) -> str:
     """ "2 at 641, 30 at 640", the foremost first."""
-    return ", ".join(f"{group.num_ranks:,} at {group.operation:,}" for group in reversed(groups))
+    return listed(f"{group.num_ranks:,} at {group.operation:,}" for group in reversed(groups))
 
 
 def _standing_still(statuses: Iterable[RasStatus]) -> Iterator[NcclFinding]:
@@ -140,7 +138,8 @@ def _standing_still(statuses: Iterable[RasStatus]) -> Iterator[NcclFinding]:
         runs: dict[str, tuple[str, int]] = {}
         longest: dict[str, tuple[int, RasStatus]] = {}
         for status in of_file:
-            states = {one.id: repr(launch_groups(one)) for one in status.communicators if launch_groups(one)}
+            groups = {one.id: launch_groups(one) for one in status.communicators}
+            states = {identity: repr(of_one) for identity, of_one in groups.items() if of_one}
             runs = {
                 identity: (state, runs[identity][1] + 1 if runs.get(identity, ("", 0))[0] == state else 1)
                 for identity, state in states.items()

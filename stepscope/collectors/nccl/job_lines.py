@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import isfinite
 
 from stepscope.collectors.nccl.pattern import Match, Pattern, pattern
@@ -25,34 +26,54 @@ from stepscope.core.documents.nccl_facts import (
 )
 from stepscope.core.documents.nccl_facts import Warned as Warned
 
-_RANK = r"(?:\[rank(?P<all>\d+)\].*?)?(?:\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s\]]+) )?\[?\bRank (?P<own>\d+)\]"
-"""torch writes the rank within the group in brackets of its own, the job's rank at the beginning of the line."""
+_JOB_RANK = re.compile(r"\[rank(\d+)\]")
+_OWN_RANK = re.compile(r"\[(?:PG (?:ID \d+ PG GUID )?(?P<group>[^\s\]]+) )?Rank (?P<rank>\d+)\]")
 
 
-def _job_rank(match: Match) -> int:
-    return int(match["all"] or match["own"])
+def _speaker(match: Match) -> tuple[int, str | None] | None:
+    """Rank of the process that wrote a line of torch's, and the process group it is about; None without a rank.
+
+    torch writes the rank within the group in brackets of its own, the job's rank at the beginning of the line.
+    """
+    before = match.string[: match.start()]
+    job_rank, own_ranks = _JOB_RANK.search(before), list(_OWN_RANK.finditer(before))
+    if not own_ranks:
+        return None
+    rank = int(job_rank[1] if job_rank is not None else own_ranks[-1]["rank"])
+    return rank, next((one["group"] for one in own_ranks if one["group"]), None)
 
 
-def _timed_out(place: LogPlace, match: Match) -> LogEvent:
-    sizes = [int(match[name] or 0) for name in ("input", "output")]
-    smaller, larger = sorted(sizes)
+def _timed_out(place: LogPlace, match: Match) -> LogEvent | None:
+    speaker = _speaker(match)
+    if speaker is None:
+        return None
+    rank, group = speaker
+    smaller, larger = sorted(int(match[name] or 0) for name in ("input", "output"))
     is_by_rank = ("GATHER" in match["kind"] or "SCATTER" in match["kind"]) and smaller and larger % smaller == 0
     return TimedOut(
         place,
-        _job_rank(match),
+        rank,
         int(match["number"]) if match["number"] else None,
         match["kind"],
         int(match["ms"]),
-        match["group"],
+        group,
         larger // smaller if is_by_rank and larger > smaller else None,
     )
 
 
-def _progress(place: LogPlace, match: Match) -> LogEvent:
-    failed = match.groupdict().get("failed")
-    numbers = [int(match[name]) for name in ("enqueued", "completed")]
+def _progress(place: LogPlace, match: Match) -> LogEvent | None:
+    speaker = _speaker(match)
+    if speaker is None:
+        return None
+    numbers = [int(match[name] or -1) for name in ("enqueued", "completed")]
     enqueued, completed = (number if number >= 0 else None for number in numbers)
-    return GroupProgress(place, _job_rank(match), match["group"], int(failed) if failed else None, enqueued, completed)
+    failed = match["failed"] or match["failed_before"]
+    return GroupProgress(place, *speaker, int(failed) if failed else None, enqueued, completed)
+
+
+def _stuck(place: LogPlace, match: Match) -> LogEvent:
+    job_rank = _JOB_RANK.search(match.string[: match.start()])
+    return WatchdogStuck(place, None if job_rank is None else int(job_rank[1]), int(match[1]))
 
 
 _LAST_CALLS = (
@@ -62,33 +83,20 @@ _LAST_CALLS = (
 _TORCH_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "Watchdog caught",
-        _RANK + r".*?Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d+), )?"
-        r"OpType=(?P<kind>\w+)(?:, NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?.*"
+        r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d+), )?"
+        r"OpType=(?P<kind>\w+)(?:, NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?.*?"
         r"ran for (?P<ms>\d+) milliseconds",
         _timed_out,
     ),
     pattern(
-        "failure detected by watchdog",
-        _RANK + r" *failure detected by watchdog at work sequence id: (?P<failed>\d+) PG status: " + _LAST_CALLS,
+        "ast enqueued",
+        r"(?:failure detected by watchdog at work sequence id: (?P<failed>\d+) PG status: "
+        r"|(?:Timeout at NCCL work|detected by watchdog at work): (?P<failed_before>\d+), |dump signal.*?)"
+        + _LAST_CALLS,
         _progress,
     ),
-    pattern("Timeout at NCCL work", _RANK + r" *Timeout at NCCL work: (?P<failed>\d+), " + _LAST_CALLS, _progress),
-    pattern(
-        "detected by watchdog at work:",
-        _RANK + r" *Exception.* detected by watchdog at work: (?P<failed>\d+), " + _LAST_CALLS,
-        _progress,
-    ),
-    pattern("dump signal", _RANK + r".*dump signal.*" + _LAST_CALLS, _progress),
-    pattern(
-        "dump signal",
-        _RANK + r".*dump signal",
-        lambda place, m: GroupProgress(place, _job_rank(m), m["group"], None),
-    ),
-    pattern(
-        "watchdog got stuck",
-        r"(?:\[rank(\d+)\].*)?watchdog got stuck for (\d+) seconds",
-        lambda place, m: WatchdogStuck(place, int(m[1]) if m[1] else None, int(m[2])),
-    ),
+    pattern("dump signal", r"dump signal(?P<failed>)(?P<failed_before>)(?P<enqueued>)(?P<completed>)", _progress),
+    pattern("watchdog got stuck", r"watchdog got stuck for (\d+) seconds", _stuck),
     pattern(
         "NCCL error in:",
         r"NCCL error in: ?\S+? (?P<error>[^,(]+?)(?: \(run with[^)]*\))?"
@@ -100,7 +108,7 @@ _TORCH_PATTERNS: tuple[Pattern, ...] = (
 _HINTS = (
     ("client socket has", r"(The client socket has .*)"),
     ("server socket has", r"(The server socket has failed to .*)"),
-    ("shared memory", r"(.*(?:Bus error|insufficient shared memory).*)"),
+    ("shared memory", r"((?:Bus error|insufficient shared memory|unable to allocate shared memory).*)"),
     ("undefined symbol: nccl", r"(undefined symbol: nccl\w+)"),
 )
 """Lines of torch that tell the cause of what NCCL reports; the analysis names it."""
@@ -158,7 +166,7 @@ _BENCHMARK_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "  ",
-        rf"(?:^|[\s>:])(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?(?P<rest>[-\d.].*)$",
+        rf"^(?:\S*[>:|] ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?(?P<rest>[-\d.].*)$",
         _benchmark_row,
     ),
     pattern("Out of bounds", r"Out of bounds values *: (\d+)", lambda place, m: OutOfBounds(place, int(m[1]))),
@@ -187,12 +195,7 @@ def _trainer_times(place: LogPlace, match: Match) -> LogEvent | None:
     return TrainerTimes(place, parts)
 
 
-JOB_PATTERNS: tuple[Pattern, ...] = (
-    *_TORCH_PATTERNS,
-    *(pattern(word, text, lambda place, m: Warned(place, m[1].strip())) for word, text in _HINTS),
-    *_BENCHMARK_PATTERNS,
-    pattern("CCL version", r"[NR]CCL version (\d[\w.+-]*)$", lambda place, m: Version(place, m[1])),
-    pattern("time (ms) |", r"time \(ms\) \| (?P<parts>[^|:]+:.*)", _trainer_times),
+TOPOLOGY_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "] - ",
         r"^(?P<indent>\s*)\+ (\w+)\[(\d+(?:\.\d+)?)\] - (\w+)/(\S+)",
@@ -200,4 +203,14 @@ JOB_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern("CPU/", r"^(CPU)/(\S+)", lambda place, m: TopologyNode(place, 0, "", 0.0, m[1], m[2])),
 )
-"""Of all lines but NCCL's own, and of topology behind NCCL's prefix."""
+"""Of NCCL's dump, behind its prefix or alone."""
+
+JOB_PATTERNS: tuple[Pattern, ...] = (
+    *_TORCH_PATTERNS,
+    *(pattern(word, text, lambda place, m: Warned(place, m[1].strip())) for word, text in _HINTS),
+    *_BENCHMARK_PATTERNS,
+    pattern("CCL version", r"[NR]CCL version (\d[\w.+-]*)$", lambda place, m: Version(place, m[1])),
+    pattern("time (ms) |", r"time \(ms\) \| (?P<parts>[^|:]+:.*)", _trainer_times),
+    *TOPOLOGY_PATTERNS,
+)
+"""Of all lines but NCCL's own."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from sys import intern
 
-from stepscope.collectors.nccl.job_lines import JOB_PATTERNS
+from stepscope.collectors.nccl.job_lines import JOB_PATTERNS, TOPOLOGY_PATTERNS
 from stepscope.collectors.nccl.pattern import Match, Pattern, first_match, pattern
 from stepscope.core.documents.nccl_facts import (
     CardEvent,
@@ -53,16 +54,20 @@ def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEven
             continue
         nccl_line = parse_nccl_line(line)
         if nccl_line is None:
-            event = first_match(JOB_PATTERNS, line, LogPlace(file, number))
+            event = first_match(JOB_PATTERNS, line, file=file, number=number)
         else:
-            event = _nccl_event(nccl_line, LogPlace(file, number, nccl_line.process, nccl_line.thread))
+            event = _nccl_event(nccl_line, file, number)
         if event is not None:
             yield event
 
 
-def _nccl_event(line: NcclLine, place: LogPlace) -> LogEvent | None:
-    event = first_match(NCCL_PATTERNS, line.text, place) or first_match(JOB_PATTERNS, line.text, place)
-    return Warned(place, line.text) if event is None and line.level in ("WARN", "ABORT") else event
+def _nccl_event(line: NcclLine, file: str, number: int) -> LogEvent | None:
+    text, process, thread = line.text, line.process, line.thread
+    event = first_match(NCCL_PATTERNS, text, file=file, number=number, process=process, thread=thread)
+    if event is None:
+        event = first_match(TOPOLOGY_PATTERNS, text, file=file, number=number, process=process, thread=thread)
+    is_warning = event is None and line.level in ("WARN", "ABORT")
+    return Warned(LogPlace(file, number, process, thread), text) if is_warning else event
 
 
 _LEVELS = "(?P<level>INFO|WARN|TRACE|VERSION|ABORT) (?P<text>.*)"
@@ -94,8 +99,8 @@ def parse_nccl_line(line: str) -> NcclLine | None:
         return None
     match = _NCCL.search(line)
     if match is not None:
-        process = f"{match['host'] or ''}:{match['pid']}"
-        return NcclLine(process, match["level"], match["text"].rstrip(), match["tid"])
+        process = intern(f"{match['host'] or ''}:{match['pid']}")
+        return NcclLine(process, match["level"], match["text"].rstrip(), intern(match["tid"]))
     match = _NCCL_WITHOUT_PROCESS.match(line)
     if match is None or not all(map(_BEFORE_NCCL.fullmatch, match["before"].split())):
         return None  # a sentence about NCCL
@@ -119,6 +124,12 @@ def _seconds_by_part(parts: str) -> dict[str, float]:
 
 
 NCCL_PATTERNS: tuple[Pattern, ...] = (
+    pattern(
+        " via ",  # first: most lines
+        r"(?:Channel|Ring) \d+(?:/\d+)? ?: (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(?:send|receive)\])?"
+        r" via (direct shared memory|NET/[^/]+/\S+|\S+(?: pointer)?)",
+        lambda place, m: RingPath(place, int(m[1]), int(m[2]), "SHM" if m[3] == "direct shared memory" else m[3]),
+    ),
     pattern("CCL version", r"[NR]CCL version ?:? ?(\d\S*)", lambda place, m: Version(place, m[1])),
     pattern("cudaDriverVersion", r"cudaDriverVersion (\d+)", lambda place, m: Driver(place, int(m[1]))),
     pattern("set ", r"(NCCL_\w+) set (?:by environment )?to (\S.*?)\.?$", lambda place, m: Setting(place, m[1], m[2])),
@@ -182,12 +193,6 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         "nNodes",
         r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+)",
         lambda place, m: Shape(place, int(m[1]), int(m[2]), int(m[3]), int(m[4])),
-    ),
-    pattern(
-        " via ",
-        r"(?:Channel|Ring) \d+(?:/\d+)? ?: (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(?:send|receive)\])?"
-        r" via (direct shared memory|NET/[^/]+/\S+|\S+(?: pointer)?)",
-        lambda place, m: RingPath(place, int(m[1]), int(m[2]), "SHM" if m[3] == "direct shared memory" else m[3]),
     ),
     pattern(
         "Connected all rings",

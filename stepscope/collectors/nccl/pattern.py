@@ -25,12 +25,15 @@ def pattern(word: str, expression: str, event: Callable[[LogPlace, Match], LogEv
     return Pattern(word, re.compile(expression), event)
 
 
-def first_match(patterns: Iterable[Pattern], text: str, place: LogPlace) -> LogEvent | None:
-    """Event of the first pattern that makes one of the line."""
+def first_match(
+    patterns: Iterable[Pattern], text: str, *, file: str, number: int, process: str = "", thread: str = ""
+) -> LogEvent | None:
+    """Event of the first pattern that makes one of the line; its place is built only then."""
     for one in patterns:
         if one.word in text:
             match = one.expression.search(text)
-            event = one.event(place, match) if match is not None else None
-            if event is not None:
-                return event
+            if match is not None:
+                event = one.event(LogPlace(file, number, process, thread), match)
+                if event is not None:
+                    return event
     return None

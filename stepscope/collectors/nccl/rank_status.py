@@ -30,14 +30,8 @@ from stepscope.core.documents.nccl_facts import (
 from stepscope.core.errors import DataError
 
 RAS_JSON_MARK = '"communicators"'
-_TEXT_BEGINNING = re.compile(
-    r"\s*(?:Job summary|Communicators\.\.\.|Group +Comms|NCCL version \S+ compiled with|#\d+-\d+ \([0-9a-f]+\) [A-Z]+)"
-)
-
-
-def begins_ras_text(line: str) -> bool:
-    """Whether an answer in RAS's text form begins here."""
-    return _TEXT_BEGINNING.match(line) is not None
+RAS_TEXT_BEGINNINGS = ("Job summ", "Communic", "Group   ", "NCCL ver", "#")
+"""How lines begin in which an answer in RAS's text form may."""
 
 
 def read_ras(text: str, *, file: str, line: int = 0) -> RasStatus:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.collectors.nccl.inspector import read_inspector
-from stepscope.collectors.nccl.rank_status import RAS_JSON_MARK, RasTextReader, begins_ras_text, read_ras
+from stepscope.collectors.nccl.rank_status import RAS_JSON_MARK, RAS_TEXT_BEGINNINGS, RasTextReader, read_ras
 from stepscope.collectors.nccl.topology import read_topology
 from stepscope.collectors.nccl.wrapped_lines import begins_record
 from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, RasStatus, TopologyNode
@@ -20,12 +20,13 @@ from stepscope.core.errors import DataError
 
 _MAX_BLOCK = 1 << 26
 """Characters of a document of several lines."""
-_MAX_LINES_BEFORE_MARK = 400
-"""Lines of a document in which it must be known as one of NCCL's: comments may come first."""
+_MAX_LINES_BEFORE_MARK = 12
+"""Lines of a document in which it must be known as one of NCCL's."""
 _INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', '{"header"')
 _SERIES_MARK = "bus_bandwidth_gbs{"
-_FLAG_MARKS = ("XPU_TIMER_COMMON_HANG{", "XPU_TIMER_")
-_XML_BEGINNINGS = ("<system", "<graphs", "<?xml", "<!")
+_FLAG_MARK = "XPU_TIMER_"
+_XML_BEGINNINGS = ("<?xml", "<!DOCTYP")
+"""First characters of lines that may come before a mark."""
 _XML_MARKS, _XML_ENDS = ("<system", "<graphs"), ("</system>", "</graphs>")
 _JSON_LINE = frozenset('"{}[],-0123456789tfn\n')
 
@@ -90,6 +91,7 @@ class Sections:
     def statuses(self) -> list[RasStatus]:
         """Answers of RAS, in the file's order."""
         of_text = [] if self._ras_text is None else self._ras_text.statuses()
+        of_text = [status for status in of_text if status.rows or status.communicators or status.dead]
         return sorted([*of_text, *self._json_statuses], key=lambda status: status.line)
 
     def log_lines(self) -> Iterator[tuple[int, str]]:
@@ -103,14 +105,15 @@ class Sections:
             if first[:1] == "{":
                 if not self._take_measurement(line):
                     yield from self._document(_Form.JSON, number, line)
-            elif first.startswith(_XML_BEGINNINGS):
+            elif first[:1] == "<" and (first.startswith(_XML_BEGINNINGS) or any(mark in line for mark in _XML_MARKS)):
                 yield from self._document(_Form.XML, number, line)
-            elif any(mark in line for mark in _FLAG_MARKS):
+            elif _FLAG_MARK in line:
                 self.flag_lines.append(line)
             elif _SERIES_MARK in line and self._take_measurement(line):
                 continue
             else:
-                self._feed_ras(number, line)
+                if self._ras_text is not None or first.startswith(RAS_TEXT_BEGINNINGS):
+                    self._feed_ras(number, line)
                 yield numbered
 
     def _next(self) -> tuple[int, str] | None:
@@ -127,10 +130,9 @@ class Sections:
         return True
 
     def _feed_ras(self, number: int, line: str) -> None:
-        if self._ras_text is None and begins_ras_text(line):
+        if self._ras_text is None:
             self._ras_text = RasTextReader(self._file)
-        if self._ras_text is not None:
-            self._ras_text.feed(number, line)
+        self._ras_text.feed(number, line)
 
     def _document(self, form: _Form, number: int, line: str) -> Iterator[tuple[int, str]]:
         """Collect a document; its first line is one of the log if it is none of NCCL's, the others are read again."""

@@ -35,16 +35,19 @@ class WidthDetector:
 
     def watch(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """The lines, unchanged."""
-        was_full = False
+        was_full, longest = False, 0
         for numbered in lines:
-            line = numbered[1].rstrip("\r\n")
+            line = numbered[1]
             if was_full and not begins_record(line):
                 self._num_continued += 1
-            if len(line) > self._longest:
-                self._longest, self._num_full, self._num_continued = len(line), 0, 0
-            was_full = len(line) == self._longest
-            self._num_full += was_full
-            self.num_timeouts += _TIMEOUT in line
+            was_full = len(line) >= longest
+            if was_full:
+                if len(line) > longest:
+                    longest, self._num_full, self._num_continued = len(line), 0, 0
+                    self._longest = len(line.rstrip("\r\n"))
+                self._num_full += 1
+            if _TIMEOUT in line:
+                self.num_timeouts += 1
             yield numbered
 
     def width(self) -> int | None:

@@ -5,7 +5,7 @@ Each fact of a log has its file and line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepscope.core.documents.hang import MAX_RANKS
 
@@ -531,10 +531,22 @@ def launch_groups(communicator: RasCommunicator) -> dict[str, list[RasGroup]]:
     if not groups:
         groups = _groups_of_counts(communicator.ranks)
     return {
-        kind: sorted(members, key=lambda group: group.operation or 0)
+        kind: sorted(_with_remaining(members), key=lambda group: group.operation or 0)
         for kind, members in groups.items()
         if len({group.operation for group in members}) > 1
     }
+
+
+def _with_remaining(groups: list[RasGroup]) -> list[RasGroup]:
+    """The groups; where RAS names the ranks of all but one, that one has the remaining ranks."""
+    unnamed = [group for group in groups if len(group.ranks) != group.num_ranks]
+    size = sum(group.num_ranks for group in groups)
+    if len(unnamed) != 1 or unnamed[0].ranks or size > MAX_RANKS:
+        return groups
+    remaining = set(range(size)).difference(*(group.ranks for group in groups))
+    if len(remaining) != unnamed[0].num_ranks:
+        return groups
+    return [replace(one, ranks=tuple(sorted(remaining))) if one is unnamed[0] else one for one in groups]
 
 
 def _groups_of_counts(ranks: tuple[RasRank, ...]) -> dict[str, list[RasGroup]]:
@@ -557,16 +569,5 @@ def ranks_behind(communicator: RasCommunicator) -> list[int]:
     answer; those in another state than most."""
     behind = {rank.rank for rank in communicator.missing}
     behind |= {rank for group in communicator.groups if group.operation is None for rank in group.ranks}
-    for groups in launch_groups(communicator).values():
-        behind |= {rank for group in groups[:-1] for rank in members_of(communicator, groups, group)}
+    behind |= {rank for groups in launch_groups(communicator).values() for group in groups[:-1] for rank in group.ranks}
     return sorted(behind)
-
-
-def members_of(communicator: RasCommunicator, groups: list[RasGroup], group: RasGroup) -> tuple[int, ...]:
-    """Ranks of a group; where RAS names those of all other groups alone, the remaining ones."""
-    size = communicator.size or sum(one.num_ranks for one in groups)
-    others = [one for one in groups if one is not group]
-    if group.ranks or size > MAX_RANKS or any(len(one.ranks) != one.num_ranks for one in others):
-        return group.ranks
-    remaining = set(range(size)).difference(*(one.ranks for one in others))
-    return tuple(sorted(remaining)) if len(remaining) == group.num_ranks else ()
