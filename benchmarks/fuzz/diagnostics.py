@@ -2,9 +2,10 @@
 
     python -m benchmarks.fuzz.diagnostics ../shared/traces [--inputs 100000] [--seed 0]
 
-Recorded files of `stepscope hang`, `nccl` and `memory` are damaged: bytes, numbers and lines changed, left out,
-doubled, swapped, cut off. Each input runs the whole command. Anything but a result or an expected error, and anything
-that takes over five seconds, is printed with its seed and makes the program exit with status 1.
+Recorded files of `stepscope hang`, `nccl` and `memory`, and written ones of `memory` and `steps`, are damaged: bytes,
+numbers and lines changed, left out, doubled, swapped, cut off. Each input runs the whole command. Anything but a result
+or an expected error, and anything that takes over five seconds, is printed with its seed and makes the program exit
+with status 1.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fuzz import written
 from benchmarks.fuzz.fuzzer import TooSlowError
 from stepscope.core.errors import StepscopeError
 from stepscope.store.documents import encode_document, encode_nccl
 from stepscope.workflow.hang import read_hang
-from stepscope.workflow.memory import read_memory
+from stepscope.workflow.memory import read_memory, read_memory_comparison
 from stepscope.workflow.nccl import read_nccl
+from stepscope.workflow.steps import read_steps
 
 LONGEST_SECONDS = 5
 _MOST_BYTES = 60_000
@@ -78,11 +81,18 @@ def _targets(diag: Path) -> list[Target]:
         file for part in ("nccl_logs", "inspector", "ras", "topo", "xpu_timer") for file in (diag / part).iterdir()
     ]
     snapshot = gzip.decompress((diag / "memory_h100/leak.pickle.gz").read_bytes())
+    snapshots = [_small(snapshot), {"a.pickle": written.snapshot(1), "b.pickle": written.snapshot(5)}]
     return [
         Target("hang", lambda path: encode_document(read_hang([path])), hangs),
         Target("nccl", lambda path: encode_nccl(read_nccl([path])), [_job([file]) for file in sorted(others)]),
-        Target("memory", lambda path: [encode_document(one) for _, one in read_memory([path])], [_small(snapshot)]),
+        Target("memory", lambda path: [encode_document(one) for _, one in read_memory([path])], snapshots),
+        Target("memory --compare", _compare, snapshots[1:]),
+        Target("steps", lambda path: encode_document(read_steps(path)), written.logs()),
     ]
+
+
+def _compare(folder: str) -> None:
+    encode_document(read_memory_comparison(f"{folder}/a.pickle", f"{folder}/b.pickle"))
 
 
 def _job(files: Iterator[Path] | list[Path]) -> dict[str, bytes]:
@@ -109,6 +119,7 @@ def _try(chance: random.Random, targets: list[Target], scratch: Path, seed: str)
     folder.mkdir()
     try:
         for name, content in job.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
         with _limited():
             target.run(str(folder))

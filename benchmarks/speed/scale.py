@@ -30,7 +30,7 @@ from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.trace.columns import ProcessGroup
-from stepscope.workflow.analyze import view_files
+from stepscope.workflow.rank_views import view_files
 
 _HEAD_BYTES = 1 << 20
 _RANK = re.compile(rb'("distributedInfo": \{[^{}]*?"rank": )\d+')

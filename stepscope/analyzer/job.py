@@ -24,6 +24,7 @@ from stepscope.analyzer.alignment.process_groups import by_only_dimension, with_
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
+from stepscope.analyzer.blame.unnamed_ranks import fixes_without_unnamed, without_unnamed
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
@@ -115,7 +116,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         roofline=roofline,
         warnings=[*notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
     )
-    return analysis, list(by_rank.values())
+    return without_unnamed(analysis, by_rank), list(by_rank.values())
 
 
 def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:
@@ -143,7 +144,8 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         report = predict(model, unprofiled_ms=unprofiled_ms, causes=causes)
         if aligned.schedules:
             report = add_micro_batch_fixes(report, aligned.schedules, causes)
-    return replace(report, warnings=[*report.warnings, *context.notices])
+    fixes = fixes_without_unnamed(report.fixes, aligned.views)
+    return replace(report, fixes=fixes, warnings=[*report.warnings, *context.notices])
 
 
 def replay_model(views: Sequence[RankView]) -> ReplayModel | None:

@@ -51,7 +51,7 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
     Args:
         trace: its events.
         rank: its number in the job.
-        whole_file: analyse first to last device activity instead of the steps, as other tools do.
+        whole_file: analyse the whole file instead of the steps.
 
     Raises:
         DataError: the trace has neither device activities nor host operators.
@@ -85,7 +85,8 @@ def _view_device(
     if window is None:
         if len(steps) and not whole_file:
             notices.append(Notice("no_kernels_in_steps", f"rank {rank}: no kernel was launched inside a step"))
-        window = _lasting(file_window(activities), trace)
+        _check_lasting(bool((activities.end_ns > activities.start_ns).any()), trace)
+        window = file_window(trace, activities, whole=whole_file)
         steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
@@ -135,18 +136,18 @@ def _doubts_about_peak(rank: int, gpu: GpuModel | None, limits: KernelLimits) ->
     return []
 
 
-def _lasting(window: Window, trace: TraceColumns) -> Window:
-    if window.end_ns <= window.start_ns:
+def _check_lasting(takes_time: bool, trace: TraceColumns) -> None:
+    if not takes_time:
         raise DataError(
             "holds no activity that takes time",
             where=trace.header.path,
             what_next="check that the profiler recorded at least one step",
         )
-    return window
 
 
 def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
-    window = _lasting(host_window(trace, steps), trace)
+    window = host_window(trace, steps)
+    _check_lasting(window.end_ns > window.start_ns, trace)
     lane = main_lane(trace, steps)
     bounds = window.step_bounds_ns
     work = operator_flops(trace)

@@ -171,6 +171,8 @@ def trace_quality(
         steps_used=sorted(set.intersection(*(set(view.window.index.tolist()) for view in views.values()))),
         steps_without_device=max((len(f.empty_steps) / max(len(f.step_indices), 1) for f in facts), default=0.0),
         largest_activity=max((f.largest_share for f in facts), default=0.0),
+        left_out_before_ms=max(view.window.before_ns for view in views.values()) / 1e6,
+        left_out_after_ms=max(view.window.after_ns for view in views.values()) / 1e6,
     )
 
 
@@ -195,6 +197,10 @@ def rank_ledger(view: RankView) -> RankLedger:
         ledger=fractions(view.segments, view.window_ns),
         hidden_communication=view.hidden_communication_ns / view.window_ns,
         steps=steps,
+        span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
+        rank_source=view.header.rank_source,
+        file=view.header.file,
+        place=view.header.place,
     )
 
 

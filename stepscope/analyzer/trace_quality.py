@@ -28,6 +28,7 @@ class TraceFacts:
         step_indices, empty_steps: the steps that the host marks, and those in which no device activity was launched.
         largest_share, largest_name: share of the window of the longest compute kernel or copy, and its name.
         untraced_iterations: a graph kept running without kernels in the trace.
+        span_ns: first to last device activity of the file.
     """
 
     reading: ReadQuality
@@ -43,6 +44,7 @@ class TraceFacts:
     largest_share: float = 0.0
     largest_name: str = ""
     untraced_iterations: bool = False
+    span_ns: int | None = None
 
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
@@ -78,6 +80,7 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
         largest_share=largest,
         largest_name=name,
         untraced_iterations=has_untraced_iterations(trace, activities, graphs),
+        span_ns=int(activities.end_ns.max() - activities.start_ns.min()),
     )
 
 

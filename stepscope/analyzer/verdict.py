@@ -10,9 +10,10 @@ import numpy as np
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
+from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.analysis import Job, RootCause, SecondaryCause, TraceQuality, Verdict
-from stepscope.core.text.numbers import counted, form
+from stepscope.core.text.numbers import counted
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY
 from stepscope.core.text.wording import cause_phrase, reason_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence
@@ -90,7 +91,7 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons),
+        actions=actions_for(named.cause, named.reasons, with_stacks=inputs.with_stacks(named.cause)),
         secondary=_secondary(losses[1:], inputs),
     )
 
@@ -185,15 +186,7 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
 
 def _where(row: RootCause, inputs: VerdictInputs) -> str:
     """Clause with the ranks to look at, unless it is all of them."""
-    if not 0 < len(row.ranks) < len(inputs.job.ranks):
-        return ""
-    worst_first = " (worst first)" if len(row.ranks) > 1 else ""
-    return f"; look at {form(len(row.ranks), 'rank')} {_enumerate(row.ranks)}{worst_first}"
-
-
-def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+    return look_at(row.ranks, inputs.views) if 0 < len(row.ranks) < len(inputs.job.ranks) else ""
 
 
 def _secondary(losses: Sequence[RootCause], inputs: VerdictInputs) -> list[SecondaryCause]:

@@ -39,17 +39,18 @@ def print_warnings(notices: Iterable[Notice]) -> None:
 
 
 def enters_only_run(function: _Function) -> _Function:
-    """Lets the command read the run inside where a folder that holds one run, and nothing else to read, is given."""
+    """Lets the command read the run inside where a path is a folder that holds one run, and nothing else to read."""
 
     @wraps(function)
     def call(**options: Any) -> None:
         from stepscope.workflow.inputs.paths import OnlyRunError
 
-        try:
-            function(**options)
-        except OnlyRunError as error:
-            click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
-            function(**{name: _replaced(value, error.folder, error.run) for name, value in options.items()})
+        while True:
+            try:
+                return function(**options)
+            except OnlyRunError as error:
+                click.echo(f"stepscope: {error.folder}: reading the only run in it, {error.run}", err=True)
+                options = {name: _replaced(value, error.folder, error.run) for name, value in options.items()}
 
     return call
 
@@ -58,6 +59,24 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, tuple):
         return tuple(new if item == old else item for item in value)
     return new if value == old else value
+
+
+class _NumberOrAll(click.IntRange):
+    """A number from 1 on, or `all`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "all" else super().convert(value, param, ctx)
+
+
+def capture_option(*, takes_all: bool = False) -> Callable[[_Function], _Function]:
+    """The option --capture."""
+    text = "Of several captures of the same processes take number N, 1 being the earliest"
+    return click.option(
+        "--capture",
+        type=_NumberOrAll(min=1) if takes_all else click.IntRange(min=1),
+        metavar="N|all" if takes_all else "N",
+        help=text + (", or each by itself." if takes_all else ".") + "  [default: the latest]",
+    )
 
 
 def asks_agents(function: _Function) -> _Function:

@@ -9,6 +9,7 @@ import click
 from stepscope.cli.groups import CommandGroup
 from stepscope.cli.options import enters_only_run, json_option, print_document, print_warnings
 from stepscope.core.text.numbers import counted, form, number_runs
+from stepscope.core.text.wording import place_words
 
 if TYPE_CHECKING:
     from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
@@ -29,7 +30,7 @@ def command() -> None:
 def info(files: tuple[str, ...], as_json: bool) -> None:
     """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
 
-    FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
+    FILE is a trace file, a folder or archive of traces, a run directory, or any fsspec URL (s3://...).
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.workflow.trace_info import read_trace_info
@@ -76,6 +77,7 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
         ("rank", _rank(file)),
         ("host", file.host),
         ("GPU", file.gpu),
+        ("accelerator", f"{file.accelerator}: not analyzed" if file.accelerator else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in file.versions.items())),
         ("span", f"{file.span_ms:,.3f} ms"),
         ("steps", _steps(file.steps)),
@@ -92,6 +94,8 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
 
 def _rank(file: TraceFileInfo) -> str:
     rank = "unknown" if file.rank is None else str(file.rank)
+    if file.rank is None and file.place:
+        rank += f" ({place_words(file.place)})"
     return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend unknown'})"
 
 

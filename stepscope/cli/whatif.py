@@ -8,6 +8,7 @@ import click
 
 from stepscope.cli.options import (
     POSITIVE,
+    capture_option,
     enters_only_run,
     fan_out_options,
     json_option,
@@ -27,17 +28,23 @@ if TYPE_CHECKING:
 @click.option(
     "--fix", "causes", multiple=True, metavar="CAUSE", help="Predict only this fix; repeatable.  [default: all]"
 )
+@capture_option()
 @click.option("--unprofiled-ms", type=POSITIVE, help="Calibrate to this unprofiled step time.")
 @json_option
 @enters_only_run
 @fan_out_options
 def command(
-    paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool, fan_out: FanOut
+    paths: tuple[str, ...],
+    causes: tuple[str, ...],
+    capture: int | None,
+    unprofiled_ms: float | None,
+    as_json: bool,
+    fan_out: FanOut,
 ) -> None:
     """Predict a job's step time with one cause removed at a time, by replaying its traces across ranks.
 
-    PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
-    (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
+    PATH is a run directory, a folder or archive of traces, trace files, any fsspec URL (s3://...), or an operation
+    table (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.core.vocabulary import Cause
@@ -50,6 +57,7 @@ def command(
         report = what_if(
             paths,
             causes=[Cause(cause) for cause in causes],
+            capture=capture,
             unprofiled_step_ms=unprofiled_ms,
             fan_out=fan_out,
             on_progress=on_progress,

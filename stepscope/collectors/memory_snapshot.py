@@ -11,10 +11,12 @@ from __future__ import annotations
 import gzip
 import json
 import mmap
+import re
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,12 +25,19 @@ from stepscope.collectors.safe_pickle.loading import Content, load_plain
 from stepscope.collectors.safe_pickle.streaming import KeyPath, stream_plain
 from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import (
+    NO_STACK,
+    SHARED_POOL,
     AllocatorAction,
     AllocatorEvents,
+    FailedRequest,
     MemoryBlock,
     MemorySegment,
     MemorySnapshot,
     OutOfMemoryNote,
+    PoolId,
+    is_autograd_thread,
+    is_python,
+    is_workspace,
 )
 from stepscope.core.errors import DataError
 
@@ -125,7 +134,8 @@ class _SnapshotBuilder:
         self._where = where
         self._num_blocks = 0
         self._snapshot = MemorySnapshot()
-        self._stacks: dict[tuple[StackFrame, ...], int] = {(): 0}
+        self._stacks: dict[tuple[StackFrame, ...], int] = {(): NO_STACK}
+        self._known: dict[tuple[StackFrame, ...], int] = {}
         self._frames: dict[tuple[str, str, int], StackFrame] = {}
 
     def take(self, path: KeyPath, items: list[Any]) -> bool:
@@ -187,6 +197,8 @@ class _SnapshotBuilder:
                 int(segment["total_size"]),
                 bool(segment.get("is_expandable")),
                 tuple(blocks),
+                _pool(segment.get("segment_pool_id")) or SHARED_POOL,
+                int(segment.get("stream") or 0),
             )
         )
 
@@ -195,6 +207,9 @@ class _SnapshotBuilder:
         if action is AllocatorAction.OTHER:
             return
         events = self._snapshot.events.setdefault(device, AllocatorEvents())
+        if action is AllocatorAction.OOM:
+            failed = FailedRequest(_pool(event.get("pool_id")), _int_or_none(event.get("stream")))
+            events.failed[len(events.actions)] = failed
         events.actions.append(action)
         events.addresses.append(int(event["device_free"] if action is AllocatorAction.OOM else event["addr"]))
         size = int(event["size"])
@@ -206,16 +221,62 @@ class _SnapshotBuilder:
 
     def _stack(self, raw_frames: Any) -> int:
         if not raw_frames:
-            return 0
-        frames = tuple(self._frame(frame) for frame in raw_frames[:_MAX_FRAMES])
-        return self._stacks.setdefault(frames, len(self._stacks))
+            return NO_STACK
+        frames = tuple(self._frame(frame) for frame in raw_frames[:_MAX_RAW_FRAMES])
+        stack = self._known.get(frames)
+        if stack is None:
+            stack = self._known[frames] = self._stacks.setdefault(informative_frames(frames), len(self._stacks))
+        return stack
 
     def _frame(self, raw: dict[str, Any]) -> StackFrame:
         key = str(raw["name"]), str(raw["filename"]), int(raw["line"])
         frame = self._frames.get(key)
         if frame is None:
-            frame = self._frames[key] = StackFrame(*key)
+            frame = StackFrame(*key)
+            if not is_python(frame):
+                frame = StackFrame(_ARGUMENTS.sub("", key[0]), *key[1:])
+            self._frames[key] = frame
         return frame
+
+
+_MAX_RAW_FRAMES = 1024
+_ARGUMENTS = re.compile(r"\((?!anonymous namespace\)).*", re.DOTALL)
+"""Of a C++ function."""
+_RECORDING = (
+    *("torch::unwind::", "torch::CapturedTraceback::", "torch::cuda::(anonymous namespace)::gather"),
+    *("c10::cuda::CUDACachingAllocator::", "c10::hip::HIPCachingAllocator::"),
+)
+
+
+def informative_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
+    """Frames of a stack that say who allocates: those of Python, else those of C++ from the node of the backward pass.
+
+    With stacks="all", torch's default, C++ frames come first and between those of Python. What no Python frame tells
+    stays as the outermost: a frame of autograd's thread, and one of a library that allocates a workspace.
+    """
+    kept = [frame for frame in frames if is_python(frame)]
+    if len(kept) == len(frames):
+        return tuple(frames[:_MAX_FRAMES])
+    marks = [next(filter(mark, frames), None) for mark in (is_autograd_thread, is_workspace)]
+    if not kept:
+        kept = [frame for frame in frames if not frame.function.startswith(_RECORDING)]
+        kept = list(dropwhile(lambda frame: not _is_node(frame), kept)) or kept
+    del kept[_MAX_FRAMES - len(marks) :]
+    return (*kept, *(mark for mark in marks if mark is not None and mark not in kept))
+
+
+def _is_node(frame: StackFrame) -> bool:
+    """Whether a function is of a node of the backward pass, or of torch's collectives: those that it calls say less."""
+    is_apply = frame.function.startswith("torch::autograd::") and frame.function.endswith("::apply")
+    return is_apply or frame.function.startswith("c10d::")
+
+
+def _pool(value: Any) -> PoolId | None:
+    """The pair of numbers that identifies a pool; None where the snapshot does not say."""
+    if value is None:
+        return None
+    first, second = value
+    return int(first), int(second)
 
 
 _AWAITING_FREE = frozenset(["active_awaiting_free", "active_pending_free"])

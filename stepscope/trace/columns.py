@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
 from math import prod
 from typing import TypeVar
 
@@ -105,7 +105,7 @@ class Category(IntEnum):
     OVERHEAD = 8
     """of the profiler itself: buffer flushes, resource setup"""
     PYTHON_FUNCTION = 9
-    """frames of modules; other frames only on request"""
+    """frames of modules and garbage collections; other frames only on request"""
     OTHER = 10
 
 
@@ -239,12 +239,32 @@ def _volume(sizes: tuple[int, ...]) -> int | None:
     return volume if 0 <= volume < 2**63 else None
 
 
+class RankSource(StrEnum):
+    """Where a trace's rank comes from."""
+
+    HEADER = "header"
+    """distributedInfo, or what a merging tool wrote into the events"""
+    COLLECTIVES = "collectives"
+    """the recorded communication calls: their groups, and the rank's place in them"""
+    FILE_NAME = "file_name"
+    DEVICE = "device"
+    """the order of the devices in a file that merges several ranks"""
+    ONLY_FILE = "only_file"
+    """the job's only trace, which does not give its rank: rank 0"""
+    ORDER = "order"
+    """none of these: the lowest free rank, in the order of the files. Such a number names no process."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
     """Metadata of a trace; None where not recorded.
 
     Attributes:
-        rank: from distributedInfo, else from the file's name.
+        rank: from distributedInfo, else from the communication calls, else from the file's name.
+        rank_source: which of these; ORDER for a rank of a merged file that its file does not give.
+        place: index by parallel dimension, from the file's name; empty where it does not give it.
+        process_id: the host process that ran the rank's operators.
+        accelerator: the recorded device where its calls are not those of CUDA or HIP; None for NVIDIA, AMD and CPU.
         base_time_ns: added to relative timestamps (0 where they were absolute).
         groups: the communicators listed in the header.
         file_bytes, text_bytes: size of the file, and of its JSON text.
@@ -268,6 +288,16 @@ class TraceHeader:
     text_bytes: int
     whole_steps: tuple[int, ...] | None = None
     part: str = ""
+    rank_source: RankSource | None = None
+    place: dict[str, int] = field(default_factory=dict)
+    process_id: int | None = None
+    accelerator: str | None = None
+
+    @property
+    def file(self) -> str:
+        """Name of the file, and of this rank's part of it."""
+        name = self.path.replace("\\", "/").replace("::", "/").rpartition("/")[2]
+        return f"{name} ({self.part})" if self.part else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +364,12 @@ class TraceColumns:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def with_header(self, header: TraceHeader) -> TraceColumns:
+        """The same rows, and what is known of their order, under another header."""
+        trace = replace(self, header=header)
+        object.__setattr__(trace, "_index", self._index)
+        return trace
 
     def rows_of(self, *categories: Category) -> npt.NDArray[np.intp]:
         """Indices of the rows in any of the categories, ascending; read-only."""

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from stepscope.core.errors import from_os_error
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.trace.formats.operation_table import read_operation_table
+from stepscope.trace.inflating import Readable
 from stepscope.trace.operations import OperationTable
 
 _HEAD_BYTES = 64 * 1024
@@ -25,7 +26,7 @@ _HEAD_BYTES = 64 * 1024
 class RankReader(Protocol):
     """Reads a stream from which `head` has been taken; `path` and `file_bytes` are for messages and the header."""
 
-    def __call__(self, stream: BinaryIO, *, path: str, file_bytes: int, head: bytes) -> list[TraceColumns]: ...
+    def __call__(self, stream: Readable, *, path: str, file_bytes: int, head: bytes) -> list[TraceColumns]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def read_ranks(path: str | os.PathLike[str]) -> list[TraceColumns]:
         raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
 
 
-def read_ranks_stream(stream: BinaryIO, *, path: str, file_bytes: int) -> list[TraceColumns]:
+def read_ranks_stream(stream: Readable, *, path: str, file_bytes: int) -> list[TraceColumns]:
     """Read from an open binary stream, for any source that can be read once from front to back.
 
     Args:

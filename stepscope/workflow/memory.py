@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.analyzer.memory import explain_memory
+from stepscope.analyzer.memory import NamedSnapshot, compare_memory, explain_memory
 from stepscope.collectors.memory_snapshot import read_note, read_snapshot
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.run_directory import MEMORY_FOLDER
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
@@ -23,14 +24,7 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     Raises:
         DataError: a path does not exist, contains no snapshot, or no snapshot can be read.
     """
-    files = [file for path in paths for file in _snapshots_of(path)]
-    if not files:
-        refuse_many_runs(paths)
-        raise DataError(
-            "holds no memory snapshot",
-            where=", ".join(paths),
-            what_next="take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)",
-        )
+    files = _snapshots_of(paths)
     reports, errors = [], []
     for file in files:
         try:
@@ -44,9 +38,42 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
 
 
-def _snapshots_of(path: str) -> list[Path]:
-    place = part_of_run(path, MEMORY_FOLDER)
-    if not place.is_dir():
-        return [place]
-    files = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES)]
-    return sorted(files, key=lambda file: ("oom" not in file.name, file))
+def read_memory_comparison(first: str, second: str) -> MemoryComparison:
+    """Comparison of two snapshots, each a file or a folder that holds one.
+
+    Raises:
+        DataError: a path does not exist, is not of one snapshot, or cannot be read.
+    """
+    return compare_memory(_only_snapshot(first), _only_snapshot(second))
+
+
+def _only_snapshot(path: str) -> NamedSnapshot:
+    files = _snapshots_of([path])
+    if len(files) > 1:
+        names = listed([str(file.relative_to(path)) for file in files], _MAX_NAMED)
+        what_next = f"give one of them, such as {files[0]}"
+        raise DataError(f"holds {len(files)} memory snapshots: {names}", where=path, what_next=what_next)
+    return NamedSnapshot(str(files[0]), read_snapshot(files[0]), read_note(files[0]))
+
+
+_MAX_NAMED = 8
+
+
+def _snapshots_of(paths: Sequence[str]) -> list[Path]:
+    """Snapshot files that the paths mean, of each path those of out-of-memory errors first; at least one."""
+    files: list[Path] = []
+    for path in paths:
+        place = part_of_run(path, MEMORY_FOLDER)
+        if place.is_dir():
+            found = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES)]
+            files += sorted(found, key=lambda file: ("oom" not in file.name, file))
+        else:
+            files.append(place)
+    if not files:
+        refuse_many_runs(paths)
+        raise DataError(
+            "holds no memory snapshot",
+            where=", ".join(paths),
+            what_next="take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)",
+        )
+    return files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import Category, TraceColumns
 from stepscope.workflow.fan_out.engine import Progress
+from stepscope.workflow.inputs.paths import OnlyRunError
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
@@ -58,6 +59,9 @@ class TraceFileInfo:
         part: in a file of several ranks, identifies this rank's events; empty in a file of one.
         versions: as recorded: CUDA or HIP, CUPTI, NCCL, torch.
         gpu: name of the devices that did work, else of the first device listed.
+        accelerator: the recorded device where it is neither of NVIDIA nor of AMD; such traces are not analyzed.
+        rank_source: header | collectives | file_name | device | order: where the rank comes from.
+        place: index by parallel dimension, from the file's name.
         start_ns: start of the first event, ns since the epoch.
         span_ms: from the first event's start to the last one's end.
         num_events: entries of all phases, including lost ones.
@@ -85,6 +89,9 @@ class TraceFileInfo:
     file_bytes: int
     text_bytes: int
     part: str = ""
+    accelerator: str | None = None
+    rank_source: str | None = None
+    place: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,9 @@ def describe_trace(trace: TraceColumns) -> TraceFileInfo:
         file_bytes=header.file_bytes,
         text_bytes=header.text_bytes,
         part=header.part,
+        accelerator=header.accelerator,
+        rank_source=header.rank_source,
+        place=header.place,
     )
 
 
@@ -159,7 +169,9 @@ def _find_all(paths: Sequence[str], errors: list[DataError]) -> tuple[list[str],
     notices: list[Notice] = []
     for path in paths:
         try:
-            files = find_trace_files([path])
+            files = find_trace_files([path], capture="all")
+        except OnlyRunError:
+            raise
         except DataError as error:
             errors.append(error)
             continue

@@ -29,6 +29,7 @@ def what_if(
     paths: Sequence[str],
     *,
     causes: Collection[Cause] = (),
+    capture: int | None = None,
     unprofiled_step_ms: float | None = None,
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
@@ -38,6 +39,7 @@ def what_if(
     Args:
         paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
         causes: fixes to replay; all that apply if empty.
+        capture: which one, where the files are several captures of the same processes; None for the latest.
         unprofiled_step_ms: the step without the profiler, ms, if the run directory does not contain it.
 
     Raises:
@@ -47,7 +49,7 @@ def what_if(
     table = find_operation_table(paths)
     if table is not None:
         return what_if_of_table(table, causes)
-    job = read_job(paths, fan_out=fan_out, on_progress=on_progress)
+    job = read_job(paths, capture=capture, fan_out=fan_out, on_progress=on_progress)
     context = job.context
     if unprofiled_step_ms is not None:
         context = replace(context, unprofiled_step_ms=unprofiled_step_ms)

@@ -71,6 +71,7 @@ class TraceBuilder:
     groups: tuple[ProcessGroup, ...] = ()
     gpu: str | None = "NVIDIA H100 80GB HBM3"
     path: str = "trace.json"
+    with_stacks: bool = False
     ns: int = NS_PER_US
     base_ns: int = 0
     _rows: list[_Row] = field(default_factory=list)
@@ -322,7 +323,7 @@ class TraceBuilder:
             groups=groups,
             versions={},
             with_shapes=False,
-            with_stacks=False,
+            with_stacks=self.with_stacks,
             file_bytes=0,
             text_bytes=0,
         )

@@ -10,6 +10,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.core.documents.run_directory import RunManifest
 from stepscope.training.run.run_files import write_manifest
+from tests.collectors.training_logs.frameworks import megatron
 
 
 def _run(tmp_path: Path) -> Path:
@@ -82,3 +83,32 @@ def test_a_rank_whose_gradients_differ_is_said(tmp_path: Path, capsys: pytest.Ca
     write_manifest(tmp_path / "r", RunManifest("r", "node", 4, mesh, 8, versions={}, environment={}, attempts=[]))
     errors = _call(capsys, str(tmp_path / "r"))[2]
     assert "rank 2: the gradients that it computed are 9 times the other ranks' in 3 of 3" in errors
+
+
+def test_long_waits_are_said_with_rank_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "r" / "steps"
+    steps.mkdir(parents=True)
+    for rank in range(4):
+        lines = []
+        for index in range(20):
+            length, wait = (10, 9) if index == 12 else (1, 0)
+            own = wait if rank == 3 else 0
+            line = {"index": index, "start_ns": 0, "end_ns": length * 10**9, "data_wait_ns": own * 10**9 + 10**6}
+            lines.append(json.dumps(line) + "\n")
+        (steps / f"rank{rank}.jsonl").write_text("".join(lines))
+    code, out, errors = _call(capsys, str(tmp_path / "r"))
+    assert (code, errors) == (0, "")
+    said = "step 12: rank 3 waited for data for 9,001.0 ms (usually 1.0); the step took 10,000.0 ms (usually 1,000.0)"
+    assert said in out
+    (row,) = (line.split() for line in out.splitlines() if line.split()[:1] == ["12"])
+    assert row == ["12", "10,000.0", "9,001.0", "3", "long", "wait:", "data"]
+    document = json.loads(_call(capsys, str(tmp_path / "r"), "--json")[1])
+    assert [(wait["step"], wait["name"], wait["ranks"]) for wait in document["long_waits"]] == [(12, "data", [3])]
+
+
+def test_a_framework_s_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.out").write_text("\n".join(megatron(number, 900.0 + number) for number in (10, 20, 30)))
+    code, out, errors = _call(capsys, str(tmp_path / "job.out"))
+    assert (code, errors) == (0, "")
+    assert out.startswith("30 steps in a log of Megatron-LM; median 925.0 ms, p95 929.5, longest 930.0; ")
+    assert ["30", "10", "930.0", "2.022", "6.895"] in [line.split() for line in out.splitlines()]

@@ -8,6 +8,25 @@ from typing import Any
 
 _FORWARD = ("_call_impl", "/lib/torch/nn/modules/module.py", 1), ("train", "train.py", 9)
 _STEP = ("step", "/lib/torch/optim/adam.py", 2), ("train", "train.py", 11)
+_RECORDING = (
+    ("torch::unwind::unwind()", "??", 0),
+    ("torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0),
+    ("torch::cuda::(anonymous namespace)::gather_with_cpp()", "memory_snapshot.cpp", 0),
+    ("c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)", "", 0),
+)
+_EMPTY = ("at::detail::empty_cuda(c10::ArrayRef<long>, c10::TensorOptions const&)", "??", 0)
+_ENGINE = (
+    ("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)", "??", 0),
+    ("torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)", "??", 0),
+    ("__clone", "??", 0),
+)
+_WORKSPACE = (
+    ("at::cuda::setWorkspaceForHandle(cublasContext*)", "", 0),
+    ("at::cuda::getCurrentCUDABlasHandle()", "??", 0),
+)
+_INTERPRETER = tuple(
+    (f"_PyEval_{number}", "/usr/local/src/conda/python-3.12/Python/ceval.c", 0) for number in range(60)
+)
 STACKS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "forward": _FORWARD,
     "optimizer": _STEP,
@@ -16,6 +35,24 @@ STACKS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "init": (("__init__", "/lib/torch/nn/modules/linear.py", 4), ("build", "train.py", 2)),
     "reduce": (("all_reduce", "/lib/torch/distributed/distributed_c10d.py", 5),),
     "own": (("keep", "train.py", 20),),
+    # with stacks="all"
+    "forward, all": (*_RECORDING, _EMPTY, *_INTERPRETER, *_FORWARD, *_INTERPRETER),
+    "engine, all": (
+        *_RECORDING,
+        _EMPTY,
+        ("torch::autograd::VariableType::(anonymous namespace)::mm(at::Tensor const&)", "VariableType_3.cpp", 0),
+        ("torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&)", "??", 0),
+        *_ENGINE,
+    ),
+    "hook, all": (*_RECORDING, _EMPTY, ("_PyEval", "ceval.c", 0), ("on_gradient", "model.py", 3), *_ENGINE),
+    "recompute, all": (*_RECORDING, _EMPTY, *_FORWARD[:1], ("recompute", "model.py", 4), *_ENGINE),
+    "reducer, all": (*_RECORDING, ("c10d::Reducer::initialize_buckets(int)", "??", 0), *_ENGINE),
+    "workspace, all": (*_RECORDING, *_WORKSPACE, *_FORWARD),
+    "other thread, all": (*_RECORDING, ("mine::Cache::grow(long)", "/usr/lib/libmine.so", 0), ("__clone", "??", 0)),
+    # of inference
+    "eval": (_FORWARD[0], ("answer", "serve.py", 9)),
+    "no_grad": (_FORWARD[0], ("answer", "serve.py", 9), ("decorate_context", "/lib/torch/utils/_contextlib.py", 5)),
+    "kv_cache": (("_allocate_kv_cache_tensors", "/lib/vllm/v1/worker/gpu_model_runner.py", 6),),
 }
 
 
@@ -25,6 +62,7 @@ class Allocator:
 
     device: int = 0
     segments: dict[int, int] = field(default_factory=dict)
+    pools: dict[int, tuple[tuple[int, int], int]] = field(default_factory=dict)
     blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
     trace: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -32,9 +70,10 @@ class Allocator:
     settings: str = ""
     time_us: int = 1_000_000
 
-    def segment(self, address: int, size: int) -> None:
+    def segment(self, address: int, size: int, pool: tuple[int, int] = (0, 0), stream: int = 0) -> None:
         """Memory from the driver."""
         self.segments[address] = size
+        self.pools[address] = pool, stream
         self._note("segment_alloc", address, size)
 
     def give_back(self, address: int) -> None:
@@ -55,9 +94,9 @@ class Allocator:
         else:
             self.awaited[address] = size
 
-    def fail(self, size: int, free: int, stack: str = "forward") -> None:
+    def fail(self, size: int, free: int, stack: str = "forward", **more: Any) -> None:
         """An allocation that found no room."""
-        self._note("oom", None, size, stack, device_free=free)
+        self._note("oom", None, size, stack, device_free=free, **more)
 
     def step_ends(self) -> None:
         """The optimizer's step."""
@@ -102,7 +141,16 @@ class Allocator:
             place = at + of
         if place < address + size:
             blocks.append(_block(place, address + size - place, "inactive", "engine"))
-        return {"device": self.device, "address": address, "total_size": size, "is_expandable": False, "blocks": blocks}
+        pool, stream = self.pools[address]
+        return {
+            "device": self.device,
+            "address": address,
+            "total_size": size,
+            "stream": stream,
+            "segment_pool_id": pool,
+            "is_expandable": False,
+            "blocks": blocks,
+        }
 
     def _note(self, action: str, address: int | None, size: int, stack: str = "engine", **more: Any) -> None:
         self.time_us += 10

@@ -10,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.collectors import memory_snapshot
-from stepscope.collectors.memory_snapshot import read_note, read_snapshot
+from stepscope.collectors.memory_snapshot import informative_frames, read_note, read_snapshot
 from stepscope.collectors.safe_pickle.loading import UnsafePickleError
-from stepscope.core.documents.memory import AllocatorAction, MemoryBlock, MemorySnapshot
+from stepscope.core.documents.hang import StackFrame
+from stepscope.core.documents.memory import (
+    AllocatorAction,
+    FailedRequest,
+    MemoryBlock,
+    MemorySnapshot,
+    is_autograd_thread,
+    is_python,
+)
 from stepscope.core.errors import DataError
 from tests.collectors.fake_allocator import Allocator
 
@@ -166,3 +176,54 @@ def test_segments_that_grow_are_known_also_where_the_variable_is_not_set(tmp_pat
     told = {"segments": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": True}}
     (tmp_path / "a.pickle").write_bytes(pickle.dumps(told))
     assert read_snapshot(tmp_path / "a.pickle").settings == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("whole_below_bytes", [0, 1 << 26])
+def test_pools_and_streams(whole_below_bytes: int, tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 1024)
+    allocator.segment(4096, 1024, (0, 3), 5)
+    allocator.fail(500, 7, pool_id=[0, 3])
+    allocator.fail(500, 7)
+    snapshot = _read(tmp_path / "a.pickle", allocator.pickled(), whole_below_bytes)
+    assert [(segment.pool, segment.stream) for segment in snapshot.segments] == [((0, 0), 0), ((0, 3), 5)]
+    assert snapshot.events[0].failed == {2: FailedRequest((0, 3), 0), 3: FailedRequest(None, 0)}
+
+
+@pytest.mark.parametrize("pool", [7, (1,), (1, 2, 3), "ab", (1, "x")])
+def test_a_pool_that_is_no_pair_of_numbers_is_refused(pool: Any, tmp_path: Path) -> None:
+    segment = {"address": 0, "total_size": 512, "blocks": [], "segment_pool_id": pool}
+    with pytest.raises(DataError, match="is not a memory snapshot"):
+        _read(tmp_path / "a.pickle", pickle.dumps([segment]))
+
+
+def test_python_frames_behind_many_c_frames_are_read(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 1024)
+    allocator.alloc(0, 512, "forward, all")
+    snapshot = _read(tmp_path / "a.pickle", allocator.pickled())
+    assert [frame.function for frame in snapshot.stacks[-1]] == ["_call_impl", "train"]
+
+
+_FRAMES = st.lists(
+    st.builds(
+        StackFrame,
+        st.sampled_from(
+            ["torch::unwind::unwind", "torch::autograd::Engine::thread_main", "_PyEval", "forward", "c10d::x"]
+        ),
+        st.sampled_from(["??", "", "a.cpp", "model.py", "<string>"]),
+        st.integers(0, 3),
+    ),
+    max_size=120,
+)
+
+
+@given(_FRAMES)
+def test_the_informative_frames_are_those_of_python_in_their_order(frames: list[StackFrame]) -> None:
+    found = informative_frames(frames)
+    python = [frame for frame in frames if is_python(frame)]
+    kept = [frame for frame in found if is_python(frame)]
+    assert kept == python[: len(kept)]
+    assert len(kept) >= min(len(python), 46)
+    assert len(found) <= 48
+    assert any(map(is_autograd_thread, found)) == any(map(is_autograd_thread, frames)) or len(python) == len(frames)

@@ -32,11 +32,11 @@ from stepscope.cli import root
 from stepscope.cli.capture import _document as capture_document
 from stepscope.cli.top import _print as print_top
 from stepscope.cli.workload.suite import _list as print_cases
-from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RankTimeline, RunManifest, memory_owners_path, oom_report_path
@@ -118,10 +118,11 @@ def _schema_of(document: Any) -> str:
 def _with_schema() -> Iterator[list[Any]]:
     """Documents that tell their schema; each several times, with other members of each union."""
     yield _encoded(Analysis, encode_document)
+    yield _encoded(CaptureAnalyses, encode_document)
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, encode_nccl)
-    for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
+    for kind in (HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from stepscope.core.errors import NotATraceError
 from stepscope.trace import reading
 from stepscope.trace.columns import TraceColumns
+from stepscope.trace.inflating import Readable
 from stepscope.trace.reading import FORMATS, TraceFormat, has_operations_name, has_rank_name, read_ranks_stream
 
 EVENT = b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]'
 
 
 def test_a_format_that_recognises_the_first_bytes_reads_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_other(stream: BinaryIO, *, path: str, file_bytes: int, head: bytes) -> list[TraceColumns]:
-        content = head + stream.read()
+    def read_other(stream: Readable, *, path: str, file_bytes: int, head: bytes) -> list[TraceColumns]:
+        content = head + stream.read(1 << 20)
         assert (content[:5], len(content), path) == (b"MAGIC", file_bytes, "t.other")
         return []
 

@@ -16,7 +16,8 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.store.documents import encode_document
-from stepscope.workflow.analyze import analyze, view_files
+from stepscope.workflow.analyze import analyze
+from stepscope.workflow.rank_views import view_files
 from tests.trace.one_rank import read_trace
 from tests.workflow.written_traces import STEPS, trace_document
 

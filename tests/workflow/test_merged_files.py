@@ -40,7 +40,10 @@ def test_a_merged_file_gives_the_analysis_of_its_ranks(tmp_path: Path, form: str
     together = analyze([str(merged)], keep=False).analysis
     (notice,) = [notice for notice in together.warnings if notice.code == "merged_file"]
     assert "holds 2 ranks: rank 0 = " in notice.message
-    assert replace(together, warnings=apart.warnings) == apart
+    assert {rank.rank_source for rank in apart.ranks} == {"header"}
+    for own, alone in zip(together.ranks, apart.ranks, strict=True):  # where they come from differs, as it should
+        assert replace(own, rank_source=alone.rank_source, file=alone.file) == alone
+    assert replace(together, warnings=apart.warnings, ranks=apart.ranks) == apart
 
 
 def test_information_on_a_merged_file_names_each_rank(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepscope.agent.check import AgentCheck
-from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.machine_checks import Doctor, Preflight
-from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RunManifest
@@ -34,10 +34,12 @@ _TYPES: Mapping[str, type] = {
     "stepscope.agent-check/1": AgentCheck,
     "stepscope.analysis/1": Analysis,
     "stepscope.bench/1": Bench,
+    "stepscope.captures/1": CaptureAnalyses,
     "stepscope.compare/1": Comparison,
     "stepscope.doctor/1": Doctor,
     "stepscope.hang/1": HangReport,
     "stepscope.live-hang/1": LiveHang,
+    "stepscope.memory-comparison/1": MemoryComparison,
     "stepscope.memory/1": MemoryReport,
     "stepscope.nccl/1": NcclReport,
     "stepscope.node-capture/1": CaptureReport,

@@ -50,6 +50,7 @@ class ObservedGpu:
     """One whole GPU.
 
     Attributes:
+        model: name of the device; empty where no source reports it.
         source: the first that reports whether it answers, else the first that reports the GPU.
         values: by metric without its prefix.
         parts: values with further labels, by metric and the labels' values in the order of their names.
@@ -66,6 +67,7 @@ class ObservedGpu:
 
     device: Device
     source: str
+    model: str = ""
     values: dict[str, Sample] = field(default_factory=dict)
     parts: dict[str, dict[tuple[str, ...], Sample]] = field(default_factory=dict)
     up: Sample | None = None
@@ -122,13 +124,14 @@ class _Whose(NamedTuple):
 
 
 class Observer:
-    """Joins the states of the sources. Remembers which GPU labels name."""
+    """Joins the states of the sources. Remembers which GPU labels name, and the models."""
 
     def __init__(self, driver_source: str, stale_seconds: float) -> None:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
         self._whose: dict[Labels, _Whose | None] = {}
         self._places: dict[str, Device] = {}
+        self._models: dict[str, str] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
         """All that the sources report now.
@@ -147,6 +150,8 @@ class Observer:
             if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
                 self._explain(observed, state.name, collection, looked_ns)
         observed.places = frozenset(self._places)
+        for key, gpu in observed.gpus.items():
+            gpu.model = self._models.get(key, "")
         return observed
 
     def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
@@ -156,6 +161,7 @@ class Observer:
             name = _OF_GPU.get(metric)
             if metric == _INFO:
                 self._learn_place(reading.labels)
+                self._learn_model(reading.labels)
             elif name is not None:
                 if reading.time_ns > oldest_ns or name in _NOT_DATED:
                     self._read_gpu(observed, source, name, reading)
@@ -169,6 +175,11 @@ class Observer:
         if place and uuid and place not in self._places:
             self._places[place] = Device(uuid, known.get("gpu", ""))
             self._whose.clear()
+
+    def _learn_model(self, labels: Labels) -> None:
+        whose, model = self._whose_is(labels), dict(labels).get("name")
+        if whose is not None and model:
+            self._models.setdefault(whose.device.key, model)
 
     def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
         whose = self._whose_is(reading.labels)

@@ -157,6 +157,10 @@ class VerdictInputs:
         """Views of the ranks that caused it, worst first."""
         return [self.views[rank] for rank in self.table.ranks_of(cause)]
 
+    def with_stacks(self, cause: Cause) -> bool:
+        """Whether the traces of all ranks that caused it record Python stacks."""
+        return all(view.header.with_stacks for view in self.causing(cause))
+
     def is_guess(self, row: RootCause) -> bool:
         """Whether a row is communication that may as well be waiting for a late rank."""
         return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * row.fraction

@@ -35,6 +35,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
     Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
     Reason.ALLOCATOR: "avoid empty_cache() in the loop; expandable_segments:True, or fixed sequence lengths",
+    Reason.FIRST_LAUNCH: "warm up before profiling: modules load on first use (CUDA_MODULE_LOADING=EAGER: at start)",
+    Reason.BLOCKED_LAUNCH: "find what holds launches up: cudaMalloc or cudaFree on other threads, too few CPU cores",
     Reason.COMPILE: "find out what recompiles (TORCH_LOGS=recompiles); mark changing sizes as dynamic",
     Reason.CPU_OPTIMIZER: "keep the optimizer on the GPU (a higher ZeRO level instead of offloading) or overlap it",
     Reason.CPU_LIMITED: "give every training process its own cores (cgroup, --cpus-per-task, bind cores to ranks)",
@@ -73,12 +75,18 @@ REMEDIES: dict[Reason, str] = {
 }
 """What to try first, by reason."""
 
+REMEDIES_WITH_STACKS: dict[Reason, str] = {
+    Reason.PYTHON: "open the trace in Perfetto: its Python frames show what runs between the operators",
+}
+"""Instead of those above where the traces have stacks already."""
+
 MAX_ACTIONS = 3
 
 
-def actions_for(cause: Cause, reasons: Sequence[Reason]) -> list[str]:
-    """The remedies of the reasons, the strongest first, then the cause's own."""
-    return list(dict.fromkeys((*(REMEDIES[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MAX_ACTIONS]
+def actions_for(cause: Cause, reasons: Sequence[Reason], *, with_stacks: bool = False) -> list[str]:
+    """The remedies of the reasons, the strongest first, then the cause's own; `with_stacks`: the traces have stacks."""
+    remedies = REMEDIES | REMEDIES_WITH_STACKS if with_stacks else REMEDIES
+    return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MAX_ACTIONS]
 
 
 COSTS: dict[Cause, str] = {

@@ -1,4 +1,4 @@
-"""Spans of a host thread: profiling, checkpoint, data loading, blocked on the device."""
+"""Spans of a host thread: profiling, checkpoint, data loading, memory management, blocked on the device."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ _ANNOTATION_NAMES = {
     TimeCategory.CHECKPOINT: _CHECKPOINT,
     TimeCategory.DATA_LOADING: _DATA_LOADING,
 }
+_GARBAGE = re.compile(
+    r"^Python GC|^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>"
+)
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
+    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
+)
 ANNOTATES = (Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
 BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
 _NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
@@ -49,15 +56,21 @@ Annotations = dict[TimeCategory, Intervals]
 
 @dataclass(frozen=True, slots=True)
 class HostSpans:
-    """Spans of one launching thread; `blocked` are calls that lasted until device work ended."""
+    """Spans of one launching thread.
+
+    Attributes:
+        memory: Python collects garbage, or the driver allocates or frees memory.
+        blocked: calls that lasted until device work ended.
+    """
 
     annotated: Annotations
+    memory: Intervals
     blocked: Intervals
 
     def joined(self, other: HostSpans) -> HostSpans:
         """Spans open on either thread."""
         annotated = {category: join(spans, other.annotated[category]) for category, spans in self.annotated.items()}
-        return HostSpans(annotated, join(self.blocked, other.blocked))
+        return HostSpans(annotated, join(self.memory, other.memory), join(self.blocked, other.blocked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +110,11 @@ def host_spans(
     checkpoint, waiting for the device) is on the loop's thread.
     """
     annotations, blocking = _annotation_rows(trace), _all_blocking_calls(trace, activities)
+    garbage, allocator = garbage_rows(trace), allocator_rows(trace)
 
     def alone(thread: int) -> HostSpans:
-        return HostSpans(annotations.on(trace, [thread]), union(*blocking.on([thread])))
+        memory = time_of(trace, np.concatenate((garbage, on_lanes(trace, allocator, [thread]))))
+        return HostSpans(annotations.on(trace, [thread]), memory, union(*blocking.on([thread])))
 
     loop = alone(steps.main_lane)
     return {lane: loop if lane == steps.main_lane else alone(lane).joined(loop) for lane in lanes}
@@ -116,6 +131,16 @@ def _annotation_rows(trace: TraceColumns) -> _AnnotationRows:
     }
     overhead = trace.rows_named(lambda name: not _NOT_THE_PROFILER.search(name), Category.OVERHEAD)
     return _AnnotationRows(of_category, overhead)
+
+
+def garbage_rows(trace: TraceColumns) -> npt.NDArray[np.intp]:
+    """Garbage collections of Python on any thread: the one that collects holds the GIL, so all others stop."""
+    return trace.rows_named(_GARBAGE.search, *ANNOTATES)
+
+
+def allocator_rows(trace: TraceColumns) -> npt.NDArray[np.intp]:
+    """Calls with which the driver allocates or frees memory."""
+    return trace.rows_named(_ALLOCATOR.search, Category.RUNTIME)
 
 
 def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:

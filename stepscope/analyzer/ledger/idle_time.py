@@ -13,6 +13,7 @@ from stepscope.analyzer.intervals import (
     Nanoseconds,
     contains,
     covered_time,
+    empty,
     intersect,
     subtract,
     time_of,
@@ -23,25 +24,43 @@ from stepscope.analyzer.ledger.host_spans import (
     AFTER_BLOCKING_CALL_NS,
     ANNOTATES,
     HostSpans,
+    allocator_rows,
     blocking_calls,
+    blocking_copies,
     data_loading_rows,
+    garbage_rows,
     host_spans,
 )
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CategorySpans, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct, on_lanes
+from stepscope.analyzer.rows import are_among, distinct, graph_launches, on_lanes
 from stepscope.core.documents.run_directory import PHASE_PREFIX
 from stepscope.core.errors import printable
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
+BLOCKING_LAUNCH_NS = 20_000
+"""A launch call this long blocks (a module loads on first use, a lock of the driver, a thread without a core): its work
+is queued when it returns. Ordinary ones take 5 to 10 us, with the profiler attached as well (recorded H100 runs)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Host spans of a rank by launching thread; `launches_known` is whether the trace has any launch."""
+    """Host of a rank.
+
+    Attributes:
+        spans_of_lane: by launching thread.
+        launches_known: whether the trace has any launch.
+        queued_ns: by activity, from when it was queued: the start of its launch call, or the end of one that blocks; or
+            NONE.
+        staged: whether it is a copy whose call returned only when it had ended, so that the return does not show when
+            it was queued.
+    """
 
     spans_of_lane: dict[int, HostSpans]
     launches_known: bool
+    queued_ns: Nanoseconds
+    staged: npt.NDArray[np.bool_]
 
     def copy_causes(self, activities: Activities) -> IntColumn:
         """Cause code of each activity if it is a copy: checkpoint or data loading that launched it, else copy."""
@@ -60,7 +79,20 @@ class Host:
 def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
     """Read the spans of every thread that launched something."""
     lanes = [int(lane) for lane in distinct(activities.launch_lane) if lane != NONE]
-    return Host(host_spans(trace, steps, activities, lanes), bool(len(trace.rows_of(Category.RUNTIME))))
+    staged = np.zeros(len(activities), np.bool_)
+    staged[blocking_copies(trace, activities)] = True
+    return Host(
+        spans_of_lane=host_spans(trace, steps, activities, lanes),
+        launches_known=bool(len(trace.rows_of(Category.RUNTIME))),
+        queued_ns=np.where(_blocks(activities) & ~staged, activities.launch_end_ns, activities.launch_ns),
+        staged=staged,
+    )
+
+
+def _blocks(activities: Activities) -> npt.NDArray[np.bool_]:
+    """Whether the launch call of each activity took so long that it blocked."""
+    blocks: npt.NDArray[np.bool_] = activities.launch_end_ns - activities.launch_ns >= BLOCKING_LAUNCH_NS
+    return blocks
 
 
 def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
@@ -68,31 +100,39 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
 
     Idea: the activity that ends a gap is what the device was missing. From its launch on it was queued, so the device
     was late (`device_gap`). Before its launch the launching thread was late, for what it did at each instant: profiler,
-    checkpoint, data loading; else the blocking call in which the gap opens; else it was just slow (`host_bound`).
+    checkpoint, data loading, memory; else the blocking call in which the gap opens; else it was just slow
+    (`host_bound`). A launch call that blocks is late as well.
     """
-    ended_by = np.minimum(np.searchsorted(activities.start_ns, gaps.end, side="left"), max(len(activities) - 1, 0))
-    launch, lane = activities.launch_ns[ended_by], activities.launch_lane[ended_by]
-    if not host.launches_known:
-        return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
     linked = activities.launch_ns != NONE
-    first_launch = int(activities.launch_ns[linked].min()) if linked.any() else 0
+    if not host.launches_known or not linked.any():
+        return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
+    ended_by = np.searchsorted(activities.start_ns, gaps.end, side="left")
+    is_last = ended_by == len(activities)  # nothing follows: the host of the last launch launched no more
+    ended_by[is_last] = activities.launch_ns.argmax()
+    launch, lane = np.where(is_last, gaps.end, activities.launch_ns[ended_by]), activities.launch_lane[ended_by]
+    first_launch = int(activities.launch_ns[linked].min())
     launched_before = (launch == NONE) & (gaps.end <= first_launch)
     orphan = (launch == NONE) & ~launched_before
-    queued_from = np.where(launched_before, gaps.start, np.clip(launch, gaps.start, gaps.end))
-    queued_from = np.where(orphan, gaps.end, queued_from)
-    parts = [CategorySpans(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
+    called = np.clip(launch, gaps.start, gaps.end)
+    is_staged = host.staged[ended_by] & (gaps.end - called >= BLOCKING_LAUNCH_NS)
+    queued = np.clip(host.queued_ns[ended_by], gaps.start, gaps.end)
+    queued = np.where(is_staged | orphan | is_last, gaps.end, queued)
+    queued = np.where(launched_before, gaps.start, queued)
+    parts = [CategorySpans(union(queued, gaps.end), TimeCategory.DEVICE_GAP)]
     parts.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
     for number, spans in host.spans_of_lane.items():
         here = lane == number
-        start, end = gaps.start[here], queued_from[here]
+        start, call, end = gaps.start[here], called[here], queued[here]
         opens_blocked = _opens_blocked(spans.blocked, start)
-        parts += _by_spans(union(start[opens_blocked], end[opens_blocked]), spans, TimeCategory.SYNCHRONIZATION)
-        parts += _by_spans(union(start[~opens_blocked], end[~opens_blocked]), spans, TimeCategory.HOST_BOUND)
+        waited = union(start[opens_blocked], call[opens_blocked])
+        late = union(np.where(opens_blocked, call, start), end)
+        parts += _by_spans(waited, spans, TimeCategory.SYNCHRONIZATION)
+        parts += _by_spans(late, spans, TimeCategory.HOST_BOUND)
     return parts
 
 
 def late_host(alone: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
-    """The part of communication-only time in which the next compute kernel was not yet launched, by idle category.
+    """The part of communication-only time in which the next compute kernel was not yet queued, by idle category.
 
     Exposed is not blocking: with instantaneous communication the device would have idled there all the same, so the
     idle rule attributes that time. Time in which the launching thread itself is blocked (perhaps by this very
@@ -104,12 +144,12 @@ def late_host(alone: Intervals, activities: Activities, host: Host) -> list[Cate
     place = np.searchsorted(activities.start_ns[compute], alone.end, side="left")
     known = place < len(compute)
     following = compute[np.minimum(place, len(compute) - 1)]
-    launch = activities.launch_ns[following]
-    known &= launch != NONE
+    queued = host.queued_ns[following]
+    known &= queued != NONE
     parts: list[CategorySpans] = []
     for number, spans in host.spans_of_lane.items():
         here = known & (activities.launch_lane[following] == number)
-        late = union(alone.start[here], np.minimum(alone.end[here], launch[here]))
+        late = union(alone.start[here], np.minimum(alone.end[here], queued[here]))
         parts += _by_spans(subtract(late, spans.blocked), spans, TimeCategory.HOST_BOUND)
     return parts
 
@@ -123,19 +163,14 @@ def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.b
 
 
 def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[CategorySpans]:
-    """First match: profiler, checkpoint, data loading, the rest."""
+    """First match: profiler, checkpoint, data loading, memory (the host's time), the rest."""
     parts = []
-    for category, cover in spans.annotated.items():
+    for category, cover in (*spans.annotated.items(), (TimeCategory.HOST_BOUND, spans.memory)):
         parts.append(CategorySpans(intersect(time, cover), category))
         time = subtract(time, cover)
     return [*parts, CategorySpans(time, rest)]
 
 
-_GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
-_ALLOCATOR = re.compile(
-    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
-    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
-)
 _COMPILER = re.compile(r"_compile\.compile_inner|dynamo_timed|CachingAutotuner\.benchmark_all_configs")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
@@ -188,22 +223,43 @@ def _charged(segments: Segments, cause: Cause) -> Intervals:
 
 
 def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, left: Intervals) -> dict[Reason, int]:
-    """Late time by first match: garbage collection, driver allocations, compilation, CPU optimizer, operators."""
+    """Late time by first match: garbage collection, driver allocations, compilation, CPU optimizer, launch calls that
+    block, operators."""
     if not len(left):
         return {}
+    first, again = _blocking_launches(trace, activities)
     time = {}
-    for reason, everywhere in (
-        (Reason.GC, trace.rows_named(_GARBAGE.search, *ANNOTATES)),
-        (Reason.ALLOCATOR, trace.rows_named(_ALLOCATOR.search, Category.RUNTIME)),
-        (Reason.COMPILE, trace.rows_named(_COMPILER.search, *ANNOTATES)),
-        (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, activities)),
-        (Reason.DISPATCH, trace.rows_of(Category.CPU_OP, Category.RUNTIME)),
+    for reason, cover in (
+        (Reason.GC, time_of(trace, garbage_rows(trace))),
+        (Reason.ALLOCATOR, time_of(trace, on_lanes(trace, allocator_rows(trace), lanes))),
+        (Reason.COMPILE, time_of(trace, on_lanes(trace, trace.rows_named(_COMPILER.search, *ANNOTATES), lanes))),
+        (Reason.CPU_OPTIMIZER, time_of(trace, on_lanes(trace, _optimizers_on_cpu(trace, activities), lanes))),
+        (Reason.FIRST_LAUNCH, first),
+        (Reason.BLOCKED_LAUNCH, again),
+        (Reason.DISPATCH, time_of(trace, on_lanes(trace, trace.rows_of(Category.CPU_OP, Category.RUNTIME), lanes))),
     ):
-        cover = time_of(trace, on_lanes(trace, everywhere, lanes))
         time[reason] = intersect(left, cover).total
         left = subtract(left, cover)
     time[Reason.PYTHON] = left.total
     return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
+
+
+def _blocking_launches(trace: TraceColumns, activities: Activities | None) -> tuple[Intervals, Intervals]:
+    """Launch calls that block: those of work whose name was not launched before in the trace, and others.
+
+    Without those of graphs, which take longer the more nodes they have.
+    """
+    if activities is None:
+        return empty(), empty()
+    blocks = np.flatnonzero(_blocks(activities) & ~are_among(activities.launch_row, graph_launches(trace)))
+    launched = np.flatnonzero(activities.launch_ns != NONE)
+    launched = launched[np.argsort(activities.launch_ns[launched], kind="stable")]
+    _, first = np.unique(trace.name[activities.row[launched]], return_index=True)
+    is_first = np.isin(blocks, launched[first])
+    return (
+        union(activities.launch_ns[blocks[is_first]], activities.launch_end_ns[blocks[is_first]]),
+        union(activities.launch_ns[blocks[~is_first]], activities.launch_end_ns[blocks[~is_first]]),
+    )
 
 
 def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str, int]:

@@ -42,13 +42,21 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The analysed part of a rank's trace; step `index[i]` begins at `boundary_ns[i]`, the first with the window."""
+    """The analysed part of a rank's trace; step `index[i]` begins at `boundary_ns[i]`, the first with the window.
+
+    Attributes:
+        num_merged: boundaries that did not increase.
+        before_ns, after_ns: time of the steps, or of a file without steps, that is left out: before the window, with
+            nothing on the device, and after it.
+    """
 
     start_ns: int
     end_ns: int
     index: IntColumn
     boundary_ns: Nanoseconds
     num_merged: int
+    before_ns: int = 0
+    after_ns: int = 0
 
     @property
     def step_bounds_ns(self) -> Nanoseconds:
@@ -95,11 +103,17 @@ def _optimizer_cycles(trace: TraceColumns) -> HostSteps:
     return HostSteps(np.arange(len(end)), np.concatenate(([first], end[:-1])), end, lane, (notice,))
 
 
+QUEUED_NS = 100_000
+"""The first activity of a stream that is queued this long on a device that seems idle waits for unrecorded work. Usual
+are 5 to 25 us (recorded H100, H200, MI300X)."""
+
+
 def device_window(activities: Activities, steps: HostSteps) -> Window | None:
     """Boundaries and window on the device; None when no kernel that takes time was launched inside a step.
 
     A boundary is the start of the first kernel launched inside the host step, never of a copy: those of a prefetch
-    stream run as soon as they are launched.
+    stream run as soon as they are launched. A single step begins with the host step, or where earlier work ends: before
+    its first kernel the device may wait for data.
     """
     launched_in = np.where(activities.launch_ns == NONE, NONE, steps.position_of(activities.launch_ns))
     takes_time = activities.end_ns > activities.start_ns
@@ -109,7 +123,8 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
     boundaries: list[int] = []
     kept: list[int] = []
     merged = 0
-    for place, boundary in zip(places.tolist(), activities.start_ns[kernels[first]].tolist(), strict=True):
+    first = kernels[first]
+    for place, boundary in zip(places.tolist(), activities.start_ns[first].tolist(), strict=True):
         if boundaries and boundary <= boundaries[-1]:
             merged += 1
             continue
@@ -119,10 +134,42 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
         return None
     last = (launched_in >= kept[-1]) & (launched_in <= places[-1])
     end = int(activities.end_ns[last].max())
-    return Window(boundaries[0], end, steps.index[kept], np.array(boundaries, np.int64), merged)
+    idle_from = _idle_before(activities, int(first[0]), int(steps.start_ns[kept[0]]))
+    if len(boundaries) == 1:
+        boundaries[0] = idle_from
+    return Window(
+        boundaries[0],
+        end,
+        steps.index[kept],
+        np.array(boundaries, np.int64),
+        merged,
+        before_ns=boundaries[0] - idle_from,
+        after_ns=max(int(steps.end_ns[places[-1]]) - end, 0),
+    )
 
 
-def file_window(activities: Activities) -> Window:
-    """First to last device activity of the file, as other tools use."""
-    start, end = int(activities.start_ns.min()), int(activities.end_ns.max())
-    return Window(start, end, np.array([0]), np.array([start], np.int64), 0)
+def _idle_before(activities: Activities, first: int, since_ns: int) -> int:
+    """From when the device had nothing to do before the activity `first`, no earlier than `since_ns`.
+
+    If that activity had long been queued on a device that seems idle, the device worked on something unrecorded: from
+    its start.
+    """
+    start = int(activities.start_ns[first])
+    launch = activities.launch_ns[:first]
+    earlier = activities.end_ns[:first][(launch == NONE) | (launch < since_ns)]
+    idle_from = min(max(since_ns, int(earlier.max(initial=since_ns))), start)
+    queued = int(activities.launch_end_ns[first])
+    return start if queued == NONE or start - max(queued, idle_from) >= QUEUED_NS else idle_from
+
+
+def file_window(trace: TraceColumns, activities: Activities, *, whole: bool) -> Window:
+    """The file as one window: whole, or without what precedes the first device activity while the device's state is
+    unknown, and without what follows the last."""
+    host = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME)
+    begin = min(int(activities.start_ns.min()), int(trace.start_ns[host].min(initial=activities.start_ns.min())))
+    last = int(activities.end_ns.max())
+    end = max(last, int(trace.end_ns[host].max(initial=last)))
+    if whole:
+        return Window(begin, end, np.array([0]), np.array([begin], np.int64), 0)
+    start = _idle_before(activities, 0, begin)
+    return Window(start, last, np.array([0]), np.array([start], np.int64), 0, start - begin, end - last)

@@ -100,7 +100,7 @@ class History:
                 alive[address] = HeldBlock(address, events.sizes[place], NO_STACK, None, place)
         born = self._births(number)
         return [
-            replace(held, stack=events.stacks[born[held.address]], born=born[held.address])
+            replace(held, stack=events.stacks[born[held.address]] or held.stack, born=born[held.address])
             if held.address in born
             else held
             for held in alive.values()

@@ -58,6 +58,7 @@ def build_graph(
     work, label = work_between_calls(calls, follows, own_time(calls, held_up, blocked), opens_ns, spans_of_lane)
     launched_by = _launched_by(activities, calls)
     events = event_edges(trace, activities, streams)
+    boundaries = _boundaries(activities, window)
     key = calls.end_ns.copy()
     launches = np.flatnonzero(calls.first_activity != NONE)
     start = activities.start_ns[calls.first_activity[launches]]
@@ -82,7 +83,8 @@ def build_graph(
         blocking_ns=return_latency(activities, calls, blocking),
         queue=queue,
         launch_ns=launch_latency(activities, calls, in_order, events),
-        boundaries=_boundaries(activities, window),
+        boundaries=boundaries,
+        begins_ns=window.start_ns if window.start_ns < activities.start_ns[boundaries[0]] else None,
         last=_last_of_window(activities, streams, window),
         ends_when_asked=np.empty(0, np.int64),
     )

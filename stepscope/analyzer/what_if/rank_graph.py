@@ -138,6 +138,7 @@ class RankGraph:
         queue: activity -> the call that can return only once it has started (launch queue full).
         launch_ns: from a call's return to the start on an idle stream; may be slightly negative.
         boundaries: the activity that begins each step of the window.
+        begins_ns: where a single step begins instead, on the idle device before that activity; or None.
         last: activities that may end the last step.
         ends_when_asked: communications whose recorded end is when the thread asked for them rather than when they were
             done (gloo's sends and receives for which the thread did not have to wait).
@@ -156,6 +157,7 @@ class RankGraph:
     boundaries: IntColumn
     last: IntColumn
     ends_when_asked: IntColumn
+    begins_ns: int | None = None
 
 
 def hash_names(trace: TraceColumns) -> Counts:

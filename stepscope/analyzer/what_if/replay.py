@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, end_of_steps
+from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, Part, end_of_steps
 from stepscope.analyzer.what_if.rank_graph import Mask
 from stepscope.core.process import may_accelerate
 from stepscope.trace.columns import NONE
@@ -142,7 +142,7 @@ def _row_sums(table: npt.NDArray[np.int64]) -> Nanoseconds:
 
 
 def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) -> dict[int, Nanoseconds]:
-    """Durations of each rank's whole steps, ns; a single step lasts from its boundary to its last end."""
+    """Durations of each rank's whole steps, ns; a single step lasts from its begin to its last end."""
     steps = {}
     for rank, part in graph.layout.parts.items():
         nodes = end_of_steps(graph.layout, rank)
@@ -153,15 +153,30 @@ def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) ->
         last = part.first_activity + part.graph.last
         communicates = graph.layout.communication_of_activity[last] != NONE
         ends = at[1:] + np.where(communicates, 0, duration_ns[last])
-        steps[rank] = np.array([ends.max() - at[0]])
+        steps[rank] = np.array([ends.max() - _begin_of_step(graph, part, at[0], times)])
     return steps
+
+
+def _begin_of_step(graph: JobGraph, part: Part, boundary: int, times: Nanoseconds) -> int:
+    """Begin of a rank's single step, ns from the origin: where the rank says, moved with the host call before it."""
+    begins_ns = part.graph.begins_ns
+    if begins_ns is None:
+        return boundary
+    shift = part.offset_ns + graph.origin_ns
+    returned = part.graph.host.key_ns
+    before = np.flatnonzero(returned <= begins_ns)
+    if not len(before):
+        return begins_ns - shift
+    call = before[returned[before].argmax()]
+    return int(times[graph.layout.call_nodes(part.first_call + call)]) + begins_ns - int(returned[call])
 
 
 def measured_steps(graph: JobGraph) -> dict[int, Nanoseconds]:
     """Measured durations of each rank's whole steps, ns."""
     steps = {}
     for rank, part in graph.layout.parts.items():
-        device, boundaries = part.graph.device, part.graph.boundaries
-        at = device.start_ns[boundaries]
-        steps[rank] = np.diff(at) if len(at) > 1 else np.array([device.end_ns[part.graph.last].max() - at[0]])
+        device, begins_ns = part.graph.device, part.graph.begins_ns
+        at = device.start_ns[part.graph.boundaries]
+        begin = at[0] if begins_ns is None else begins_ns
+        steps[rank] = np.diff(at) if len(at) > 1 else np.array([device.end_ns[part.graph.last].max() - begin])
     return steps

@@ -12,6 +12,7 @@ from stepscope.core.documents.what_if import PredictedStep
 from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
+CAPTURES_SCHEMA = "stepscope.captures/1"
 
 Ledger = dict[TimeCategory, float]
 """Fraction of the window by category; all categories are present, and add up to 1."""
@@ -91,6 +92,11 @@ class TraceQuality:
     """share of marked steps in which no device activity was launched, on the worst rank"""
     largest_activity: float = 0.0
     """share of the window that one compute kernel or copy takes, on the worst rank"""
+    left_out_before_ms: float = 0.0
+    """time of the analysed steps (of the file, without steps) before the window in which the device did nothing, on the
+    worst rank"""
+    left_out_after_ms: float = 0.0
+    """their time after the window, on the worst rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,15 @@ class RankLedger:
     ledger: Ledger
     hidden_communication: float
     steps: list[StepLedger]
+    span_ms: float | None = None
+    """first to last device activity of the file, the window of other tools; None without a device"""
+    rank_source: str | None = None
+    """header | collectives | file_name | device | only_file | order: where the rank's number comes from. A number taken
+    by the order of the files identifies no process, and the verdict names none of these."""
+    file: str | None = None
+    """name of its trace; in a file of several ranks with the label of its events"""
+    place: dict[str, int] = field(default_factory=dict)
+    """index by parallel dimension (tp, pp, dp, ep, cp), as far as the file's name gives it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,3 +399,21 @@ class Analysis:
     arrivals: list[RankArrivals] = field(default_factory=list)
     """latest first"""
     schema: str = ANALYSIS_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnalysis:
+    """The analysis of one capture; captures are numbered from 1, the earliest."""
+
+    capture: int
+    analysis: Analysis
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnalyses:
+    """The document `stepscope.captures/1`: each capture of the same processes analysed by itself."""
+
+    captures: list[CaptureAnalysis]
+    warnings: list[Notice]
+    """captures that cannot be analysed"""
+    schema: str = CAPTURES_SCHEMA

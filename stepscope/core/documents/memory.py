@@ -11,11 +11,34 @@ from stepscope.core.documents.hang import StackFrame
 from stepscope.core.vocabulary import Notice
 
 MEMORY_SCHEMA = "stepscope.memory/1"
+MEMORY_COMPARISON_SCHEMA = "stepscope.memory-comparison/1"
 
 
 def own_call(stack: Sequence[str]) -> str:
     """The innermost line of a stack outside torch, or the innermost where all are in torch; empty without a stack."""
-    return next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
+    line = next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
+    return line.removesuffix(" (??:0)")  # of a C++ function
+
+
+def is_python(frame: StackFrame) -> bool:
+    """Whether a frame is one of Python's: others have no file, a library or a C++ source."""
+    return frame.file.endswith(".py") or frame.file.startswith("<")
+
+
+_AUTOGRAD_THREAD = ("torch::autograd::Engine::thread_main", "torch::autograd::Engine::evaluate_function")
+
+
+def is_autograd_thread(frame: StackFrame) -> bool:
+    """Whether a C++ frame is of the thread that runs the backward pass of a GPU."""
+    return frame.function.startswith(_AUTOGRAD_THREAD)
+
+
+_WORKSPACE = ("at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace")
+
+
+def is_workspace(frame: StackFrame) -> bool:
+    """Whether a C++ frame allocates cuBLAS' workspace, which the process keeps, whoever called first."""
+    return frame.function.startswith(_WORKSPACE)
 
 
 class MemoryCategory(StrEnum):
@@ -27,7 +50,16 @@ class MemoryCategory(StrEnum):
     ACTIVATIONS = "activations"
     TEMPORARY = "temporary"
     COMMUNICATION = "communication"
+    KV_CACHE = "kv_cache"
     OTHER = "other"
+
+
+class JobKind(StrEnum):
+    """Kind of job, by the stacks of a snapshot."""
+
+    TRAINING = "training"  # there is a backward pass or an optimizer
+    INFERENCE = "inference"  # there is neither, and modules are called without gradients
+    UNKNOWN = "unknown"
 
 
 class OomCause(StrEnum):
@@ -35,6 +67,7 @@ class OomCause(StrEnum):
 
     CAPACITY = "capacity"  # more is needed at once than the GPU has
     FRAGMENTATION = "fragmentation"  # enough is free, but in pieces
+    PRIVATE_POOLS = "private_pools"  # enough is free, but in private pools (CUDA graphs), of which others get nothing
     LEAK = "leak"  # memory grows with each step
     OTHER_PROCESS = "other_process"  # another process has it
 
@@ -60,14 +93,34 @@ class Fragmentation:
     Attributes:
         inactive_bytes: total.
         largest_bytes: the largest piece.
-        in_used_segments_bytes: in segments that cannot be freed, as they contain a tensor.
+        in_used_segments_bytes: in segments that cannot be freed, as they contain a tensor; without private pools.
         ratio: 1 - largest / total.
+        private_pools_bytes: the part of the total that is in private pools.
     """
 
     inactive_bytes: int
     largest_bytes: int
     in_used_segments_bytes: int
     ratio: float
+    private_pools_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePool:
+    """A memory pool beside the shared one, as CUDA graphs and torch.cuda.MemPool have, at the end of the snapshot.
+
+    Tensors outside of it get none of its memory. What a CUDA graph's pool has free is used while the graph is replayed.
+
+    Attributes:
+        id: torch's pair of numbers.
+        inactive_bytes: reserved, and no tensor uses it.
+    """
+
+    id: tuple[int, int]
+    reserved_bytes: int
+    allocated_bytes: int
+    inactive_bytes: int
+    num_segments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +150,7 @@ class OutOfMemory:
         device_free_bytes: of the GPU; None where unknown.
         non_torch_bytes: used by others than torch (other processes, NCCL, CUDA itself); None where the GPU's size is
             unknown.
+        unreachable_bytes: reserved and unused, but in other pools than the request's.
     """
 
     requested_bytes: int
@@ -108,6 +162,7 @@ class OutOfMemory:
     non_torch_bytes: int | None
     evidence: list[str]
     stack: list[str]
+    unreachable_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +183,8 @@ class MemoryReport:
         by_category: at the peak.
         at_peak: the largest holders.
         timeline: (time in us, allocated, reserved), at most some hundred points that keep the peaks.
+        private_pools: the largest first.
+        job: advice for training is given to training only.
     """
 
     device: int
@@ -142,7 +199,67 @@ class MemoryReport:
     remedies: list[Remedy]
     timeline: list[tuple[int, int, int]]
     warnings: list[Notice] = field(default_factory=list)
+    private_pools: list[PrivatePool] = field(default_factory=list)
+    job: JobKind = JobKind.UNKNOWN
     schema: str = MEMORY_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A value in two snapshots, and its change from the first to the second."""
+
+    first: int
+    second: int
+
+    @property
+    def change(self) -> int:
+        """Growth."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedHolder:
+    """Blocks of one category and place in two snapshots.
+
+    Attributes:
+        place: the innermost call outside torch; empty where unknown.
+        end, peak: bytes at the end of each snapshot, and at each one's peak.
+        end_count: number of blocks at the end.
+    """
+
+    category: MemoryCategory
+    place: str
+    end: Compared
+    peak: Compared
+    end_count: Compared
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryComparison:
+    """The document `stepscope.memory-comparison/1`: two times of a process, or two ranks.
+
+    Attributes:
+        files: of the two snapshots.
+        devices: GPU of each.
+        inactive: reserved and unused, of which `private_pools` is in private pools.
+        holders: those that differ, by the larger difference at the end or at the peak.
+    """
+
+    files: tuple[str, str]
+    devices: tuple[int, int]
+    allocated: Compared
+    reserved: Compared
+    inactive: Compared
+    private_pools: Compared
+    peak: Compared
+    holders: list[ComparedHolder]
+    warnings: list[Notice] = field(default_factory=list)
+    schema: str = MEMORY_COMPARISON_SCHEMA
+
+
+PoolId = tuple[int, int]
+SHARED_POOL: PoolId = (0, 0)
+"""Pool of all tensors that no other pool was chosen for (torch's c10/core/CachingDeviceAllocator.h)."""
 
 
 NO_STACK = 0
@@ -164,6 +281,14 @@ class AllocatorAction(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """Pool and CUDA stream of a request that failed; None where the snapshot does not say."""
+
+    pool: PoolId | None
+    stream: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatorEvents:
     """Events of one GPU as columns, the oldest first; as many as torch was set to record.
 
@@ -173,6 +298,7 @@ class AllocatorEvents:
         sizes: bytes.
         times_us: since the epoch.
         stacks: indices into the snapshot's stacks.
+        failed: what is known of each OOM, by the event's index.
     """
 
     actions: array[int] = field(default_factory=lambda: array("B"))
@@ -180,6 +306,7 @@ class AllocatorEvents:
     sizes: array[int] = field(default_factory=lambda: array("q"))
     times_us: array[int] = field(default_factory=lambda: array("q"))
     stacks: array[int] = field(default_factory=lambda: array("i"))
+    failed: dict[int, FailedRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +326,8 @@ class MemorySegment:
 
     Attributes:
         is_expandable: it can grow, so that its free end can become part of a larger block.
+        pool: SHARED_POOL, or a private one.
+        stream: CUDA stream of the kernels that may use it.
     """
 
     device: int
@@ -206,6 +335,8 @@ class MemorySegment:
     size: int
     is_expandable: bool
     blocks: tuple[MemoryBlock, ...]
+    pool: PoolId = SHARED_POOL
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Step telemetry: each rank's steps, and the report `stepscope.steps/1` over all ranks."""
+"""Step telemetry: each rank's steps, steps of a training framework's log, and the report `stepscope.steps/1`."""
 
 from __future__ import annotations
 
@@ -63,22 +63,63 @@ class RankSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedSteps:
+    """Steps that one line of a training framework's log stands for.
+
+    Attributes:
+        index: of the last one, in the log's own count.
+        num_steps: how many.
+        ms: mean duration of a step; the next two are means as well.
+        data_wait_rank: the rank whose wait it is; None where the log does not say.
+        attempt: which start of the job, from 1 on.
+    """
+
+    index: int
+    num_steps: int
+    ms: float
+    data_wait_ms: float | None = None
+    data_wait_rank: int | None = None
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLog:
+    """Steps of one log, in order. Steps that a restart repeats replace the earlier ones.
+
+    Attributes:
+        source: the framework that wrote it.
+    """
+
+    source: str
+    steps: list[LoggedSteps]
+    notices: list[Notice] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
 
     Attributes:
-        slowest_rank: the rank with the longest step.
+        slowest_rank: the rank with the longest step; None where all take equally long, as ranks that wait for each
+            other do, and where a log does not say.
+        data_wait_rank: the rank with the longest wait for data; None without one.
+        num_steps: steps that the row stands for, of which `index` is the last; more than one in a log, which gives
+            means of several steps.
         figures: mean over the ranks that recorded it.
     """
 
     index: int
     ms: float
-    slowest_rank: int
+    slowest_rank: int | None
     data_wait_ms: float
     phases_ms: dict[str, float]
     figures: dict[str, float]
     captured: bool
     anomalies: list[str]
+    data_wait_rank: int | None = None
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +131,42 @@ class StepTime:
     max: float | None
 
 
+DATA_WAIT = "data"
+"""Name of a wait for data among long waits; other names are phases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongWait:
+    """A step that took long because ranks waited, for data or in a phase, while the others waited for them.
+
+    Attributes:
+        name: `data`, or the phase.
+        ranks: that waited themselves; empty where a log does not say.
+        ms: the longest such wait.
+        usual_ms: median of the other steps.
+        step_ms, usual_step_ms: the same of the step.
+    """
+
+    step: int
+    name: str
+    ranks: list[int]
+    ms: float
+    usual_ms: float
+    step_ms: float
+    usual_step_ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """All steps of a job.
 
     Attributes:
         num_settled: steps behind the figures below: neither captured nor the first.
-        data_wait: share of the settled steps' time, over all ranks.
+        data_wait: share of the settled steps' time, over all ranks; None where it is not recorded.
+        longest_data_wait: the same of the rank that waited longest at each step, for which the others waited.
         phases: the same for each phase.
         steps: in order.
+        source: what recorded the steps: stepscope, torchtitan, or the framework of a log.
     """
 
     ranks: list[int]
@@ -109,4 +177,7 @@ class StepReport:
     phases: dict[str, float]
     steps: list[StepRow]
     warnings: list[Notice] = field(default_factory=list)
+    longest_data_wait: float | None = None
+    long_waits: list[LongWait] = field(default_factory=list)
+    source: str = "stepscope"
     schema: str = STEPS_SCHEMA

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -149,3 +150,30 @@ def _is_card(words: str, device_name: str) -> bool:
     if any(word in name for word in OTHER_CARDS):
         return False
     return re.search(rf"(?<![a-z0-9]){re.escape(words.lower())}(?![a-z0-9])", name) is not None
+
+
+class Nvlink(StrEnum):
+    """How a GPU model has NVLink."""
+
+    NONE = "none"
+    BRIDGE = "bridge"  # connectors for a bridge between two cards, which need not be there
+    BUILT_IN = "built_in"
+
+
+_NVLINK_BY_NAME: tuple[tuple[str, Nvlink], ...] = (
+    (r"A2|A10G?|A16|L2|L4|L20|L40[SG]?|T4G?|P4|P40|P100-PCIE|V100-PCIE|V100S-PCIE|TITAN V", Nvlink.NONE),
+    (r"GTX \d+|RTX [45]0\d0|RTX PRO \d+|RTX \d+ Ada|RTX A[24]000", Nvlink.NONE),
+    (r"GB\d00|GH200|B[23]00|SXM\d?|V100-DGXS", Nvlink.BUILT_IN),
+    (r"PCIE|NVL|A30|A40|RTX A(?:4500|5000|5500|6000)|RTX 3090|RTX 20[78]0|RTX [568]000|TITAN RTX", Nvlink.BRIDGE),
+    (r"[AH][18]00|H20|H200|V100|P100", Nvlink.BUILT_IN),
+)
+"""By words of the driver's device name, from NVIDIA's data sheets; the first row that fits counts."""
+
+
+@lru_cache(maxsize=256)
+def nvlink_of(device_name: str) -> Nvlink | None:
+    """How a device has NVLink by its model, or None when the model is not in the table."""
+    for words, nvlink in _NVLINK_BY_NAME:
+        if re.search(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])", device_name, re.IGNORECASE):
+            return nvlink
+    return None

@@ -119,16 +119,25 @@ def _linking(quality: TraceQuality) -> list[str]:
     return parts
 
 
+LEFT_OUT_SHOWN_FROM_MS = 1.0
+"""Less time before and after a window is not shown: the profiler begins and ends there."""
+
+
 def _steps(quality: TraceQuality) -> list[str]:
-    if not quality.steps_marked:
-        return ["none marked: the whole trace is booked"]
-    parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
+    parts = ["none marked: the whole trace is one window"]
+    if quality.steps_marked:
+        parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
     if quality.steps_without_device:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
         parts.append(f"{counted(quality.merged_boundaries, 'boundary')} merged")
     if quality.largest_activity >= NOTABLE_ACTIVITY:
         parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
+    left_out = (
+        (quality.left_out_before_ms, "before the first kernel"),
+        (quality.left_out_after_ms, "after the last activity"),
+    )
+    parts += [f"{ms:,.1f} ms {where} left out" for ms, where in left_out if ms >= LEFT_OUT_SHOWN_FROM_MS]
     return parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stepscope.core.documents.analysis import Job, MeshSizes, Pipeline
 from stepscope.core.text.numbers import is_readable, milliseconds
@@ -157,6 +158,11 @@ def mesh_words(mesh: MeshSizes) -> str:
     product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if is_readable(number))
     experts = f"EP {mesh.ep}" if is_readable(mesh.ep) else ""
     return f"{product}, {experts} inside" if product and experts else product or experts
+
+
+def place_words(place: Mapping[str, int]) -> str:
+    """A rank's index in each parallel dimension: 'DP0-TP3'; empty where none is known."""
+    return "-".join(f"{dimension.upper()}{index}" for dimension, index in place.items())
 
 
 def device_words(job: Job) -> str:

@@ -1,4 +1,4 @@
-/* Python module of the scanner: one type, Scanner(categories, module_prefix), with one method, scan(text). */
+/* Python module of the scanner: one type, Scanner(categories, frame_prefixes), with one method, scan(text). */
 #define Py_LIMITED_API 0x030B0000 /* one build for all Pythons from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,7 +10,7 @@ enum { NUM_TABLES = 4 }; /* tracks, names, shapes, launches */
 typedef struct {
     PyObject_HEAD
     Scanner scanner;
-    PyObject *module_prefix;
+    PyObject *frame_prefixes;
     size_t num_returned[NUM_TABLES]; /* texts of each table that Python has got */
     bool is_busy;                /* the GIL is released while scanning */
 } ScannerObject;
@@ -26,22 +26,29 @@ static int span_of(PyObject *bytes, Span *span) {
 
 static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     ScannerObject *self = (ScannerObject *)object;
-    PyObject *categories, *prefix, *name, *reads;
+    PyObject *categories, *prefixes, *name, *reads;
     Py_ssize_t position = 0;
     if (kwargs && PyDict_Size(kwargs)) {
         PyErr_SetString(PyExc_TypeError, "Scanner() takes no keywords");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!S", &PyDict_Type, &categories, &prefix))
+    if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &categories, &PyTuple_Type, &prefixes))
         return -1;
-    if (self->module_prefix) {
+    if (self->frame_prefixes) {
         PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up once");
         return -1;
     }
     scanner_set_up(&self->scanner);
-    self->module_prefix = Py_NewRef(prefix);
-    if (span_of(prefix, &self->scanner.module_prefix) < 0)
+    self->frame_prefixes = Py_NewRef(prefixes);
+    Py_ssize_t num_prefixes = PyTuple_Size(prefixes);
+    if (num_prefixes > MAX_FRAME_PREFIXES) {
+        PyErr_SetString(PyExc_ValueError, "too many prefixes of frames");
         return -1;
+    }
+    for (Py_ssize_t i = 0; i < num_prefixes; i++)
+        if (span_of(PyTuple_GetItem(prefixes, i), &self->scanner.frame_prefixes[i]) < 0)
+            return -1;
+    self->scanner.num_frame_prefixes = (size_t)num_prefixes;
     while (PyDict_Next(categories, &position, &name, &reads)) {
         Span span;
         long bits = PyLong_AsLong(reads);
@@ -58,7 +65,7 @@ static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 static void scanner_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     scanner_free(&((ScannerObject *)object)->scanner);
-    Py_XDECREF(((ScannerObject *)object)->module_prefix);
+    Py_XDECREF(((ScannerObject *)object)->frame_prefixes);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -124,7 +131,7 @@ static PyObject *scan_buffer(ScannerObject *self, const Py_buffer *buffer) {
 static PyObject *scanner_scan(PyObject *object, PyObject *text) {
     ScannerObject *self = (ScannerObject *)object;
     Py_buffer buffer;
-    if (!self->module_prefix) {
+    if (!self->frame_prefixes) {
         PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up first");
         return NULL;
     }
@@ -172,9 +179,9 @@ static int module_exec(PyObject *module) {
         {"READS_NAMED", READS_NAMED},
         {"ON_DEVICE", ON_DEVICE},
         {"IGNORED", IGNORED},
-        {"IGNORED_BUT_MODULES", IGNORED_BUT_MODULES},
+        {"IGNORED_BUT_NAMED", IGNORED_BUT_NAMED},
         {"UNSUPPORTED", UNSUPPORTED},
-        {"VERSION", 3}, /* of scan()'s arguments and result; the reader refuses other versions */
+        {"VERSION", 4}, /* of scan()'s arguments and result; the reader refuses other versions */
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)

@@ -31,11 +31,11 @@ enum {
     READS_NAMED = 8,
     ON_DEVICE = 16,  /* a row at time 0 without duration is impossible */
     IGNORED = 32,
-    IGNORED_BUT_MODULES = 64, /* unless the name begins with module_prefix */
+    IGNORED_BUT_NAMED = 64,   /* unless the name begins with one of frame_prefixes */
     UNSUPPORTED = 128         /* refuse the text */
 };
 
-enum { NUM_TRACK_TEXTS = 3, NUM_SHAPE_TEXTS = 3, NUM_LAUNCH_TEXTS = 4 };
+enum { NUM_TRACK_TEXTS = 3, NUM_SHAPE_TEXTS = 3, NUM_LAUNCH_TEXTS = 4, MAX_FRAME_PREFIXES = 8 };
 
 typedef struct {
     int64_t *cells;
@@ -45,7 +45,8 @@ typedef struct {
 typedef struct {
     Interned categories; /* as written, with their quotes */
     uint8_t *reads;      /* of each category */
-    Span module_prefix;  /* prefix of module names, with the quote; owned by the caller */
+    Span frame_prefixes[MAX_FRAME_PREFIXES]; /* of names of Python frames, with the quote; owned by the caller */
+    size_t num_frame_prefixes;
     Layout event_layout, argument_layout;
     Interned tracks, names, shapes, launches;
     Integers rows;       /* of the text scanned last: NUM_COLUMNS cells each */

@@ -17,6 +17,7 @@ from pathlib import Path
 from stepscope.core.errors import UsageError
 from stepscope.core.process import about_to_fork
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews
+from stepscope.workflow.inputs.archives import absolute
 
 
 class Engine(StrEnum):
@@ -59,7 +60,7 @@ def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
     """The paths as a worker finds them: absolute for a cluster, whose workers have another current folder."""
     if fan_out.engine is Engine.LOCAL:
         return list(paths)
-    return [path if "://" in path else os.path.abspath(path) for path in paths]
+    return [path if "://" in path else absolute(path) for path in paths]
 
 
 def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
@@ -169,7 +170,7 @@ def free_memory_bytes() -> int | None:
 
 
 def _text_bytes(path: str) -> int:
-    """Approximate size of a file's JSON text; a remote file counts as worth a process."""
+    """Approximate size of a file's JSON text; a file elsewhere or in an archive counts as worth a process."""
     try:
         size = os.stat(path).st_size
     except OSError:

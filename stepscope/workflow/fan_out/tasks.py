@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepscope import __version__
 from stepscope.analyzer.rank import view_rank
@@ -17,7 +17,9 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
-from stepscope.trace.columns import TraceColumns
+from stepscope.trace.columns import RankSource, TraceColumns, TraceHeader
+from stepscope.trace.formats.foreign_traces import tools_for
+from stepscope.workflow.inputs.archives import split_address
 from stepscope.workflow.inputs.trace_files import open_ranks
 
 MAX_RANKS_SHOWN = 8
@@ -28,7 +30,8 @@ class FileTask:
     """One file to view.
 
     Attributes:
-        rank: of a file that does not name its rank; None leaves such a file for later.
+        rank: of a file whose trace does not give its rank; None leaves such a file for later.
+        rank_source: where that rank comes from.
         whole_file: as in view_rank.
         since_ns: traces that end earlier belong to another attempt.
     """
@@ -37,6 +40,7 @@ class FileTask:
     rank: int | None = None
     whole_file: bool = False
     since_ns: int | None = None
+    rank_source: RankSource = RankSource.ORDER
 
 
 @dataclass(slots=True)
@@ -45,8 +49,10 @@ class FileViews:
 
     Attributes:
         views: one per rank.
-        tells_rank: False for a file that does not name its rank and was given none; it has no views.
+        tells_rank: False for a file whose trace does not give its rank and that was given none; it has no views.
         error: why the file, or the rest of it, cannot be used.
+        process: host name and id of the process that was recorded; None where unknown.
+        span_ns: start of its first event and end of its last one.
     """
 
     task: FileTask
@@ -54,10 +60,16 @@ class FileViews:
     notices: list[Notice] = field(default_factory=list)
     tells_rank: bool = True
     error: StepscopeError | None = None
+    process: tuple[str | None, int] | None = None
+    span_ns: tuple[int, int] = (0, 0)
 
 
 FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterable[FileViews]]
 """Applies a function to all tasks, here or elsewhere, and yields the results in any order."""
+
+
+_BY_TRACE = (RankSource.HEADER, RankSource.COLLECTIVES)
+"""Ranks that the trace itself gives; names of files are read together, as a name's rank may be that of a replica."""
 
 
 def view_file(task: FileTask) -> FileViews:
@@ -65,18 +77,39 @@ def view_file(task: FileTask) -> FileViews:
     result = FileViews(task)
     try:
         traces = open_ranks(task.path)
-        result.tells_rank = traces[0].header.rank is not None
+        header = traces[0].header
+        result.process = None if header.process_id is None else (header.host_name, header.process_id)
+        result.span_ns = _span(traces)
+        result.tells_rank = len(traces) > 1 or header.rank_source in _BY_TRACE
         if not result.tells_rank and task.rank is None:
             return result
-        if task.since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < task.since_ns:
+        if task.since_ns is not None and result.span_ns[1] < task.since_ns:
             raise DataError("was recorded by an earlier attempt of this run", where=task.path)
+        _check_device(header)
         result.notices += _merged(traces)
         for trace in traces:
-            rank = task.rank if trace.header.rank is None else trace.header.rank
-            result.views.append(view_rank(trace, rank or 0, whole_file=task.whole_file))
+            if not result.tells_rank:
+                header = replace(trace.header, rank=task.rank, rank_source=task.rank_source)
+                trace = trace.with_header(header)
+            result.views.append(view_rank(trace, trace.header.rank or 0, whole_file=task.whole_file))
     except StepscopeError as error:
         result.error = error
     return result
+
+
+def _check_device(header: TraceHeader) -> None:
+    """Check that the calls of the recorded device are known.
+
+    Raises:
+        DataError: blocked time could not be told from idle time, nor the device's work from the host's.
+    """
+    if header.accelerator is not None:
+        what = f"records {header.accelerator}; only NVIDIA and AMD GPUs and CPUs are analyzed"
+        raise DataError(what, where=header.path, what_next=tools_for(header.accelerator))
+
+
+def _span(traces: Sequence[TraceColumns]) -> tuple[int, int]:
+    return min(int(trace.start_ns.min()) for trace in traces), max(int(trace.end_ns.max()) for trace in traces)
 
 
 def _merged(traces: list[TraceColumns]) -> list[Notice]:
@@ -100,7 +133,7 @@ module imports all that reading needs."""
 
 def on_worker(work: Callable[[FileTask], FileViews], task: FileTask) -> FileViews:
     """Do the work on a machine that may not see the caller's files."""
-    if "://" not in task.path and not os.path.exists(task.path):
+    if "://" not in task.path and not os.path.exists(split_address(task.path)[0]):
         what_next = "put the traces where all workers find them: a shared file system or an object store"
         what = f"does not exist on the worker {socket.gethostname()}"
         return FileViews(task, error=DataError(what, where=task.path, what_next=what_next))

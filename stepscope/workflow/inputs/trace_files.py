@@ -1,25 +1,40 @@
-"""Trace files of a path (a file, a folder, a run directory or an fsspec URL) and how each is opened."""
+"""Trace files of paths (files, archives, folders, run directories, fsspec URLs) and how each is opened."""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
-import sys
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from stepscope.core.documents.run_directory import TRACES_FOLDER
-from stepscope.core.errors import DataError, StepscopeError, UnreachableError, from_os_error
+from stepscope.core.documents.run_directory import RUN_FILE, TRACES_FOLDER
+from stepscope.core.errors import DataError, from_os_error
+from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
+from stepscope.trace.file_names import natural_order, read_file_name
 from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
-from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
+from stepscope.workflow.inputs.archives import (
+    ARCHIVE_NAME,
+    SEPARATOR,
+    file_names,
+    is_archive_file,
+    opened_member,
+    split_address,
+)
+from stepscope.workflow.inputs.captures import Capture, Choice, captures_of, choose
+from stepscope.workflow.inputs.object_stores import store_error, store_errors
+from stepscope.workflow.inputs.paths import OnlyRunError, check_readable, refuse_many_runs
 
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
+_MAX_SHOWN = 4
+_NAMES = "*.json, *.json.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +42,34 @@ class TraceFiles:
     """Trace files of the given paths.
 
     Attributes:
-        paths: files or URLs, sorted.
+        paths: files, URLs, or addresses in archives, in natural order.
         run_directory: the local run directory, where just that was given.
         notices: on files that were left out.
+        num_captures: how many captures there are, by the names; the files are of the chosen ones.
     """
 
     paths: list[str]
     run_directory: Path | None
     notices: list[Notice]
+    num_captures: int = 1
 
     @property
     def capture(self) -> tuple[int, int] | None:
         """Attempt and first step of the run's capture; None where the files are not of a run."""
         is_captured = self.run_directory is not None and bool(self.paths)
-        return _attempt_and_first_step(Path(self.paths[0]).parent) if is_captured else None
+        return _attempt_and_first_step(Path(self.paths[0]).parent.name) if is_captured else None
 
 
-def find_trace_files(paths: Iterable[str]) -> TraceFiles:
+def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFiles:
     """Expand the paths of a command line. A path without traces becomes a notice where others have some.
+
+    Args:
+        capture: which one, where the files are several captures of the same processes.
 
     Raises:
         DataError: no path holds a trace.
+        OnlyRunError: a path is a folder with one run in it.
+        UsageError: there is no such capture.
         UnreachableError: a URL's store does not answer.
     """
     files: dict[str, str] = {}
@@ -57,42 +79,81 @@ def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     for text in given:
         try:
             if "://" in text:
-                files |= {url: url for url in _in_store(text)}
+                files |= {url: url for url in _in_store(text, notices)}
             else:
-                files |= {os.path.realpath(path): path for path in _on_disk(text, notices)}
+                files |= {_identity(path): path for path in _on_disk(text, notices)}
+        except OnlyRunError:
+            raise
         except DataError as error:
             errors.append(error)
     if errors and not files:
         raise errors[0]
     notices += [Notice("unusable_file", str(error)) for error in errors]
+    found = sorted(files.values(), key=natural_order)
     is_one_place = len(given) == 1 and "://" not in given[0]
-    run_directory = Path(given[0]) if is_one_place and is_recorded_run(Path(given[0])) else None
-    return TraceFiles(sorted(files.values()), run_directory, notices)
+    of_run = _captures_of_run(Path(given[0])) if is_one_place else []
+    captures = of_run or captures_of(found)
+    return TraceFiles(
+        paths=choose(captures, capture, notices),
+        run_directory=Path(given[0]) if of_run else None,
+        notices=notices,
+        num_captures=len(captures),
+    )
 
 
 def open_ranks(path: str) -> list[TraceColumns]:
-    """Read the trace of a file or URL; one per rank where it holds several.
+    """Read the trace of a file, a URL or an address in an archive; one per rank where it holds several.
 
     Raises:
         DataError: it cannot be used.
         UnreachableError: its store does not answer.
     """
-    if "://" not in path:
+    source, member = split_address(path)
+    if member is None and "://" not in path:
         return read_ranks(path)
+    with _opened(source) as stream:
+        if member is None:
+            return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+        with opened_member(stream, path) as content:
+            return read_ranks_stream(content, path=path, file_bytes=content.num_bytes)
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    """A local file or a URL, opened for reading.
+
+    Raises:
+        DataError, UnreachableError: it cannot be.
+    """
+    if "://" not in source:
+        try:
+            with open(source, "rb") as stream:
+                yield stream
+        except OSError as error:
+            raise from_os_error(error, "cannot be read", where=source) from error
+        return
     import fsspec
 
     try:
-        with fsspec.open(path, "rb") as stream:
-            return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+        with fsspec.open(source, "rb") as stream:
+            yield stream
     except store_errors() as error:
-        raise store_error(path, error) from error
+        raise store_error(source, error) from error
+
+
+def _identity(address: str) -> str:
+    """What is the same for all ways to name a file."""
+    path, member = split_address(address)
+    return os.path.realpath(path) + ("" if member is None else f"{SEPARATOR}{member}")
 
 
 def _on_disk(text: str, notices: list[Notice]) -> list[str]:
     path = Path(text)
     try:
-        if path.is_file():
+        if split_address(text)[1] is not None:
             return [text]
+        if path.is_file():
+            return _in_archive(text, notices) if is_archive_file(text) else [text]
         check_readable(text)
         if not path.is_dir():
             raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
@@ -102,24 +163,34 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
-    captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
-    captures = [folder for folder in captures if _traces_in(folder)]
-    if not captures:
-        raise DataError(
-            "has no captured traces yet",
-            where=str(run),
-            what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
-        )
-    captures.sort(key=_attempt_and_first_step)
-    if len(captures) > 1:
-        older = ", ".join(folder.name for folder in captures[:-1])
-        notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
-    _note_unfinished(captures[-1], notices)
-    return _traces_in(captures[-1])
+    """Traces of all captures of a run; of a folder `traces` that another tool wrote, as in any folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    captures = _captures_of_run(run)
+    if captures:
+        _note_unfinished(run / TRACES_FOLDER / captures[-1].name, notices)
+        return [file for capture in captures for file in capture.files]
+    if not (run / RUN_FILE).is_file():
+        return _in_folder(run / TRACES_FOLDER, notices)
+    raise DataError(
+        "has no captured traces yet",
+        where=str(run),
+        what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
+    )
 
 
-def _attempt_and_first_step(capture: Path) -> tuple[int, int]:
-    match = _CAPTURE.search(capture.name)
+def _captures_of_run(run: Path) -> list[Capture]:
+    """The captures of a run directory with traces, the earliest first; empty for anything else."""
+    folders = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    folders.sort(key=lambda folder: _attempt_and_first_step(folder.name))
+    captures = [Capture(folder.name, _traces_in(folder)) for folder in folders if folder.is_dir()]
+    return [capture for capture in captures if capture.files]
+
+
+def _attempt_and_first_step(capture: str) -> tuple[int, int]:
+    match = _CAPTURE.search(capture)
     return (int(match[2] or 1), int(match[1])) if match else (0, 0)
 
 
@@ -129,94 +200,88 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
     if files:
         return files
     refuse_many_runs([str(folder)])
-    folders = (inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
-    inner = sorted(inner.name for inner in folders if _traces_in(inner))
-    if inner:
-        shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
-        raise DataError(
-            f"holds folders of traces ({shown}), not traces",
-            where=str(folder),
-            what_next="give one of them: a folder is one job",
-        )
-    raise DataError("holds no trace (*.json, *.json.gz)", where=str(folder), what_next="check the path")
+    folders = [inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith(".")]
+    names = [f"{inner.name}/{Path(file).name}" for inner in folders for file in _traces_in(inner)]
+    archives = sorted(file.name for file in folder.iterdir() if ARCHIVE_NAME.search(file.name))
+    if archives and not names:
+        what = f"holds no trace ({_NAMES}), but {listed(archives, _MAX_SHOWN)}"
+        raise DataError(what, where=str(folder), what_next=f"give the archive: {folder / archives[0]}")
+    return [str(folder / name) for name in _job_files(names, str(folder), notices)]
+
+
+def _in_archive(path: str, notices: list[Notice]) -> list[str]:
+    with _opened(path) as stream:
+        names = file_names(stream, path, notices)
+    traces = [name for name in names if _names_a_trace(name)]
+    if not traces:
+        raise DataError(_without_traces(names), where=path, what_next="give an archive of the JSON of torch.profiler")
+    return [f"{path}{SEPARATOR}{name}" for name in _job_files(traces, path, [])]
+
+
+def _without_traces(names: Sequence[str]) -> str:
+    """Predicate for an archive without traces."""
+    if any(name.rpartition("/")[2] == "data.pkl" for name in names):
+        return "is a file of torch.save, not a profiler trace"
+    return f"is an archive without traces ({_NAMES}): {listed(names, _MAX_SHOWN) if names else 'it is empty'}"
+
+
+def _job_files(names: Sequence[str], where: str, notices: list[Notice]) -> list[str]:
+    """The files of one job among the traces in a place: those directly in it, in its only folder, or in folders that
+    count the steps of one folder's captures.
+
+    Raises:
+        DataError: there is none, or they are of several jobs.
+    """
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_folder[name.rpartition("/")[0]].append(name)
+    if "" in by_folder:
+        return by_folder[""]
+    folders = sorted(by_folder, key=natural_order)
+    folders = [folder for folder in folders if TRACES_FOLDER in folder.split("/")] or folders  # of a run directory
+    if len(folders) == 1:
+        notices.append(Notice("only_folder", f"{where}: reading the only folder of traces in it, {folders[0]}"))
+    elif len({read_file_name(f"{folder}/x.json").process for folder in folders}) > 1:
+        what = f"holds folders of traces ({listed(folders, _MAX_SHOWN)}), not traces"
+        raise DataError(what, where=where, what_next="give one of them: a folder is one job")
+    if not folders:
+        raise DataError(f"holds no trace ({_NAMES})", where=where, what_next="check the path")
+    return [name for folder in folders for name in by_folder[folder]]
 
 
 def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
     """The profiler writes to name.tmp and renames it when the trace is whole."""
     unfinished = sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".tmp" and has_rank_name(p.stem))
     if unfinished:
-        shown = ", ".join(unfinished[:4]) + (", ..." if len(unfinished) > 4 else "")
+        shown = ", ".join(unfinished[:_MAX_SHOWN]) + (", ..." if len(unfinished) > _MAX_SHOWN else "")
         notices.append(Notice("unfinished_file", f"{folder}: still being written or broken off, left out: {shown}"))
 
 
 def _traces_in(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name))
+    files = (str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name))
+    return sorted(files, key=natural_order)
 
 
 def _names_a_trace(name: str) -> bool:
-    """Hidden files are some writer's unfinished ones."""
-    return has_rank_name(name) and name not in _NOT_TRACES and not name.startswith(".")
+    """Hidden files are some writer's unfinished ones, or a Mac's notes in an archive."""
+    file = name.rpartition("/")[2]
+    return has_rank_name(file) and file not in _NOT_TRACES and not file.startswith(".")
 
 
-def _in_store(url: str) -> list[str]:
-    """A URL itself, or the traces directly under it."""
+def _in_store(url: str, notices: list[Notice]) -> list[str]:
+    """A URL itself, the traces in it if it is an archive, or the traces directly under it."""
     import fsspec
 
     try:
         store, path = fsspec.core.url_to_fs(url)
-        if not store.isdir(path):
+        if split_address(url)[1] is not None:
             return [url]
+        if not store.isdir(path):
+            return _in_archive(url, notices) if ARCHIVE_NAME.search(url) else [url]
         inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
     except store_errors() as error:
         raise store_error(url, error) from error
-    files = [entry for entry in inside if _names_a_trace(entry.rsplit("/", 1)[-1])]
+    files = [entry for entry in inside if _names_a_trace(entry)]
     if not files:
-        raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
+        raise DataError(f"holds no trace ({_NAMES})", where=url, what_next="check the URL")
     return files
-
-
-_CLIENT_ERRORS = (
-    ("botocore.exceptions", "BotoCoreError"),  # s3fs: no credentials, no answer
-    ("aiohttp", "ClientError"),  # http, and below s3fs and gcsfs
-    ("google.auth.exceptions", "GoogleAuthError"),  # gcsfs
-    ("gcsfs.retry", "HttpError"),
-    ("azure.core.exceptions", "AzureError"),  # adlfs
-)
-"""Root of each client's errors that are not OSErrors; s3fs turns a server's answers into OSErrors."""
-
-_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
-_CHECK_RIGHTS = "check that the credentials may read it"
-_CREDENTIALS = "provide credentials as for the store's own tools (docs/guides/fan-out.md)"
-_CHECK_URL = "check the URL, the endpoint and the network"
-
-
-def store_errors() -> tuple[type[Exception], ...]:
-    """Exception types of opening, listing or reading a URL; a client that raised is imported already."""
-    clients = ((sys.modules.get(module), name) for module, name in _CLIENT_ERRORS)
-    return (OSError, ImportError, ValueError, *(getattr(module, name) for module, name in clients if module))
-
-
-def store_error(url: str, error: Exception) -> StepscopeError:
-    """The StepscopeError for an error of a store."""
-    from fsspec.registry import known_implementations
-
-    protocol = url.partition("://")[0]
-    if isinstance(error, ImportError):
-        return _without_driver(url, protocol, error)
-    if isinstance(error, ValueError) and protocol not in known_implementations:
-        return DataError(f"{protocol}:// is not a known kind of store", where=url, what_next="check the URL")
-    if isinstance(error, FileNotFoundError):
-        return DataError("does not exist", where=url, what_next="check the URL")
-    if type(error).__name__ in _NO_CREDENTIALS:
-        return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CREDENTIALS)
-    if isinstance(error, PermissionError):
-        return UnreachableError(f"access is denied ({error})", where=url, what_next=_CHECK_RIGHTS)
-    return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CHECK_URL)
-
-
-def _without_driver(url: str, protocol: str, error: ImportError) -> DataError:
-    """The error names the machine: it may be a cluster's worker that lacks the driver."""
-    missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
-    package = "stepscope[s3]" if missing == "s3fs" else (missing or f"fsspec[{protocol}]").partition(".")[0]
-    what = f"the driver of {protocol}:// ({missing or error}) is not installed on {socket.gethostname()}"
-    return DataError(what, where=url, what_next=f'run: pip install "{package}"')

@@ -87,6 +87,41 @@ def test_a_state_on_each_side_of_its_threshold(
         assert machine.open()[0].since_start
 
 
+_FAILS, _WARNS = "dcgm_health_status{watch=nvlink,error=DCGM_FR_NVLINK_DOWN}", "dcgm_health_status{watch=mem,error=}"
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "severity"),
+    [
+        ("NVIDIA L40S", {_FAILS: 20.0}, Severity.INFO),
+        ("NVIDIA L40S", {"dcgm_health_status{watch=nvswitch_fatal,error=}": 20.0}, Severity.INFO),
+        ("NVIDIA L40S", {_FAILS: 20.0, _WARNS: 10.0}, _WARNING),  # the other watch's
+        ("NVIDIA L40S", {_FAILS: 0.0}, None),
+        ("NVIDIA H100 PCIe", {_FAILS: 20.0}, _WARNING),  # a bridge may be there
+        ("NVIDIA H100 PCIe", {_FAILS: 20.0, "nvlink_up{link=3}": 1.0}, _CRITICAL),
+        ("NVIDIA H100 80GB HBM3", {_FAILS: 20.0}, _CRITICAL),
+        ("NVIDIA H100 80GB HBM3", {_FAILS: 10.0}, _WARNING),
+        ("NVIDIA X1000", {_FAILS: 20.0}, _WARNING),
+        ("NVIDIA X1000", {_FAILS: 20.0, "nvlink_up{link=3}": 1.0}, _CRITICAL),
+        ("", {_FAILS: 20.0}, _WARNING),
+        ("NVIDIA L40S", {"dcgm_health_status{watch=mem,error=DBE}": 20.0}, _CRITICAL),
+    ],
+)
+def test_dcgm_s_watch_of_nvlink_is_a_fault_where_the_model_has_nvlink(
+    model: str, values: dict[str, float | None], severity: Severity | None
+) -> None:
+    """NVIDIA/NVSentinel#1481."""
+    machine = Machine()
+    if model:
+        machine.set({f"info{{name={model}}}": 1.0})
+    machine.set(values)
+    machine.looks(20)
+    assert [(one.code, one.severity) for one in machine.open()] == ([("dcgm_health", severity)] if severity else [])
+    if severity is Severity.INFO:
+        assert machine.health().state is HealthState.HEALTHY
+        assert machine.open()[0].message.endswith("not a fault: NVIDIA L40S has no NVLink")
+
+
 @pytest.mark.parametrize(
     ("name", "a_minute", "code", "severity"),
     [

@@ -12,7 +12,7 @@ from stepscope.analyzer.ledger.activities import Work, device_activities
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time, fractions
 from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.segments import Segments
-from stepscope.analyzer.ledger.steps import file_window, host_steps
+from stepscope.analyzer.ledger.steps import Window, host_steps
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, NS_PER_US, TraceBuilder
@@ -110,7 +110,9 @@ def book_file(trace: TraceColumns) -> OwnLedger:
     acts, steps = device_activities(trace), host_steps(trace)
     count = len(acts.of(Work.COMPUTE))
     categories = np.array([CATEGORY_CODE[COMPUTE_CATEGORIES[place % 4]] for place in range(count)], np.int8)
-    return attribute_device_time(acts, file_window(acts), observe_host(trace, steps, acts), categories)
+    start, end = int(acts.start_ns.min()), int(acts.end_ns.max())
+    window = Window(start, end, np.array([0]), np.array([start]), 0)
+    return attribute_device_time(acts, window, observe_host(trace, steps, acts), categories)
 
 
 def read_by_hand(drawn: list[Activity], spans: list[HostSpan]) -> dict[int, TimeCategory]:

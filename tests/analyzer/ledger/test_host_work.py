@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.vocabulary import Reason
+from stepscope.trace.columns import Category
 from tests.analyzer.build import MAIN, TraceBuilder
 from tests.analyzer.ledger.gaps import gap_trace
 from tests.analyzer.readings import view_of
@@ -31,6 +32,33 @@ def test_collecting_garbage_is_told(name: str) -> None:
     trace.operator("aten::add", 110, 300)
     trace.annotation(name, 120, 200)
     assert late_us(trace) == {"gc": 80, "dispatch": 100, "python": 10}
+
+
+@pytest.mark.parametrize("thread", [MAIN, 77])
+@pytest.mark.parametrize("name", ["Python GC", "<built-in function collect>"])
+def test_the_rows_of_pythons_collector_count_on_any_thread(name: str, thread: int) -> None:
+    trace = gap_trace()
+    trace.operator(name, 120, 200, thread=thread, category=Category.PYTHON_FUNCTION)
+    assert late_us(trace) == {"gc": 80, "python": 110}
+
+
+def test_the_first_launch_of_a_kernel_that_blocks_loads_its_module() -> None:
+    trace = gap_trace(launch=120, launch_end=295)
+    trace.kernel(900, 910, launch=500, launch_end=890, name="other")
+    trace.kernel(980, 990, launch=920, launch_end=970, name="other")
+    assert late_us(trace) == {"python": 20 + 100 + 10, "first_launch": 390, "blocked_launch": 175 + 50}
+
+
+def test_a_graph_takes_long_to_launch_and_is_not_held_up() -> None:
+    trace = gap_trace(launch=290)
+    trace.kernel(900, 910, launch=420, launch_end=890, call="cudaGraphLaunch")
+    assert late_us(trace) == {"python": 190 + 20, "dispatch": 470}
+
+
+def test_a_launch_call_that_waits_for_the_drivers_allocator_is_the_allocators() -> None:
+    trace = gap_trace(launch=120, launch_end=295)
+    trace.runtime("cudaFree", 110, 200)
+    assert late_us(trace) == {"python": 10, "allocator": 90, "blocked_launch": 95}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.core.vocabulary import TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
-from tests.analyzer.build import AUTOGRAD, TraceBuilder
+from tests.analyzer.build import AUTOGRAD, MAIN, TraceBuilder
 from tests.analyzer.ledger.gaps import gap_trace
 from tests.analyzer.readings import attributed_us, ledger_us, view_of
 
@@ -32,6 +32,62 @@ def test_before_the_launch_the_host_was_slow_and_after_it_the_device() -> None:
 
 def test_work_that_was_queued_before_the_gap_is_a_device_gap() -> None:
     assert idle_us(gap_trace(launch=20)) == {"device_gap": 200}
+
+
+@pytest.mark.parametrize(
+    ("launch_end", "idle"),
+    [
+        (169, {"host_bound": 50, "device_gap": 150}),
+        (170, {"host_bound": 70, "device_gap": 130}),
+        (295, {"host_bound": 195, "device_gap": 5}),
+        (310, {"host_bound": 200}),
+    ],
+)
+def test_a_launch_call_of_20_us_blocks_so_that_its_kernel_is_queued_when_it_returns(
+    launch_end: int, idle: dict[str, float]
+) -> None:
+    trace = gap_trace(launch=150, launch_end=launch_end)
+    assert idle_us(trace) == idle
+
+
+def test_a_launch_call_that_blocks_is_not_the_synchronization_before_it() -> None:
+    trace = gap_trace(launch=110, launch_end=295)
+    trace.runtime("cudaStreamSynchronize", 60, 105)
+    assert idle_us(trace) == {"synchronization": 10, "host_bound": 185, "device_gap": 5}
+
+
+def test_an_annotation_around_a_launch_call_that_blocks_names_it() -> None:
+    trace = gap_trace(launch=110, launch_end=295)
+    trace.annotation("prof.data", 105, 200)
+    assert idle_us(trace) == {"host_bound": 100, "data_loading": 95, "device_gap": 5}
+
+
+def test_the_call_of_a_blocking_copy_does_not_show_when_the_copy_was_queued() -> None:
+    trace = gap_trace()
+    trace.copy(103, 250, launch=60, launch_end=252)  # queued while the device computed: its latency is 3 us
+    assert idle_us(trace) == {"synchronization": 40, "device_gap": 3 + 10}
+
+
+def test_a_blocking_copy_that_the_host_prepares_first_is_host_time() -> None:
+    trace = gap_trace()
+    trace.copy(180, 250, launch=110, launch_end=252)
+    assert idle_us(trace) == {"host_bound": 10 + 70, "synchronization": 40, "device_gap": 10}
+
+
+@pytest.mark.parametrize("name", ["cudaFree", "hipFree", "cudaMalloc", "cuMemUnmap", "cudaHostAlloc"])
+def test_memory_management_after_a_blocking_call_is_not_the_blocking_calls(name: str) -> None:
+    trace = gap_trace()
+    trace.runtime("cudaEventSynchronize", 60, 105)
+    trace.runtime(name, 108, 200)
+    assert idle_us(trace) == {"synchronization": 98, "host_bound": 92, "device_gap": 10}
+
+
+@pytest.mark.parametrize("thread", [MAIN, 77])
+def test_pythons_collector_after_a_blocking_call_is_not_the_blocking_calls(thread: int) -> None:
+    trace = gap_trace()
+    trace.runtime("cudaEventSynchronize", 60, 105)
+    trace.operator("Python GC", 108, 200, thread=thread, category=Category.PYTHON_FUNCTION)
+    assert idle_us(trace) == {"synchronization": 98, "host_bound": 92, "device_gap": 10}
 
 
 @pytest.mark.parametrize(
@@ -173,21 +229,27 @@ def test_kernels_queued_before_recording_began_have_device_gaps() -> None:
 
 def test_gaps_inside_one_graph_launch_are_the_devices() -> None:
     trace = TraceBuilder()
-    trace.step(1, 0, 100)
+    trace.step(1, 8, 100)
     trace.graph([(20, 30), (35, 40), (50, 60)], launch=10)
     trace.graph([(90, 95)], launch=80)
     view = view_of(trace)
-    assert idle_us(trace) == {"device_gap": 15 + 10, "host_bound": 20}
+    assert idle_us(trace) == {"device_gap": 10 + 15 + 10, "host_bound": 2 + 20}
     assert view.facts.num_graph_kernels == 4
 
 
-def exposed_trace(*, launch: int) -> TraceBuilder:
+def exposed_trace(*, launch: int, launch_end: int | None = None) -> TraceBuilder:
     trace = TraceBuilder()
     trace.step(5, 0, 1000)
+    trace.kernel(0, 50)
     trace.kernel(50, 100, launch=10)
     trace.collective("allreduce", 100, 300, launch=20, group=None)
-    trace.kernel(300, 400, launch=launch)
+    trace.kernel(300, 400, launch=launch, launch_end=launch_end)
     return trace
+
+
+def test_communication_is_not_blocking_while_a_launch_call_blocks() -> None:
+    unsplit = attributed_us(view_of(exposed_trace(launch=150, launch_end=280)), TimeCategory.COMMUNICATION_UNSPLIT)
+    assert unsplit == {"host_bound": 180, "communication": 20}
 
 
 def test_communication_is_not_blocking_while_the_next_kernel_is_not_even_launched() -> None:
@@ -236,7 +298,7 @@ def test_annotations_are_looked_up_once_however_many_threads_launch(
     monkeypatch.setattr(TraceColumns, "rows_named", counted)
     spans = observe_host(columns, steps, activities).spans_of_lane
     num_lookups = len(lookups)
-    assert num_lookups == 5  # profiler, its overhead, checkpoint, loader, blocking calls
+    assert num_lookups == 7  # profiler, its overhead, checkpoint, loader, blocking calls, collections, allocations
     assert len(spans) == threads + 1
     for lane, own in spans.items():
         expected = host_annotations(columns, [lane, steps.main_lane])

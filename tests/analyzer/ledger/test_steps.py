@@ -10,7 +10,7 @@ from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.analyzer.rank import view_rank
 from stepscope.core.errors import DataError
 from tests.analyzer.build import AUTOGRAD, COPY_STREAM, NS_PER_US, TraceBuilder
-from tests.analyzer.readings import ledger_us, view_of
+from tests.analyzer.readings import analyse, ledger_us, view_of
 
 US = NS_PER_US
 
@@ -88,13 +88,53 @@ def test_a_step_without_kernels_has_no_boundary() -> None:
     assert view_of(trace).window.index.tolist() == [7, 8, 9]
 
 
-def test_one_step_is_the_window() -> None:
+def one_step(*, launch: int = 350) -> TraceBuilder:
+    """A step of 500 us, with data loading before its first kernel."""
     trace = TraceBuilder()
-    trace.step(4, 0, 100)
-    trace.kernel(30, 60, launch=10)
-    trace.kernel(70, 90, launch=20)
-    window = view_of(trace).window
-    assert window.whole_step_ns.tolist() == [60 * US]
+    trace.step(4, 0, 500)
+    trace.annotation("prof.data", 10, 310)
+    trace.kernel(360, 400, launch=launch)
+    trace.kernel(410, 480, launch=380)
+    return trace
+
+
+def test_a_single_step_begins_on_the_host_where_the_device_was_idle() -> None:
+    trace = one_step()
+    trace.kernel(-30, -5, launch=-40)
+    view = view_of(trace)
+    assert view.window.whole_step_ns.tolist() == [480 * US]
+    assert ledger_us(view) == {"compute": 110, "data_loading": 300, "host_bound": 50, "device_gap": 20}
+    assert (view.window.before_ns, view.window.after_ns) == (0, 20 * US)
+
+
+def test_a_single_step_begins_where_earlier_work_ends() -> None:
+    trace = one_step()
+    trace.kernel(-30, 210, launch=-40)
+    view = view_of(trace)
+    assert view.window.whole_step_ns.tolist() == [270 * US]
+    assert ledger_us(view) == {"compute": 110, "data_loading": 100, "host_bound": 40, "device_gap": 20}
+
+
+@pytest.mark.parametrize(("launch", "begins"), [(258, 360), (260, 0)])
+def test_a_single_step_begins_with_a_kernel_that_waited_long_for_unrecorded_work(launch: int, begins: int) -> None:
+    trace = one_step(launch=launch + 0)
+    assert view_of(trace).window.start_ns == begins * US
+
+
+def test_what_a_window_leaves_out_is_told_in_milliseconds() -> None:
+    trace = TraceBuilder()
+    for number in range(3):
+        begin = number * 1000
+        trace.step(number, begin, begin + 1000)
+        trace.annotation("prof.data", begin, begin + 300)
+        trace.kernel(begin + 400, begin + 700, launch=begin + 350)
+    trace.kernel(-500, 100, launch=-510)
+    quality = analyse(trace).trace_quality
+    assert (quality.left_out_before_ms, quality.left_out_after_ms) == (0.3, 0.3)
+    whole = analyse(trace, whole_file=True)
+    assert (whole.trace_quality.left_out_before_ms, whole.trace_quality.left_out_after_ms) == (0.0, 0.0)
+    assert whole.ranks[0].window_ms == 3.51
+    assert whole.ranks[0].span_ms == 3.2
 
 
 def test_without_step_marks_the_optimizers_annotations_end_the_steps() -> None:
@@ -114,7 +154,7 @@ def test_without_any_mark_the_trace_is_one_window_and_says_so() -> None:
     trace.kernel(30, 60, launch=10)
     trace.copy(80, 90, launch=20)
     view = view_of(trace)
-    assert (view.window.start_ns, view.window.end_ns) == (30 * US, 90 * US)
+    assert (view.window.start_ns, view.window.end_ns) == (10 * US, 90 * US)
     assert [notice.code for notice in view.notices] == ["no_steps"]
 
 
@@ -123,16 +163,18 @@ def test_steps_in_which_nothing_was_launched_fall_back_to_the_file_and_say_so() 
     trace.step(1, 100, 200)
     trace.kernel(30, 60, launch=10)
     view = view_of(trace)
-    assert view.window.start_ns == 30 * US
+    assert view.window.start_ns == 10 * US
     assert [notice.code for notice in view.notices] == ["no_kernels_in_steps"]
 
 
-def test_the_whole_file_is_first_to_last_activity() -> None:
+def test_the_whole_file_is_first_to_last_event_of_host_and_device() -> None:
     trace = stepped_trace()
     trace.copy(5, 20, launch=2)
     trace.kernel(400, 410, launch=390)
+    trace.annotation("checkpoint", 420, 900)
     view = view_of(trace, whole_file=True)
-    assert (view.window.start_ns, view.window.end_ns) == (5 * US, 410 * US)
+    assert (view.window.start_ns, view.window.end_ns) == (0, 900 * US)
+    assert ledger_us(view)["checkpoint"] == 480
 
 
 @pytest.mark.parametrize("marked", [True, False])

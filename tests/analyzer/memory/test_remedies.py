@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyzer.memory.report import remedies_for
+from stepscope.analyzer.memory.remedies import remedies_for
 from stepscope.core.documents.memory import Fragmentation
 
 

@@ -10,6 +10,7 @@ from stepscope.core.hardware.gpu_catalogue import (
     GpuModel,
     board_power_watts,
     find_gpu,
+    nvlink_of,
 )
 
 
@@ -136,3 +137,19 @@ def test_every_gpu_of_the_catalogue_has_a_memory() -> None:
     sizes = {model.name: model.memory_gib for model in GPU_MODELS}
     assert (sizes["H100"], sizes["A100"], sizes["RTX 2080 Ti"], sizes["MI250X"]) == (80, 40, 11, 64)
     assert all(11 <= size <= 288 for size in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("devices", "nvlink"),
+    [
+        (("NVIDIA L40S", "Tesla T4", "NVIDIA A10G", "NVIDIA RTX 6000 Ada Generation", "Tesla V100-PCIE-16GB"), "none"),
+        (("NVIDIA GeForce RTX 4090", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX A4000"), "none"),
+        (("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA A40", "NVIDIA RTX A6000"), "bridge"),
+        (("Quadro RTX 8000", "NVIDIA GeForce RTX 3090 Ti"), "bridge"),
+        (("NVIDIA H100 80GB HBM3", "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA GB200", "NVIDIA B200"), "built_in"),
+        (("Tesla V100-SXM2-32GB", "Tesla P100-SXM2-16GB"), "built_in"),
+        (("", "NVIDIA Thor", "AMD Instinct MI300X"), None),
+    ],
+)
+def test_which_cards_have_nvlink(devices: tuple[str, ...], nvlink: str | None) -> None:
+    assert {nvlink_of(device) for device in devices} == {nvlink}

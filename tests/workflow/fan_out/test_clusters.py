@@ -16,9 +16,9 @@ import pytest
 
 from stepscope import __version__
 from stepscope.core.errors import UsageError
-from stepscope.workflow.analyze import view_files
 from stepscope.workflow.fan_out.engine import Engine, FanOut, task_paths
 from stepscope.workflow.fan_out.tasks import Cluster, FileTask, FileViews, on_worker, view_file
+from stepscope.workflow.rank_views import view_files
 from tests.workflow.clusters import DASK, running, stepscope
 from tests.workflow.written_traces import write_trace
 

@@ -11,6 +11,7 @@ from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.links import _UP
 from stepscope.agent.health.observed import Observed, ObservedGpu
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, MinuteWindow, above, bad, good
+from stepscope.core.hardware.gpu_catalogue import Nvlink, nvlink_of
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.text.numbers import counted
@@ -100,19 +101,39 @@ def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
 
 
 def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
-    """DCGM's own health checks, if its exporter reports them."""
-    watches = gpu.parts.get("dcgm_health_status", {})
-    if not watches:
+    """DCGM's own health checks, if its exporter reports them; the worst one counts."""
+    reports = [
+        (_dcgm_report(gpu, watch, error, value=sample.value), sample)
+        for (error, watch), sample in gpu.parts.get("dcgm_health_status", {}).items()
+    ]
+    if not reports:
         return
-    labels, worst = max(watches.items(), key=lambda entry: (entry[1].value, entry[0]))
-    if worst.value < _DCGM_WARNING:
-        yield good("dcgm_health", worst.time_ns)
-        return
-    severity = Severity.CRITICAL if worst.value >= _DCGM_FAILURE else Severity.WARNING
-    message = (
-        f"DCGM's health check {'fails' if severity is Severity.CRITICAL else 'warns'}: {' '.join(filter(None, labels))}"
-    )
-    yield bad("dcgm_health", worst.time_ns, CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message))
+    failed = [(evidence, sample) for evidence, sample in reports if evidence is not None]
+    if failed:
+        evidence, sample = max(failed, key=lambda entry: (entry[0].severity.rank, entry[1].value, entry[0].message))
+        yield bad("dcgm_health", sample.time_ns, evidence)
+    else:
+        yield good("dcgm_health", max(sample.time_ns for _, sample in reports))
+
+
+_NVLINK_WATCHES = ("nvlink", "nvswitch")
+
+
+def _dcgm_report(gpu: ObservedGpu, watch: str, error: str, *, value: float) -> CheckEvidence | None:
+    """What a watch of DCGM's reports; a watch of NVLink on a GPU without NVLink is not a fault of the GPU."""
+    if value < _DCGM_WARNING:
+        return None
+    severity = Severity.CRITICAL if value >= _DCGM_FAILURE else Severity.WARNING
+    verb = "fails" if severity is Severity.CRITICAL else "warns"
+    message = f"DCGM's health check {verb}: {' '.join(filter(None, (watch, error)))}"
+    if watch.startswith(_NVLINK_WATCHES) and not any(sample.value for sample in gpu.by_label("nvlink_up").values()):
+        nvlink = nvlink_of(gpu.model)
+        if nvlink is Nvlink.NONE:
+            return CheckEvidence(Severity.INFO, Action.NONE, f"{message}; not a fault: {gpu.model} has no NVLink")
+        if nvlink is not Nvlink.BUILT_IN:
+            why = f"whether {gpu.model or 'this GPU'} has a bridge" if nvlink else "whether this GPU has NVLink"
+            return CheckEvidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, f"{message}; {why} is not known")
+    return CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message)
 
 
 def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:

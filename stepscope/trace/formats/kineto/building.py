@@ -28,6 +28,7 @@ from stepscope.trace.columns import (
     integers,
     narrow,
 )
+from stepscope.trace.file_names import MAX_RANK
 from stepscope.trace.formats.kineto.events import (
     NO_ARGUMENTS,
     Arguments,
@@ -41,8 +42,9 @@ from stepscope.trace.formats.kineto.fields import (
     LEGACY_ANNOTATIONS,
     LEGACY_NAMES,
     LEGACY_OPERATOR,
-    MODULE_FRAME,
     PYTHON_FUNCTION,
+    READ_FRAMES,
+    STEP_MARK,
     TRACE_SPAN,
     UNKNOWN_NS,
     Track,
@@ -52,7 +54,7 @@ from stepscope.trace.formats.kineto.fields import (
     lanes_of,
     starts_ns,
 )
-from stepscope.trace.formats.kineto.header import MAX_RANK, parse_ranks
+from stepscope.trace.formats.kineto.header import parse_ranks
 from stepscope.trace.formats.kineto.repair import read_json
 from stepscope.trace.formats.kineto.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.formats.kineto.splitting import Batch
@@ -65,6 +67,7 @@ _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
 _HAVE_SHAPES = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.USER_ANNOTATION))
 """Operators, and the annotations of communication backends."""
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
+_MAY_MARK_STEPS = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.OTHER))
 _MAY_WAIT = np.arange(len(Category)) == Category.SYNC_RECORD
 
 
@@ -172,8 +175,13 @@ class ColumnsBuilder:
         )
 
     def _final_categories(self, track: IntColumn, name: IntColumn) -> IntColumn:
-        """Category codes; annotations that traces of 2021 recorded as operators become annotations."""
+        """Category codes; marks of steps, and what traces of 2021 recorded as operators, become annotations."""
         category = np.array(self._categories, np.int8)[track]
+        steps = [number for text, number in self.names.items() if text is not None and text.startswith(STEP_MARK)]
+        if steps:
+            is_mark = np.isin(name, steps)
+            if Category.USER_ANNOTATION not in category[is_mark]:
+                category[is_mark & _MAY_MARK_STEPS[category]] = Category.USER_ANNOTATION
         if self._is_legacy:
             is_operator = np.array([track_name == LEGACY_OPERATOR for track_name, _, _ in self.tracks])
             is_annotation = np.array([(text or "").startswith(LEGACY_ANNOTATIONS) for text in self.names])
@@ -182,7 +190,7 @@ class ColumnsBuilder:
 
     def _complete(self, events: Sequence[Any]) -> list[Any]:
         ignored = self._ignored
-        return [event for event in events if event.ph == "X" and (event.cat not in ignored or _is_module_frame(event))]
+        return [event for event in events if event.ph == "X" and (event.cat not in ignored or _is_read_frame(event))]
 
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
@@ -265,9 +273,9 @@ class ColumnsBuilder:
         return np.array(self._categories, np.int8)[track]
 
 
-def _is_module_frame(event: Event | ExactEvent) -> bool:
-    """Whether an event is the frame of a module; these are few and attribute kernels to modules."""
-    return event.name is not None and event.name.startswith(MODULE_FRAME) and event.cat == PYTHON_FUNCTION
+def _is_read_frame(event: Event | ExactEvent) -> bool:
+    """Whether an event is a Python frame that is read all the same: these are few."""
+    return event.name is not None and event.name.startswith(READ_FRAMES) and event.cat == PYTHON_FUNCTION
 
 
 def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Arguments]:

@@ -19,12 +19,14 @@ LEGACY_OPERATOR = "Operator"
 
 LEGACY_NAMES = frozenset({LEGACY_OPERATOR, "Runtime", "Kernel", "Memcpy", "Memset"})
 
-LEGACY_ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+STEP_MARK = "ProfilerStep#"
+LEGACY_ANNOTATIONS = (STEP_MARK, "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 """Prefixes of torch's own annotations, which were operators before user_annotation existed."""
 
 PYTHON_FUNCTION = "python_function"
-MODULE_FRAME = "nn.Module: "
-"""Prefix of python_function events that are calls of a module."""
+READ_FRAMES = ("nn.Module: ", "Python GC", "<built-in function collect>")
+"""Prefixes of the python_function events that are read: calls of a module, and garbage collections (the rows of torch's
+`record_python_gc_info`, calls of `gc.collect()`)."""
 TRACE_SPAN = "Trace"
 """The profiler's own span, with words as ids and, in some versions, an overflowed duration."""
 
@@ -44,7 +46,6 @@ CATEGORIES: dict[str | None, Category] = {
     "privateuse1_driver": Category.RUNTIME,
     "kernel": Category.KERNEL,
     "Kernel": Category.KERNEL,
-    "hpu_op": Category.KERNEL,
     "gpu_memcpy": Category.MEMCPY,
     "Memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET,
@@ -80,6 +81,7 @@ _UNUSED_NAMES = frozenset(
         "collective_comm",
         "xpu_scope_profiler",
         "hardware_counters",
+        "hpu_op",
         "user_annotations",
         "async_cpu_to_gpu",
         TRACE_SPAN,

@@ -6,21 +6,17 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
-from stepscope.trace.columns import ProcessGroup, TraceDevice, TraceHeader
+from stepscope.trace.columns import ProcessGroup, RankSource, TraceDevice, TraceHeader
+from stepscope.trace.file_names import MAX_RANK, read_file_name
 from stepscope.trace.formats.kineto.repair import read_json, repairs
 
 _LOG = logging.getLogger(__name__)
 
-_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
-_SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
 _DISTRIBUTED = "distributedInfo"
-MAX_RANK = 2**18
-"""A larger rank or world size is damage: no job has a quarter of a million ranks, and missing ones are listed."""
 _MAX_BASE_NS = 2**62
 _MAX_COUNT = 2**63
 _MAX_DIGITS = 30
@@ -83,11 +79,13 @@ def build_header(
     """The typed header; `saw_shapes` and `saw_stacks` stand in where the metadata lacks the profiler's options."""
     distributed = metadata.get(_DISTRIBUTED)
     distributed = _mapping(distributed[0] if isinstance(distributed, list) and distributed else distributed)
-    rank = _rank_number(distributed.get("rank"))
+    name = read_file_name(path)
+    recorded = _rank_number(distributed.get("rank"))
+    rank = name.rank if recorded is None else recorded
     base = _whole_number(metadata.get("baseTimeNanoseconds")) or 0
     return TraceHeader(
         path=path,
-        rank=rank_in_name(path) if rank is None else rank,
+        rank=rank,
         world_size=_rank_number(distributed.get("world_size")) or None,
         backend=_text(distributed.get("backend")),
         host_name=_text(metadata.get("host_name")),
@@ -100,6 +98,8 @@ def build_header(
         file_bytes=file_bytes,
         text_bytes=text_bytes,
         whole_steps=_whole_steps(metadata.get(WHOLE_STEPS_KEY)),
+        rank_source=None if rank is None else RankSource.FILE_NAME if recorded is None else RankSource.HEADER,
+        place=name.place,
     )
 
 
@@ -107,13 +107,6 @@ def _whole_steps(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list) or not all(isinstance(step, int) for step in value):
         return None
     return tuple(value)
-
-
-def rank_in_name(path: str) -> int | None:
-    """The rank in a file's name (rank3, worker_0, r1t03), or None."""
-    name = PurePath(path).name
-    found = _RANK_IN_NAME.findall(name) or _SHORT_RANK_IN_NAME.findall(name)
-    return _rank_number(found[-1]) if found else None
 
 
 def parse_ranks(value: Any) -> tuple[int, ...] | None:

@@ -9,7 +9,6 @@ correlation ids, their device.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,14 +24,14 @@ from stepscope.trace.columns import (
     Category,
     CommunicationCalls,
     IntColumn,
+    RankSource,
     ReadQuality,
     SyncWaits,
     TraceColumns,
+    TraceHeader,
 )
-from stepscope.trace.formats.kineto.header import MAX_RANK
+from stepscope.trace.file_names import natural_order, ranks_by_name, read_file_name
 
-_RANK_OF_PART = re.compile(r"\W*(?:rank|worker)[ _:#-]*(\d+)\W*", re.IGNORECASE)
-_NUMBERS = re.compile(r"\d+")
 _MIN_EXPLAINED = 0.5
 """Least share of device rows that launches of the assigned process must explain."""
 _MIN_ROWS_SHARE = 0.01
@@ -52,44 +51,45 @@ def split_ranks(trace: TraceColumns, listed: Sequence[int] = ()) -> list[TraceCo
         NotATraceError: device rows cannot be assigned to processes.
     """
     lanes = [trace.lanes[place] for place in np.flatnonzero(np.bincount(trace.lane, minlength=len(trace.lanes)))]
-    parts = sorted({lane.part for lane in lanes if lane.part}, key=_natural)
+    parts = sorted({lane.part for lane in lanes if lane.part}, key=natural_order)
     if len(parts) > 1:
         owner_of_lane = [parts.index(lane.part) if lane.part in parts else NONE for lane in trace.lanes]
         owner = np.array(owner_of_lane, np.int64)[trace.lane]
-        return _split(trace, owner, parts, _ranks_of_parts(parts, listed))
+        ranks = _ranks_of_parts(parts, listed)
+        source = RankSource.HEADER if ranks else RankSource.ORDER
+        return _split(trace, owner, parts, ranks or range(len(parts)), source)
     processes = _host_processes(trace)
     if len(processes) < 2:
         return [trace]
     owner = _owners(trace, processes)
-    ranks = list(listed) if len(listed) == len(processes) else _ranks_by_order(trace, owner, processes)
-    return _split(trace, owner, [f"process {process}" for process in processes], ranks)
-
-
-def _natural(part: str) -> tuple[list[int], str]:
-    return [int(digits) for digits in _NUMBERS.findall(part)], part
+    names = [f"process {process}" for process in processes]
+    if len(listed) == len(processes):
+        return _split(trace, owner, names, listed, RankSource.HEADER)
+    return _split(trace, owner, names, *_ranks_by_order(trace, owner, processes))
 
 
 def _ranks_of_parts(parts: Sequence[str], listed: Sequence[int]) -> list[int]:
-    """Ranks from the labels, else from the metadata, else by order."""
-    matches = [_RANK_OF_PART.fullmatch(part) for part in parts]
-    ranks = [int(match[1]) for match in matches if match]
-    if len(set(ranks)) == len(parts) and max(ranks) <= MAX_RANK:
+    """Ranks from the labels, else from the metadata; empty where neither gives them all."""
+    ranks = [rank for rank in ranks_by_name([read_file_name(part) for part in parts]) if rank is not None]
+    if len(set(ranks)) == len(parts):
         return ranks
-    return list(listed) if len(listed) == len(parts) else list(range(len(parts)))
+    return list(listed) if len(listed) == len(parts) else []
 
 
-def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> list[int]:
+def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> tuple[list[int], RankSource]:
     """Ranks by the order of their devices; else by order in the file, or by process id where rows are interleaved."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
     devices = [sorted(set(device[owner[rows] == place].tolist())) for place in range(len(processes))]
+    source = RankSource.ORDER
     if all(devices) and len({number for mine in devices for number in mine}) == sum(map(len, devices)):
+        source = RankSource.DEVICE
         order = sorted(range(len(processes)), key=lambda place: devices[place])
     elif (np.diff(owner[owner != NONE]) < 0).any():
         order = sorted(range(len(processes)), key=lambda place: processes[place])
     else:
         order = list(range(len(processes)))
-    return [order.index(place) for place in range(len(processes))]
+    return [order.index(place) for place in range(len(processes))], source
 
 
 def _host_processes(trace: TraceColumns) -> list[int]:
@@ -197,7 +197,9 @@ def _with_device_annotations(trace: TraceColumns, owner: IntColumn, rows: npt.ND
     return np.where(owner == NONE, of_lane[trace.lane], owner)
 
 
-def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int]) -> list[TraceColumns]:
+def _split(
+    trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int], source: RankSource
+) -> list[TraceColumns]:
     """The rows of each owner, by rank; repaired and lost events are counted once, with the first."""
     num_lost = int(np.count_nonzero(owner == NONE))
     traces: list[TraceColumns] = []
@@ -210,16 +212,17 @@ def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: S
         if not traces:
             others = whole.num_events - len(trace) + num_lost
             quality = replace(whole, num_events=len(rows) + others, dropped=whole.dropped + num_lost)
-        traces.append(_rows_only(trace, rows, rank, names[place], quality))
+        header = replace(trace.header, rank=rank, rank_source=source, part=names[place])
+        traces.append(_rows_only(trace, rows, header, quality))
     return traces
 
 
 def _rows_only(
-    trace: TraceColumns, rows: npt.NDArray[np.intp], rank: int, part: str, quality: ReadQuality
+    trace: TraceColumns, rows: npt.NDArray[np.intp], header: TraceHeader, quality: ReadQuality
 ) -> TraceColumns:
     calls = trace.communication
     mine = np.isin(calls.row, rows)
-    others = [place for place, group in enumerate(trace.groups) if _belongs_to_other_rank(trace, place, rank)]
+    others = [place for place, group in enumerate(trace.groups) if _belongs_to_other_rank(trace, place, header.rank)]
     columns = {name: column[mine] for name, column in _arrays(calls).items()}
     columns["row"] = np.searchsorted(rows, columns["row"])
     columns["group"] = np.where(np.isin(columns["group"], others), NONE, columns["group"])
@@ -229,7 +232,7 @@ def _rows_only(
     per_event = {name: column[rows] for name, column in _arrays(trace).items()}
     return replace(
         trace,
-        header=replace(trace.header, rank=rank, part=part),
+        header=header,
         quality=quality,
         communication=replace(calls, **columns),
         waits=SyncWaits(**waits),
@@ -242,7 +245,7 @@ def _arrays(table: TraceColumns | CommunicationCalls | SyncWaits) -> dict[str, A
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def _belongs_to_other_rank(trace: TraceColumns, place: int, rank: int) -> bool:
+def _belongs_to_other_rank(trace: TraceColumns, place: int, rank: int | None) -> bool:
     """Whether a group comes from the header of another rank and does not contain this one."""
     group = trace.groups[place]
     return place < len(trace.header.groups) and group.ranks is not None and rank not in group.ranks

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import BinaryIO
 
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
-from stepscope.trace.columns import ReadQuality, TraceColumns
-from stepscope.trace.formats.foreign_files import (
-    describe_foreign_events,
-    describe_other_file,
-    is_memory_timeline,
-    kind_of_object,
-)
+from stepscope.trace.columns import RankSource, ReadQuality, TraceColumns
+from stepscope.trace.formats.foreign_files import is_memory_timeline, kind_of_file, kind_of_object
+from stepscope.trace.formats.foreign_traces import check_is_pytorchs
 from stepscope.trace.formats.kineto.building import ColumnsBuilder
-from stepscope.trace.formats.kineto.fields import is_pytorch_category
 from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
+from stepscope.trace.formats.kineto.identity import with_identities
 from stepscope.trace.formats.kineto.merged_ranks import split_ranks
 from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
 from stepscope.trace.formats.kineto.splitting import (
@@ -33,6 +28,7 @@ from stepscope.trace.formats.kineto.splitting import (
     next_document,
 )
 from stepscope.trace.formats.kineto.text import TraceText
+from stepscope.trace.inflating import Readable
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +40,7 @@ _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
 
 
 def read_kineto(
-    stream: BinaryIO,
+    stream: Readable,
     *,
     path: str,
     file_bytes: int,
@@ -59,8 +55,8 @@ def read_kineto(
         path: its name in messages, which may give the rank.
         file_bytes: size of the source, for the header.
         head: what has been taken from the stream already.
-        keep_python_functions: keep the rows of Python frames other than modules too, often nine tenths of a trace with
-            stacks.
+        keep_python_functions: keep the rows of all Python frames, often nine tenths of a trace with stacks, instead of
+            those of modules and garbage collections.
         block_bytes: text decoded at a time; memory beyond the columns is a small multiple of it.
 
     Returns:
@@ -69,7 +65,7 @@ def read_kineto(
     Raises:
         NotATraceError, TruncatedTraceError, DataError: as `stepscope.trace.reading.read_ranks`.
     """
-    source = TraceText(stream, block_bytes=block_bytes, head=head)
+    source = TraceText(stream, block_bytes=block_bytes, head=head, path=path)
     before, beginning = _find_events(source, path, source.read())
     traces: list[TraceColumns] = []
     rest: bytes | None = b""
@@ -94,7 +90,7 @@ def _read_document(
 ) -> tuple[list[TraceColumns], bytes | None]:
     """One document's ranks, and the text of the next document in the file, or None at the end."""
     builder = ColumnsBuilder(keep_python_functions=keep_python_functions)
-    splitter = EventSplitter(source, beginning, builder.scanner())
+    splitter = EventSplitter(source, beginning, builder.scanner(), watches_all=not before)
     for batch in splitter.batches():
         builder.add(batch)
         del batch  # its memory, still in the CPU cache, is reused for the next one
@@ -102,13 +98,13 @@ def _read_document(
     next_start = next_document(after)
     after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])
     metadata = parse_metadata(before, after)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
+    if splitter.accelerator is None:
+        check_is_pytorchs(kinds, beginning, path=path)
     if not builder.num_rows:
         has_its_end = splitter.array_closed or beginning.rstrip(_BLANK).endswith(b"]}")
         is_cut = source.truncated or (bool(before) and not has_its_end)
         raise _truncated_early(path) if is_cut else _no_usable_event(splitter, builder, path)
-    kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
-    if not any(map(is_pytorch_category, kinds)):
-        raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
     header = build_header(
         metadata,
         path=path,
@@ -127,18 +123,18 @@ def _read_document(
         damaged_at_byte=splitter.damaged_at_byte,
     )
     ranks = split_ranks(builder.build(header, quality), listed_ranks(metadata))
+    ranks = with_identities(ranks, kinds, splitter.accelerator)
     return list(map(clip_overruns, ranks)) if is_rocm(header, metadata) else ranks, rest
 
 
 def _with_distinct_ranks(traces: list[TraceColumns]) -> list[TraceColumns]:
     """The traces of several documents; their order gives the ranks where the documents lack distinct ones."""
-    ranks = [trace.header.rank for trace in traces]
+    parts = [trace.header.part or f"document {place + 1}" for place, trace in enumerate(traces)]
+    headers = [replace(trace.header, part=part) for trace, part in zip(traces, parts, strict=True)]
+    ranks = [header.rank for header in headers]
     if None in ranks or len(set(ranks)) < len(ranks):
-        ranks = list(range(len(ranks)))
-    return [
-        replace(trace, header=replace(trace.header, rank=rank, part=trace.header.part or f"document {place + 1}"))
-        for place, (trace, rank) in enumerate(zip(traces, ranks, strict=True))
-    ]
+        headers = [replace(header, rank=rank, rank_source=RankSource.ORDER) for rank, header in enumerate(headers)]
+    return [replace(trace, header=header) for trace, header in zip(traces, headers, strict=True)]
 
 
 def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, bytes]:
@@ -164,7 +160,7 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
         if not block and source.truncated and opening == b"{" and kind_of_object(text) is None:
             raise _truncated_early(path)
         if not block:
-            raise NotATraceError(describe_other_file(text, opening), where=path, what_next=_WHAT_NEXT)
+            raise _other_file(text, opening, path)
         text += block
 
 
@@ -186,6 +182,16 @@ def _events_in_holes(source: TraceText, splitter: EventSplitter) -> int:
 
 def _is_complete(before: bytes, after: bytes) -> bool:
     return not before or after.rstrip(_BLANK).endswith(b"}")
+
+
+def _other_file(text: bytes, opening: bytes, path: str) -> NotATraceError:
+    is_object = opening == b"{"
+    kind = kind_of_object(text) if is_object else kind_of_file(text, path)
+    if kind is not None:
+        what = f"is {kind.what}, not a profiler trace of PyTorch"
+        return NotATraceError(what, where=path, what_next=kind.what_next.replace("FILE", path))
+    what = "is not a profiler trace (it has no list traceEvents)" if is_object else "is not JSON"
+    return NotATraceError(what, where=path, what_next=_WHAT_NEXT)
 
 
 def _truncated_early(path: str) -> TruncatedTraceError:

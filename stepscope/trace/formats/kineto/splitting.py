@@ -10,8 +10,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress, islice
 
+from stepscope.trace.formats.foreign_traces import sign_of_accelerator
 from stepscope.trace.formats.kineto.events import (
     Event,
     ExactEvent,
@@ -27,6 +29,7 @@ from stepscope.trace.formats.kineto.text import TextWindow, TraceText
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _TAIL_WINDOW_BYTES = 64 * 1024
 _MAX_CUTS_TRIED = 4
+_WATCHED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,15 @@ class EventSplitter:
         num_bytes: text of the entries.
         array_closed: the closing bracket was found.
         tail: text behind it that has been read.
+        accelerator: a device other than NVIDIA's and AMD's that the text names.
+
+    Args:
+        watches_all: search all of the text for such names; else its ends, where torch.profiler has them.
     """
 
-    def __init__(self, source: TraceText, beginning: bytes, scanner: BatchScanner | None = None) -> None:
+    def __init__(
+        self, source: TraceText, beginning: bytes, scanner: BatchScanner | None = None, *, watches_all: bool = False
+    ) -> None:
         self.num_events = 0
         self.repaired = 0
         self.dropped = 0
@@ -69,6 +78,8 @@ class EventSplitter:
         self.num_bytes = 0
         self.array_closed = False
         self.tail = b""
+        self.accelerator = sign_of_accelerator(beginning[:_WATCHED_BYTES].__contains__)
+        self._watches_all = watches_all
         self._scanner = scanner
         self._window = TextWindow(source, beginning)
         self._separator = b""
@@ -79,6 +90,9 @@ class EventSplitter:
         """
         while not self.array_closed:
             has_more = self._window.fill()
+            if self.accelerator is None and (self._watches_all or self._window.is_at_end):
+                first = 0 if self._watches_all else len(self._window) - _WATCHED_BYTES
+                self.accelerator = sign_of_accelerator(partial(self._window.holds, first=first))
             yield self._next(is_last=not has_more)  # not kept in a variable, so that the consumer can free it
             if not has_more:
                 return

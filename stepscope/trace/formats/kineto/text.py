@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
-from isal import isal_zlib
+from stepscope.trace.inflating import Inflated, Readable
 
-_LOG = logging.getLogger(__name__)
-
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WINDOW = 31
-"""zlib's code for a gzip header and the largest window"""
 _UTF8_MARK = b"\xef\xbb\xbf"
-_RAW_BYTES = 64 * 1024
 _HOLE = re.compile(rb"\x00{32,}")
 """Zeros that a crashed writer or file system left; shorter runs may be characters of a name."""
 
 
 class TraceText:
-    """The inflated text of one trace, block by block, as far as a damaged gzip stream can be inflated.
+    """The inflated text of one trace, block by block.
 
     Attributes:
         block_bytes: size of a block.
         num_bytes: text returned so far, holes included.
         hole_bytes: zeros left out of it; each hole is replaced by one zero.
-        truncated: the compressed stream ended early or is corrupt.
-        broken: it is corrupt.
     """
 
-    def __init__(self, stream: BinaryIO, *, block_bytes: int, head: bytes = b"") -> None:
+    def __init__(self, stream: Readable, *, block_bytes: int, head: bytes = b"", path: str = "") -> None:
         self.block_bytes = block_bytes
         self.num_bytes = 0
         self.hole_bytes = 0
-        self.truncated = False
-        self.broken = False
-        self._stream = stream
-        self._raw = head or stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
-        is_gzip = bool(self._raw) and _GZIP_MAGIC.startswith(self._raw[: len(_GZIP_MAGIC)])  # also one cut to a byte
-        self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
+        self._inflated = Inflated(stream, head=head, where=path)
         self._at_start = True
-        self._ended = False
+
+    @property
+    def truncated(self) -> bool:
+        """The compressed stream ended early or is corrupt."""
+        return self._inflated.truncated
+
+    @property
+    def broken(self) -> bool:
+        """The compressed stream is corrupt."""
+        return self._inflated.broken
 
     def read(self) -> bytes:
         """One block of text, shorter only at the end and where holes are; empty at the end."""
@@ -51,11 +46,8 @@ class TraceText:
 
     def read_into(self, buffer: bytearray, begin: int) -> int:
         """Write one block of text at `begin` of a buffer with room for it; return its end (`begin` if none is left)."""
-        end, most = begin, begin + self.block_bytes
         with memoryview(buffer) as view:
-            while end < most and not self._ended:
-                room = view[end:most]
-                end += self._inflate(self._inflater, room) if self._inflater else self._plain(room)
+            end = begin + self._inflated.readinto(view[begin : begin + self.block_bytes])
             if self._at_start:
                 self._at_start = False
                 if view[begin : begin + len(_UTF8_MARK)] == _UTF8_MARK:
@@ -63,52 +55,6 @@ class TraceText:
                     view[begin:end] = view[begin + len(_UTF8_MARK) : end + len(_UTF8_MARK)]
         self.num_bytes += end - begin
         return end if buffer.find(0, begin, end) < 0 else self._without_holes(buffer, begin, end)
-
-    def _plain(self, room: memoryview) -> int:
-        count = min(len(self._raw), len(room))
-        if count:
-            room[:count] = self._raw[:count]
-            self._raw = self._raw[count:]
-        else:
-            count = self._read_stream(room)
-            self._ended = not count
-        return count
-
-    def _read_stream(self, room: memoryview) -> int:
-        read_into = getattr(self._stream, "readinto", None)  # avoids a copy where the stream supports it
-        if read_into is not None:
-            return read_into(room) or 0
-        text = self._stream.read(len(room))
-        room[: len(text)] = text
-        return len(text)
-
-    def _inflate(self, inflater: isal_zlib.Decompress, room: memoryview) -> int:
-        if not self._raw:
-            self._raw = self._stream.read(_RAW_BYTES)
-            if not self._raw:
-                self._ended = True
-                self.truncated = not inflater.eof
-                return 0
-        try:
-            text: bytes = inflater.decompress(self._raw, len(room))
-        except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
-            _LOG.warning("the compressed stream is corrupt after %d bytes of text: %s", self.num_bytes, error)
-            self._ended = self.truncated = self.broken = True
-            return 0
-        if inflater.eof:
-            self._next_member(inflater.unused_data)
-        else:
-            self._raw = inflater.unconsumed_tail
-        room[: len(text)] = text
-        return len(text)
-
-    def _next_member(self, rest: bytes) -> None:
-        """Continue with the next member of a multi-member gzip file; padding after the last one is not a member."""
-        self._raw = rest or self._stream.read(_RAW_BYTES)
-        if self._raw.startswith(_GZIP_MAGIC):
-            self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
-        else:
-            self._ended = True
 
     def _without_holes(self, buffer: bytearray, begin: int, end: int) -> int:
         shorter = _HOLE.sub(b"\x00", buffer[begin:end])
@@ -128,12 +74,16 @@ class TextWindow:
     """The text from the first event not yet taken to the end of what has been read.
 
     Views of it, and objects decoded from it in place, are valid until `fill` is called.
+
+    Attributes:
+        is_at_end: less than a block was left to read.
     """
 
     def __init__(self, source: TraceText, beginning: bytes) -> None:
         self._source = source
         self._buffer = bytearray(1) + beginning  # always one byte before it, for a bracket
         self._begin, self._end = 1, len(self._buffer)
+        self.is_at_end = False
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -154,6 +104,7 @@ class TextWindow:
             self._buffer[1 : 1 + left] = self._buffer[self._begin : self._end]
         self._begin = 1
         self._end = self._source.read_into(self._buffer, 1 + left)
+        self.is_at_end = len(self) - left < self._source.block_bytes
         return len(self) > left
 
     def view(self, size: int) -> memoryview:
@@ -181,6 +132,10 @@ class TextWindow:
     def rfind(self, wanted: bytes) -> int:
         """Position of the last occurrence of these bytes, or -1."""
         return max(-1, self._buffer.rfind(wanted, self._begin, self._end) - self._begin)
+
+    def holds(self, wanted: bytes, first: int) -> bool:
+        """Whether these bytes occur from `first` on."""
+        return self._buffer.find(wanted, self._begin + max(0, first), self._end) >= 0
 
     def matches(self, pattern: re.Pattern[bytes], start: int) -> list[tuple[int, int]]:
         """(begin, end) of all matches from `start` on."""
