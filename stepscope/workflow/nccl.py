@@ -114,7 +114,7 @@ def _joined_events(file: Path, widths: WidthDetector, events: Sequence[LogEvent]
     ways: list[Callable[[_NumberedLines], _NumberedLines]] = []
     if width is not None:
         ways.append(lambda lines: join_rows(lines, width))
-    if _num_timeouts(events) < widths.num_timeouts:
+    if _num_timeouts(events) < widths.num_timeouts or widths.is_often_continued():
         ways += [lambda lines: join_paragraphs(lines, glue=""), lambda lines: join_paragraphs(lines, glue=" ")]
     best: list[LogEvent] = []
     for way in ways:
@@ -134,10 +134,10 @@ def _num_timeouts(events: Sequence[LogEvent]) -> int:
     return sum(isinstance(event, TimedOut) for event in events)
 
 
-def _amount(events: Sequence[LogEvent], widths: WidthDetector) -> tuple[int, int]:
+def _amount(events: Sequence[LogEvent], widths: WidthDetector) -> tuple[int, int, int]:
     """How much was read; by the length of warnings too, if several lines are broken at one width."""
-    characters = sum(len(event.text) for event in events if isinstance(event, Warned))
-    return len(events), characters if widths.is_certain() else 0
+    warnings = [event.text for event in events if isinstance(event, Warned)]
+    return len(events), -len(warnings), sum(map(len, warnings)) if widths.is_certain() else 0
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -53,7 +53,7 @@ _CAUSES: tuple[_Cause, ...] = (
     ),
     _cause(
         "shm_full",
-        r"(?:Bus error.*shared memory|insufficient shared memory)",
+        r"(?:Bus error.*shared memory|insufficient shared memory|unable to allocate shared memory)",
         "/dev/shm is full or too small: DataLoader workers pass their batches through it",
         _SHM_REMEDY,
     ),
@@ -113,6 +113,12 @@ _CAUSES: tuple[_Cause, ...] = (
         "set NCCL_SOCKET_IFNAME to an interface that exists on every node (ip addr shows them); several may be listed",
     ),
     _cause(
+        "rendezvous",
+        r"The client socket has (?:failed|timed out).{0,80}? connect to [\[(]?([\w.:-]+?)\]?[,:] ?(\d+)\b",
+        "no connection to torch's rendezvous at {0}, port {1}",
+        "start rank 0 there first, open the port, and check MASTER_ADDR and MASTER_PORT",
+    ),
+    _cause(
         "unreachable",
         r"(?:[Cc]onnect to|socketPollConnect\w*:? ?(?:Connect )?to|Call to connect to) (\S+?)(?:<\d+>)? .*?"
         r"(Connection refused|No route to host|Connection timed out|Software caused connection abort|"
@@ -126,12 +132,6 @@ _CAUSES: tuple[_Cause, ...] = (
         r"(Connection timed out|Connection refused|No route to host)",
         "no connection to a peer: {0}",
         _REACH,
-    ),
-    _cause(
-        "rendezvous",
-        r"The client socket has (?:failed|timed out).{0,80}? connect to [\[(]?([\w.:-]+?)\]?[,:] ?(\d+)\b",
-        "no connection to torch's rendezvous at {0}, port {1}",
-        "start rank 0 there first, open the port, and check MASTER_ADDR and MASTER_PORT",
     ),
     _cause(
         "port_in_use",

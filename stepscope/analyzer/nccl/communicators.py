@@ -72,7 +72,7 @@ def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
         process = event.place.process
         if isinstance(event, Network):
             networks[process] = event.name
-        elif isinstance(event, Join | Shape):
+        elif isinstance(event, Join | Shape | JoinSeconds):
             own = current.get(process)
             name = _name(event, own, ids)
             current[process] = (name, event.rank)
@@ -96,7 +96,7 @@ def _ids_by_size(events: Sequence[LogEvent]) -> dict[int, set[str]]:
     return ids
 
 
-def _name(event: Join | Shape, own: tuple[str, int] | None, ids: dict[int, set[str]]) -> str:
+def _name(event: Join | Shape | JoinSeconds, own: tuple[str, int] | None, ids: dict[int, set[str]]) -> str:
     """The communicator's ID; in a log that begins later or has no IDs, the only one of its size, else the size."""
     if isinstance(event, Join) and event.communicator:
         return event.communicator

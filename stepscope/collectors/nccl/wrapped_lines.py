@@ -17,7 +17,7 @@ _RECORD = re.compile(
     r"\s*$|\[rank\d+\]|\[?[EWIF]\d* ?\d\d|\[?\d{4}-\d\d-\d\d|\[?\d\d:\d\d:\d\d|\[[EWIF]\d* |\[PG |\[Rank "
     r"|\[\d+(?:,\d+)?\]|\S+:\d+:\d+ \[-?\d+\]|\(\w+ pid=|# |Traceback|NCCL version|\S+ \| "
 )
-_TIMEOUT = "Watchdog caught collective operation"
+_TIMEOUT = "WorkNCCL("
 
 
 def begins_record(line: str) -> bool:
@@ -26,21 +26,27 @@ def begins_record(line: str) -> bool:
 
 
 class WidthDetector:
-    """Passes lines on and finds the width at which a terminal broke them."""
+    """Passes lines on and finds whether a terminal or an editor broke them, and at which width."""
 
     def __init__(self) -> None:
         self._longest = self._num_full = self._num_continued = 0
+        self._num_nccl = self._num_nccl_continued = 0
         self.num_timeouts = 0
         """Lines that begin to report a timeout."""
 
     def watch(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """The lines, unchanged."""
-        was_full, longest = False, 0
+        was_full = was_nccl = False
+        longest = 0
         for numbered in lines:
             line = numbered[1]
-            if was_full and not begins_record(line):
-                self._num_continued += 1
-            was_full = len(line) >= longest
+            is_nccl = " NCCL " in line
+            if (was_full or was_nccl) and not is_nccl and not begins_record(line):
+                self._num_continued += was_full
+                self._num_nccl_continued += was_nccl
+            was_nccl = is_nccl
+            self._num_nccl += is_nccl
+            was_full = len(line) >= longest and line[-2:-1] != " "  # blanks fill up a last row
             if was_full:
                 if len(line) > longest:
                     longest, self._num_full, self._num_continued = len(line), 0, 0
@@ -58,6 +64,10 @@ class WidthDetector:
     def is_certain(self) -> bool:
         """Whether several lines are broken at that width."""
         return self._num_continued > 1 and self.width() is not None
+
+    def is_often_continued(self) -> bool:
+        """Whether a part of NCCL's lines is followed by what begins as no line does, as where words are wrapped."""
+        return self._num_nccl_continued > 0 and 5 * self._num_nccl_continued >= self._num_nccl
 
 
 def join_rows(lines: Iterable[tuple[int, str]], width: int) -> Iterator[tuple[int, str]]:
