@@ -73,8 +73,9 @@ def limiting_settings(settings: Iterable[SettingUse]) -> list[NcclFinding]:
 
 
 _OFF = ("0", "off", "false", "LOC")
-_OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
-_OF_NETWORKS = (Cards, Network, *_OF_ENVIRONMENT)
+OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
+"""Events that `Environment` takes into account."""
+_OF_NETWORKS = (Cards, Network, *OF_ENVIRONMENT)
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Environment:
 
     def note(self, event: LogEvent) -> None:
         """Take one event into account."""
-        if not isinstance(event, _OF_ENVIRONMENT):
+        if not isinstance(event, OF_ENVIRONMENT):
             return
         if isinstance(event, Setting):
             self.settings[event.name] = event.value

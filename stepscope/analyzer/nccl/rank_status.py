@@ -73,8 +73,8 @@ def _nothing_seen(status: RasStatus) -> NcclFinding:
 
 def _communicator_findings(one: RasCommunicator, status: RasStatus) -> Iterator[NcclFinding]:
     file, line = status.file, status.line
-    dead = [rank.rank for rank in one.missing if rank.is_dead]
-    silent = [rank.rank for rank in one.missing if not rank.is_dead]
+    dead = sorted({rank.rank for rank in one.missing if rank.is_dead})
+    silent = sorted({rank.rank for rank in one.missing if not rank.is_dead})
     for ranks, how in ((dead, "considered dead"), (silent, "without an answer")):
         if ranks:
             where = form(len(ranks), "its host", "their hosts")

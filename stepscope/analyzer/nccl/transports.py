@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepscope.analyzer.nccl.communicators import CommunicatorIndex
-from stepscope.analyzer.nccl.networks import ANY_DISTANCE, Environment
+from stepscope.analyzer.nccl.networks import ANY_DISTANCE, OF_ENVIRONMENT, Environment
 from stepscope.core.documents.nccl import NcclFinding, Transport
 from stepscope.core.documents.nccl_facts import NO_DEVICE, LogEvent, RingPath, Rings
 from stepscope.core.hardware.health import Severity
@@ -23,21 +23,42 @@ _NETWORK_WITH_DIRECT = f"a network card with {_DIRECT}"
 
 def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[Transport]:
     """Transports of each pair of ranks that a channel connects, one per pair and transport."""
-    environment, hosts = Environment.of(events), _Hosts(index)
+    environments, hosts = _Environments(events, index), _Hosts(index)
     channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
         if isinstance(event, RingPath):
             via, detail = _parse_transport(event.via)
-            name = index.at.get(number, ("", 0))[0]
+            name = index.at[number][0] if number in index.at else event.place.file
             channels[name, event.source, event.target, via, detail][event.place.process] += 1
     merged: dict[tuple[int, int, str, str], Transport] = {}
     for (name, source, target, via, detail), lines in channels.items():
         is_one_node = hosts.share_node(name, source, target)
-        one = _transport(source, target, via, detail, lines.total() // len(lines), environment, is_one_node)
+        one = _transport(source, target, via, detail, lines.total() // len(lines), environments.of(name), is_one_node)
         known = merged.get((source, target, via, detail))
         if known is None or known.channels < one.channels:
             merged[source, target, via, detail] = one
     return [merged[key] for key in sorted(merged)]
+
+
+class _Environments:
+    """Environment of each communicator, by the files that have its ranks: those of other jobs say nothing on it."""
+
+    def __init__(self, events: Sequence[LogEvent], index: CommunicatorIndex) -> None:
+        self._events: dict[str, list[LogEvent]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, OF_ENVIRONMENT):
+                self._events[event.place.file].append(event)
+        self._files: dict[str, set[str]] = defaultdict(set)
+        for number, (name, _) in index.at.items():
+            self._files[name].add(events[number].place.file)
+        self._known: dict[str, Environment] = {}
+
+    def of(self, communicator: str) -> Environment:
+        """Of a communicator, or of a file whose ranks belong to no known one."""
+        if communicator not in self._known:
+            files = sorted(self._files.get(communicator, {communicator}))
+            self._known[communicator] = Environment.of(event for file in files for event in self._events[file])
+        return self._known[communicator]
 
 
 def _parse_transport(via: str) -> tuple[str, str]:

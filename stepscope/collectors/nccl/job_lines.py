@@ -166,7 +166,8 @@ _BENCHMARK_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "  ",
-        rf"^(?:\S*[>:|] ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?(?P<rest>[-\d.].*)$",
+        rf"^(?:[^>:|)]{{0,60}}[>:|)] ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
+        r"(?P<rest>[-\d.].*)$",
         _benchmark_row,
     ),
     pattern("Out of bounds", r"Out of bounds values *: (\d+)", lambda place, m: OutOfBounds(place, int(m[1]))),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sys import intern
 
 from stepscope.collectors.nccl.job_lines import JOB_PATTERNS, TOPOLOGY_PATTERNS
-from stepscope.collectors.nccl.pattern import Match, Pattern, first_match, pattern
+from stepscope.collectors.nccl.pattern import Match, Pattern, first_match, pattern, without_time
 from stepscope.core.documents.nccl_facts import (
     CardEvent,
     Cards,
@@ -108,8 +108,11 @@ def parse_nccl_line(line: str) -> NcclLine | None:
 
 
 def clean_line(line: str) -> str:
-    """The line without terminal colours, cut to the length of the longest line that any pattern needs."""
-    return _COLOUR.sub("", line[:_MAX_LINE_CHARACTERS]) if "\x1b" in line else line[:_MAX_LINE_CHARACTERS]
+    """The line without terminal colours and the time at its beginning, cut to the longest that any pattern needs."""
+    line = line[:_MAX_LINE_CHARACTERS]
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    return without_time(line)
 
 
 def _cards(place: LogPlace, match: Match) -> LogEvent | None:

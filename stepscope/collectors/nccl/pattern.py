@@ -20,6 +20,15 @@ class Pattern:
     event: Callable[[LogPlace, Match], LogEvent | None]
 
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* ?(?:std(?:out|err) [FP] )?")
+
+
+def without_time(line: str) -> str:
+    """The line without the time that Kubernetes puts before it."""
+    match = _TIME.match(line) if line[:2] == "20" else None
+    return line if match is None else line[match.end() :]
+
+
 def pattern(word: str, expression: str, event: Callable[[LogPlace, Match], LogEvent | None]) -> Pattern:
     """A pattern from the text of its expression."""
     return Pattern(word, re.compile(expression), event)

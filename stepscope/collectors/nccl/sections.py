@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.collectors.nccl.inspector import read_inspector
+from stepscope.collectors.nccl.pattern import without_time
 from stepscope.collectors.nccl.rank_status import RAS_JSON_MARK, RAS_TEXT_BEGINNINGS, RasTextReader, read_ras
 from stepscope.collectors.nccl.topology import read_topology
 from stepscope.collectors.nccl.wrapped_lines import begins_record
@@ -101,6 +102,7 @@ class Sections:
             if " NCCL " in line:  # nearly all lines of a log
                 yield numbered
                 continue
+            line = without_time(line)
             first = line.lstrip()[:8]
             if first[:1] == "{":
                 if not self._take_measurement(line):
