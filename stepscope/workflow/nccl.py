@@ -14,7 +14,8 @@ from stepscope.collectors.nccl.rank_status import read_xpu_timer
 from stepscope.collectors.nccl.sections import Sections
 from stepscope.collectors.nccl.wrapped_lines import WidthDetector, join_paragraphs, join_rows
 from stepscope.core.documents.nccl import NcclReport
-from stepscope.core.documents.nccl_facts import HangFlags, InspectorCall, LogEvent, RasStatus, TimedOut, Warned
+from stepscope.core.documents.nccl_facts import InspectorCall, LogEvent, TimedOut, Warned
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted

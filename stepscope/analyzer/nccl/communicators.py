@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 
 from stepscope.analyzer.nccl.networks import network_words
 from stepscope.core.documents.nccl import Communicator, NcclFinding
-from stepscope.core.documents.nccl_facts import (
-    Channels,
-    Join,
-    JoinSeconds,
-    LogEvent,
-    Network,
-    Shape,
-)
+from stepscope.core.documents.nccl_facts import Channels, Join, JoinSeconds, LogEvent, Network, Shape
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, form, listed, ranks_words
 

@@ -6,13 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepscope.core.documents.nccl import NcclFinding, RasSummary
-from stepscope.core.documents.nccl_facts import (
-    HangFlags,
-    RasCommunicator,
-    RasGroup,
-    RasStatus,
-    launch_groups,
-)
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasCommunicator, RasGroup, RasStatus, launch_groups
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, form, listed, ranks_words
 

@@ -30,12 +30,11 @@ from stepscope.core.documents.nccl_facts import (
     BenchmarkRank,
     CallFailed,
     Driver,
-    HangFlags,
     InspectorCall,
     LogEvent,
-    RasStatus,
     Version,
 )
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice

@@ -18,7 +18,7 @@ from typing import Any
 
 from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.collectors.input_files import malformed_as_data_error
-from stepscope.core.documents.nccl_facts import (
+from stepscope.core.documents.nccl_rank_status import (
     HangFlags,
     RasCommunicator,
     RasGroup,

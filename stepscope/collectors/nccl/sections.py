@@ -16,7 +16,8 @@ from stepscope.collectors.nccl.pattern import without_time
 from stepscope.collectors.nccl.rank_status import RAS_JSON_MARK, RAS_TEXT_BEGINNINGS, RasTextReader, read_ras
 from stepscope.collectors.nccl.topology import read_topology
 from stepscope.collectors.nccl.wrapped_lines import begins_record
-from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, RasStatus, TopologyNode
+from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, TopologyNode
+from stepscope.core.documents.nccl_rank_status import RasStatus
 from stepscope.core.errors import DataError
 
 _MAX_BLOCK = 1 << 26

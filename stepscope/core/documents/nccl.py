@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepscope.core.documents.nccl_facts import RasRow
+from stepscope.core.documents.nccl_rank_status import RasRow
 from stepscope.core.hardware.health import Severity
 from stepscope.core.vocabulary import Notice
 

@@ -14,7 +14,6 @@ from stepscope.core.documents.nccl_facts import (
     Channels,
     DirectMemory,
     FailedTransfer,
-    HangFlags,
     InspectorCall,
     Join,
     JoinSeconds,
@@ -23,9 +22,6 @@ from stepscope.core.documents.nccl_facts import (
     Network,
     NoInfiniBand,
     NoPlugin,
-    RasCommunicator,
-    RasRank,
-    RasStatus,
     RingPath,
     Setting,
     Shape,
@@ -35,6 +31,7 @@ from stepscope.core.documents.nccl_facts import (
     Version,
     Warned,
 )
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasCommunicator, RasRank, RasStatus
 from stepscope.core.hardware.health import Severity
 
 

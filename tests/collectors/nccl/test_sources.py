@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from stepscope.collectors.nccl.inspector import read_inspector
 from stepscope.collectors.nccl.rank_status import read_ras, read_xpu_timer
 from stepscope.collectors.nccl.topology import read_topology
-from stepscope.core.documents.nccl_facts import (
-    HangFlags,
-    InspectorCall,
-    PlannedWay,
-    RasGroup,
-    TopologyNode,
-)
+from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, TopologyNode
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasGroup
 from stepscope.core.errors import DataError
 
 
