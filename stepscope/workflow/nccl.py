@@ -14,7 +14,7 @@ from stepscope.collectors.nccl.rank_status import read_xpu_timer
 from stepscope.collectors.nccl.sections import Sections
 from stepscope.collectors.nccl.wrapped_lines import WidthDetector, join_paragraphs, join_rows
 from stepscope.core.documents.nccl import NcclReport
-from stepscope.core.documents.nccl_facts import InspectorCall, LogEvent, TimedOut, Warned
+from stepscope.core.documents.nccl_facts import InspectorCall, LogEvent, TimedOut, Version, Warned
 from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
@@ -138,7 +138,8 @@ def _num_timeouts(events: Sequence[LogEvent]) -> int:
 def _amount(events: Sequence[LogEvent], widths: WidthDetector) -> tuple[int, int, int]:
     """How much was read; by the length of warnings too, if several lines are broken at one width."""
     warnings = [event.text for event in events if isinstance(event, Warned)]
-    return len(events), -len(warnings), sum(map(len, warnings)) if widths.is_certain() else 0
+    num_events = sum(not isinstance(event, Version) for event in events)  # a part of a line may have a version
+    return num_events, -len(warnings), sum(map(len, warnings)) if widths.is_certain() else 0
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

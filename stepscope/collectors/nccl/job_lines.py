@@ -166,7 +166,7 @@ _BENCHMARK_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "  ",
-        rf"^(?:[^>:|)]{{0,60}}[>:|)] ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
+        rf"^(?:[^>:|)]{{0,60}}[>:|)]+ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
         r"(?P<rest>[-\d.].*)$",
         _benchmark_row,
     ),

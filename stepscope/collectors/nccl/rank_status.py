@@ -180,8 +180,9 @@ class RasTextReader:
             if self._has_details():
                 self._statuses = self.statuses()
                 self._begin(number)
-            if version is not None:
-                self._status = replace(self._status, version=version[1], line=number)
+            line_of_begin = self._status.line or number
+            version_of_it = self._status.version if version is None else version[1]
+            self._status = replace(self._status, version=version_of_it, line=line_of_begin)
         elif match := _TABLE_ROW.match(line):
             self._rows.append(RasRow(int(match[1]), int(match[2]), int(match[3]), match[4], match[5]))
         elif match := _JOB.match(line):

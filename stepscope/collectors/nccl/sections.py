@@ -30,7 +30,8 @@ _FLAG_MARK = "XPU_TIMER_"
 _XML_BEGINNINGS = ("<?xml", "<!DOCTYP")
 """First characters of lines that may come before a mark."""
 _XML_MARKS, _XML_ENDS = ("<system", "<graphs"), ("</system>", "</graphs>")
-_JSON_LINE = frozenset('"{}[],-0123456789tfn\n')
+_JSON_BEGINNINGS = frozenset('"{}[],-0123456789tfn')
+"""First characters of the lines of a JSON document."""
 
 
 class _Form(StrEnum):
@@ -66,9 +67,9 @@ class _Document:
         if self.size > _MAX_BLOCK or (not self.is_known and len(self.lines) >= _MAX_LINES_BEFORE_MARK):
             return False
         is_piece = not self.lines[-1][1].endswith("\n")  # a long line comes in pieces
-        if self.form is _Form.JSON:
-            return is_piece or (line.lstrip(" \t\r")[:1] or "\n") in _JSON_LINE
-        return is_piece or not begins_record(line)
+        if is_piece or not line.strip():
+            return True
+        return not begins_record(line) and (self.form is _Form.XML or line.lstrip()[:1] in _JSON_BEGINNINGS)
 
     def text(self) -> str:
         """All lines."""

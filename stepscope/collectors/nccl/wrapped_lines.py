@@ -41,7 +41,7 @@ class WidthDetector:
         for numbered in lines:
             line = numbered[1]
             is_nccl = " NCCL " in line
-            if (was_full or was_nccl) and not is_nccl and not begins_record(line):
+            if (was_full or (was_nccl and not is_nccl)) and not begins_record(line):
                 self._num_continued += was_full
                 self._num_nccl_continued += was_nccl
             was_nccl = is_nccl
