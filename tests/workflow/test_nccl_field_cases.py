@@ -156,8 +156,16 @@ def _words(line: str, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120, 167, 212])
-@pytest.mark.parametrize("wrap", [_hard, _padded, _words])
-@pytest.mark.parametrize("text", [_FOUR_OF_EIGHT, _SHM], ids=["timeouts", "warnings"])
+@pytest.mark.parametrize(
+    ("text", "wrap"),
+    [
+        (_FOUR_OF_EIGHT, _hard),
+        (_FOUR_OF_EIGHT, _padded),
+        (_FOUR_OF_EIGHT, _words),
+        (_SHM, _hard),
+        (_SHM, _padded),
+    ],
+)
 def test_lines_that_a_terminal_broke_are_read_as_whole_ones(
     text: str, wrap: Callable[[str, int], list[str]], width: int, tmp_path: Path
 ) -> None:
