@@ -138,15 +138,21 @@ class _Process:
 def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
     """Networks in use, with cards, reason and machines."""
     machines: dict[tuple[str, tuple[str, ...], str, bool | None], dict[str, None]] = defaultdict(dict)
-    for process, one in _processes(events).items():
+    processes = _processes(events)
+    of_host = {
+        (process.rpartition(":")[0], kind): cards
+        for process, one in processes.items()
+        for kind, cards in one.cards.items()
+    }  # not every process names them
+    for process, one in processes.items():
+        host = process.rpartition(":")[0]
         for name in one.names:
             is_socket = name == SOCKET
-            cards = one.cards.get("IB" if name.startswith("IB") else name, ())
-            if is_socket and not cards:
-                cards = one.cards.get(_BOOTSTRAP, ())  # the first of the same interfaces
+            # the interface over which ranks meet is the first of the sockets' interfaces
+            kinds = (SOCKET, _BOOTSTRAP) if is_socket else ("IB",) if name.startswith("IB") else (name,)
+            cards = next(filter(None, (one.cards.get(kind) or of_host.get((host, kind)) for kind in kinds)), ())
             shown = tuple(dict.fromkeys(card.partition(":")[0] if is_socket else card for card in cards))
             why = (one.environment.why_no_ib() or "the log does not say why no InfiniBand") if is_socket else ""
-            host = process.rpartition(":")[0]
             machines[name, shown, why, None if is_socket else _direct_memory(one.environment)][host] = None
     return [
         NetworkUse(name, list(cards), why, direct, sorted(filter(None, hosts)))

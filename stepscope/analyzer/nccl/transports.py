@@ -117,7 +117,7 @@ def _why_not_peer_to_peer(via: str, detail: str, environment: Environment) -> st
         return f"NCCL_SHM_DISABLE={environment.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
     if environment.no_peer_access:
         return "the driver allows no P2P between these GPUs: GeForce cards, IOMMU or ACS; see nvidia-smi topo -p2p r"
-    return "no peer access: another NUMA node, IOMMU or ACS; see nvidia-smi topo -p2p r and topo -m"
+    return "no peer access, the log does not say why (another NUMA node, IOMMU or ACS?): see nvidia-smi topo -p2p r"
 
 
 def _why_not_direct(via: str, detail: str, environment: Environment) -> str:

@@ -59,6 +59,15 @@ def test_machines_with_the_same_network_are_told_together() -> None:
     assert [one.machines for one in explain_nccl(events).networks] == [["a", "b"]]
 
 
+@pytest.mark.parametrize("kind", ["Bootstrap", "Socket"])
+def test_one_process_names_the_interfaces_of_its_machine(kind: str) -> None:
+    events: list[LogEvent] = [
+        Cards(_at("a"), kind, ("eth0",)),
+        *(Network(_at(host, process), "Socket") for host in "ab" for process in range(2)),
+    ]
+    assert [(one.cards, one.machines) for one in explain_nccl(events).networks] == [(["eth0"], ["a"]), ([], ["b"])]
+
+
 def test_all_variables_are_facts_and_overrides_findings() -> None:
     events: list[LogEvent] = [
         Setting(_at(), "NCCL_SOCKET_IFNAME", "eth0"),
