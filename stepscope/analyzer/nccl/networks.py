@@ -15,6 +15,7 @@ from stepscope.core.documents.nccl_facts import (
     NoInfiniBand,
     NoPeerAccess,
     NoPlugin,
+    RingPath,
     Setting,
 )
 from stepscope.core.hardware.health import Severity
@@ -75,7 +76,7 @@ def limiting_settings(settings: Iterable[SettingUse]) -> list[NcclFinding]:
 _OFF = ("0", "off", "false", "LOC")
 OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
 """Events that `Environment` takes into account."""
-_OF_NETWORKS = (Cards, Network, *OF_ENVIRONMENT)
+_OF_NETWORKS = (Cards, Network, RingPath, *OF_ENVIRONMENT)
 
 
 @dataclass(slots=True)
@@ -133,6 +134,7 @@ class _Process:
     environment: Environment = field(default_factory=Environment)
     cards: dict[str, tuple[str, ...]] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
+    names_of_ways: dict[str, None] = field(default_factory=dict)
 
 
 def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
@@ -161,7 +163,7 @@ def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
 
 
 def _processes(events: Iterable[LogEvent]) -> dict[str, _Process]:
-    """Processes that chose a network; NCCL before 2.5 names only its cards."""
+    """Processes that chose a network; a cut log has only their ways, NCCL before 2.5 names only its cards."""
     found: dict[str, _Process] = defaultdict(_Process)
     for event in events:
         if not isinstance(event, _OF_NETWORKS):
@@ -172,7 +174,10 @@ def _processes(events: Iterable[LogEvent]) -> dict[str, _Process]:
             one.cards.setdefault(event.kind, event.cards)
         elif isinstance(event, Network):
             one.names[event.name] = None
+        elif isinstance(event, RingPath) and event.via.startswith("NET/"):
+            one.names_of_ways[event.via.split("/")[1]] = None
     for one in found.values():
+        one.names = one.names or one.names_of_ways
         if not one.names and (kinds := one.cards.keys() - {_BOOTSTRAP}):
             one.names["IB" if "IB" in kinds else SOCKET] = None
     return {process: one for process, one in found.items() if one.names}

@@ -111,7 +111,7 @@ def _versions(events: Iterable[LogEvent]) -> list[str]:
 
 
 def _different_versions(events: Sequence[LogEvent], index: CommunicatorIndex) -> Iterator[NcclFinding]:
-    """Ranks of one job with different versions; communicators that share none are different jobs in one file."""
+    """Ranks of one communicator with different versions; of unknown communicators they may be different jobs."""
     communicators: dict[str, set[str]] = {}
     for number, (name, _) in index.at.items():
         communicators.setdefault(events[number].place.process, set()).add(name)
@@ -122,10 +122,17 @@ def _different_versions(events: Sequence[LogEvent], index: CommunicatorIndex) ->
             first.setdefault(event.version, event)
             for name in communicators.get(event.place.process, {""}):
                 by_communicator.setdefault(name, set()).add(event.version)
-    if any(len(versions) > 1 for versions in by_communicator.values()):
+    different = {name for name, versions in by_communicator.items() if len(versions) > 1}
+    if different:
         place = list(first.values())[1].place
-        message = f"ranks load different versions of NCCL: {', '.join(sorted(first))}"
-        yield NcclFinding("version_mismatch", Severity.CRITICAL, message, place.file, place.line)
+        versions = ", ".join(sorted(first))
+        if different == {""}:
+            severity = Severity.WARNING
+            message = f"NCCL {versions} in these files: of different jobs, or of ranks that load different versions"
+        else:
+            severity = Severity.CRITICAL
+            message = f"ranks load different versions of NCCL: {versions}"
+        yield NcclFinding("version_mismatch", severity, message, place.file, place.line)
 
 
 def _foreign_answers(statuses: Iterable[RasStatus], versions: Sequence[str]) -> Iterator[Notice]:

@@ -45,6 +45,8 @@ def _at(host: str = "a", process: int = 1, line: int = 1) -> LogPlace:
         ([DirectMemory(_at(), "mlx5_0", is_enabled=True), Network(_at(), "IBext_v8")],
          NetworkUse("IBext_v8", [], "", True, ["a"])),
         ([Network(_at(), "AWS Libfabric")], NetworkUse("AWS Libfabric", [], "", None, ["a"])),
+        # a cut log
+        ([RingPath(_at(), 0, 1, "NET/IB/0/GDRDMA")], NetworkUse("IB", [], "", None, ["a"])),
         # before 2.5
         ([Cards(_at(), "Socket", ("eth0:1",))],
          NetworkUse("Socket", ["eth0"], "the log does not say why no InfiniBand", None, ["a"])),

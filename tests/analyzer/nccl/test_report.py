@@ -206,7 +206,23 @@ def test_gpus_that_share_a_card() -> None:
 
 
 def test_versions_that_differ() -> None:
-    assert _codes(explain_nccl([Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9")])) == ["version_mismatch"]
+    versions: list[LogEvent] = [Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9")]
+    assert _codes(explain_nccl(versions)) == ["version_mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("communicators", "severities"),
+    [([], [Severity.WARNING]), (["0x1", "0x1"], [Severity.CRITICAL]), (["0x1", "0x2"], [])],
+)
+def test_versions_of_one_communicator_or_of_different_jobs(
+    communicators: list[str], severities: list[Severity]
+) -> None:
+    joins = [
+        Join(_at(host), name, rank, 2, 0, is_complete=True)
+        for rank, (host, name) in enumerate(zip("ab", communicators, strict=False))
+    ]
+    findings = explain_nccl([Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9"), *joins]).findings
+    assert [one.severity for one in findings if one.code == "version_mismatch"] == severities
 
 
 def test_harmful_settings_are_said_once_and_the_worst_finding_comes_first() -> None:
