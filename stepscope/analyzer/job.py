@@ -29,6 +29,7 @@ from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
+from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_schedule, explain
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
@@ -44,7 +45,7 @@ from stepscope.analyzer.summaries import (
     trace_quality,
     world_size_of,
 )
-from stepscope.analyzer.verdict import judge, root_causes
+from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge, root_causes
 from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not_replayable
 from stepscope.analyzer.what_if.pipeline_schedule import (
     PipelineSchedule,
@@ -85,6 +86,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = job_roofline(by_rank)
     ledger = job_ledger(by_rank)
+    missing = missing_evidence(by_rank)
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -92,6 +94,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         table=aligned.table,
         pipeline=pipeline,
         unexplained_loss=aligned.table.unexplained_waiting() + ledger[TimeCategory.IDLE_OTHER],
+        missing=missing,
         arrivals_unknown=ledger[TimeCategory.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
         movable=_movable_share(aligned, columns),
@@ -100,7 +103,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(aligned.table)
     rows = with_kernel_reasons(root_causes(inputs, resampled), roofline, job)
-    what_if, left_out = _gains(aligned, [row for row in rows if not inputs.is_guess(row)], context)
+    known = [row for row in rows if not inputs.is_guess(row)] if inputs.unexplained_loss < UNEXPLAINED_THRESHOLD else []
+    what_if, left_out = _gains(aligned, known, context)
     analysis = Analysis(
         job=job,
         trace_quality=quality,
@@ -114,7 +118,10 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         arrivals=arrivals_of_ranks(by_rank, aligned.matches, columns),
         pipeline=pipeline,
         roofline=roofline,
-        warnings=[*notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
+        warnings=[
+            *notices_of(by_rank, job, quality, context, missing, oversubscribed=oversubscribed),
+            *left_out,
+        ],
     )
     return without_unnamed(analysis, by_rank), list(by_rank.values())
 
@@ -131,6 +138,9 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         DataError: the traces do not allow a replay.
     """
     aligned = _explain(views, context.mesh)
+    for one in missing_evidence(aligned.views):
+        if one.share >= UNEXPLAINED_THRESHOLD:
+            raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
     model = _replay_model(aligned)
     if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
         report = replay_schedules(aligned.schedules, causes)

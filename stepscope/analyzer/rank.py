@@ -9,14 +9,17 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
-from stepscope.analyzer.intervals import covered_time
+from stepscope.analyzer.alignment.openings import Beginning
+from stepscope.analyzer.intervals import covered_time, single
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time
 from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_window, main_lane
-from stepscope.analyzer.ledger.idle_time import host_work, observe_host
+from stepscope.analyzer.ledger.idle_time import HostWork, host_work, observe_host
+from stepscope.analyzer.ledger.segments import CategorySpans, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
+from stepscope.analyzer.ledger.unrecorded_work import Missing, launch_calls, unrecorded_work
 from stepscope.analyzer.pipeline.passes import (
     device_micro_batches,
     host_micro_batches,
@@ -34,24 +37,25 @@ from stepscope.analyzer.roofline.utilization import (
     peak_is_exceeded,
     step_flops,
 )
-from stepscope.analyzer.trace_quality import device_facts, host_facts
+from stepscope.analyzer.trace_quality import device_facts, host_facts, unrecorded_device_facts
 from stepscope.analyzer.what_if.device_graph import build_graph
 from stepscope.analyzer.what_if.host_graph import read_timeline
 from stepscope.core.documents.analysis import RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary import Notice
+from stepscope.core.vocabulary import Notice, TimeCategory
 from stepscope.trace.columns import NONE, TraceColumns
 
 
-def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
+def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False, begins: Beginning | None = None) -> RankView:
     """Analyse one rank's window without the other ranks.
 
     Args:
         trace: its events.
         rank: its number in the job.
         whole_file: analyse the whole file instead of the steps.
+        begins: where the window begins at the earliest.
 
     Raises:
         DataError: the trace has neither device activities nor host operators.
@@ -64,35 +68,48 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
             what_next="copy it whole or record it again; stepscope trace info shows what it holds",
         )
     steps = host_steps(trace)
+    if begins is not None and begins.step is not None:
+        steps = steps.since(begins.step)
     activities = device_activities(trace)
     if len(activities):
-        return _view_device(trace, rank, steps, activities, whole_file=whole_file)
+        return _view_device(trace, rank, steps, activities, begins, whole_file=whole_file)
     if main_lane(trace, steps) == NONE:
         raise DataError(
             "holds neither device activities nor host operators",
             where=trace.header.path,
             what_next="profile with activities=[CPU, CUDA]",
         )
+    if trace.header.devices or len(launch_calls(trace)):
+        return _view_unrecorded_device(trace, rank, steps)
     return _view_host(trace, rank, steps)
 
 
 def _view_device(
-    trace: TraceColumns, rank: int, steps: HostSteps, activities: Activities, *, whole_file: bool
+    trace: TraceColumns,
+    rank: int,
+    steps: HostSteps,
+    activities: Activities,
+    begins: Beginning | None,
+    *,
+    whole_file: bool,
 ) -> RankView:
     marked = steps
+    unrecorded = unrecorded_work(trace, activities)
     window = None if whole_file else device_window(activities, steps)
     notices = list(steps.notices)
     if window is None:
         if len(steps) and not whole_file:
             notices.append(Notice("no_kernels_in_steps", f"rank {rank}: no kernel was launched inside a step"))
         _check_lasting(bool((activities.end_ns > activities.start_ns).any()), trace)
-        window = file_window(trace, activities, whole=whole_file)
+        window = file_window(trace, activities, unrecorded.spans[Missing.EARLIER_WORK], whole=whole_file)
+        if begins is not None and begins.time_ns is not None:
+            window = window.since(begins.time_ns)
         steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
     limits = kernel_limits(trace, activities.row[kernels], activities.launch_row[kernels], gpu=gpu)
     notices += _doubts_about_peak(rank, gpu, limits)
-    host = observe_host(trace, steps, activities)
+    host = observe_host(trace, steps, activities, unrecorded)
     own = attribute_device_time(activities, window, host, limits.category.astype(np.int8))
     in_steps = steps.position_of(activities.launch_ns[kernels]) != NONE
     flops = step_flops(limits.model_flops, limits.flops, in_steps, len(window.boundary_ns))
@@ -114,7 +131,9 @@ def _view_device(
         step_flops=flops.model or None,
         executed_flops=flops.executed or None,
         peak_flops=_peak(gpu, limits),
-        facts=device_facts(trace, activities, window, marked),
+        facts=device_facts(
+            trace, activities, window, marked, unrecorded, own.segments.intervals_of(TimeCategory.IDLE_OTHER)
+        ),
         host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
         notices=notices,
@@ -175,6 +194,35 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         on_device=False,
         notices=list(steps.notices),
         timeline=read_timeline(trace, lane, segments) if len(steps) else None,
+    )
+
+
+def _view_unrecorded_device(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
+    """The view of a rank of a GPU job without device activities: of its time nothing is known."""
+    window = host_window(trace, steps)
+    _check_lasting(window.end_ns > window.start_ns, trace)
+    whole = single(window.start_ns, window.end_ns)
+    none = np.zeros(len(window.boundary_ns), np.int64)
+    return RankView(
+        rank=rank,
+        header=trace.header,
+        window=window,
+        segments=assemble([CategorySpans(whole, TimeCategory.IDLE_OTHER)]),
+        calls=[],
+        hidden_communication_ns=0,
+        micro_batches=[],
+        optimizer_ns=none,
+        backward_ns=none,
+        kernels=[],
+        kernel_sums=no_kernels(),
+        coverage=RooflineCoverage(0.0, 0.0, 0.0),
+        step_flops=None,
+        executed_flops=None,
+        peak_flops=None,
+        facts=unrecorded_device_facts(trace, steps, window),
+        host_work=HostWork(),
+        on_device=True,
+        notices=list(steps.notices),
     )
 
 

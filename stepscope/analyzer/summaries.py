@@ -15,6 +15,7 @@ from stepscope.analyzer.alignment.process_groups import dimension_of_members, si
 from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import (
     Job,
@@ -281,17 +282,23 @@ NOTABLE_LOSS = 0.02
 
 
 def notices_of(
-    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+    views: Mapping[int, RankView],
+    job: Job,
+    quality: TraceQuality,
+    context: JobContext,
+    missing: Sequence[MissingEvidence],
+    *,
+    oversubscribed: bool,
 ) -> list[Notice]:
     """All notices, those about the input first."""
     notices = [*context.notices]
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]
     if job.missing_ranks:
-        missing = (
+        absent = (
             f"no trace of {len(job.missing_ranks)} of {counted(job.world_size, 'rank')} ({listed(job.missing_ranks)})"
         )
-        notices.append(Notice("missing_ranks", missing))
+        notices.append(Notice("missing_ranks", absent))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
         notices.append(Notice("profiler_distortion", slowed))
@@ -306,10 +313,10 @@ def notices_of(
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
-    if quality.lost_launches > NOTABLE_LOSS:
-        lost = (
-            f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
-        )
+    reported = [one for one in missing if one.share >= NOTABLE_SHARE]
+    notices += [one.notice for one in reported]
+    if quality.lost_launches > NOTABLE_LOSS and not any(one.is_of_launches for one in reported):
+        lost = f"{quality.lost_launches:.0%} of one rank's kernel launches left no kernel in the trace"
         notices.append(Notice("lost_launches", lost))
     notices += _doubts(views, job, quality)
     if quality.unmatched_collectives:

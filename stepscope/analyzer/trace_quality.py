@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.rows import are_among, distinct, graph_launches
+from stepscope.analyzer.ledger.unrecorded_work import Missing, UnrecordedWork, launch_calls
+from stepscope.analyzer.rows import distinct, graph_launches
 from stepscope.trace.columns import NONE, Category, ReadQuality, TraceColumns
 
 
@@ -23,12 +25,15 @@ class TraceFacts:
         num_activities, num_unlinked, num_early: device activities in the window, those without their launch, and those
             that start before it.
         num_kernels, num_graph_kernels: kernels of the file, and those launched by a graph.
-        lost_launches: share of launches without a device activity.
-        lost_at_start: such launches before the first that has one.
+        num_launches, num_lost: launches of kernels, and those without kernels.
+        num_graph_launches, num_lost_graphs: the same of graphs.
+        lost_at_start: launches without kernels before the first that has some.
+        unknown_ns: time of the window that is unknown, by what is missing.
         step_indices, empty_steps: the steps that the host marks, and those in which no device activity was launched.
         largest_share, largest_name: share of the window of the longest compute kernel or copy, and its name.
         untraced_iterations: a graph kept running without kernels in the trace.
         span_ns: first to last device activity of the file.
+        begins_ns: the first event of the file.
     """
 
     reading: ReadQuality
@@ -37,32 +42,66 @@ class TraceFacts:
     num_early: int = 0
     num_kernels: int = 0
     num_graph_kernels: int = 0
-    lost_launches: float = 0.0
+    num_launches: int = 0
+    num_lost: int = 0
+    num_graph_launches: int = 0
+    num_lost_graphs: int = 0
     lost_at_start: int = 0
+    unknown_ns: dict[Missing, int] = field(default_factory=dict)
     step_indices: tuple[int, ...] = ()
     empty_steps: tuple[int, ...] = ()
     largest_share: float = 0.0
     largest_name: str = ""
     untraced_iterations: bool = False
     span_ns: int | None = None
+    begins_ns: int = 0
+
+    @property
+    def lost_launches(self) -> float:
+        """Share of the launches of kernels and graphs that have no kernels."""
+        return (self.num_lost + self.num_lost_graphs) / max(self.num_launches + self.num_graph_launches, 1)
 
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
-    """The facts of a rank without device activities."""
-    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()))
+    """The facts of a rank of a CPU job."""
+    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()), begins_ns=int(trace.start_ns.min()))
 
 
-def device_facts(trace: TraceColumns, activities: Activities, window: Window, steps: HostSteps) -> TraceFacts:
+def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Window) -> TraceFacts:
+    """The facts of a rank of a GPU job without device activities."""
+    num_launches = len(launch_calls(trace))
+    return TraceFacts(
+        trace.quality,
+        num_launches=num_launches,
+        num_lost=num_launches,
+        step_indices=tuple(steps.index.tolist()),
+        unknown_ns={Missing.DEVICE: window.end_ns - window.start_ns},
+        begins_ns=int(trace.start_ns.min()),
+    )
+
+
+def device_facts(
+    trace: TraceColumns,
+    activities: Activities,
+    window: Window,
+    steps: HostSteps,
+    unrecorded: UnrecordedWork,
+    unexplained: Intervals,
+) -> TraceFacts:
     """The facts of a rank with device activities.
 
     Args:
         window: the part of the trace that is analysed.
         steps: the marked steps, whether the window follows them or not.
+        unexplained: idle time of the window without a cause.
     """
     inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
     linked = activities.launch_ns != NONE
     kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
-    losses = lost_launches(trace, activities)
+    launches, replays = unrecorded.kernels, unrecorded.graphs
+    unknown_ns = unrecorded.of_idle(unexplained)
+    if rest := unexplained.total - sum(unknown_ns.values()):
+        unknown_ns[Missing.LINKS] = rest
     largest, name = _largest(trace, activities, window)
     graphs = graph_launches(trace)
     in_graph = np.isin(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
@@ -73,15 +112,27 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
         num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
         num_kernels=len(kernels),
         num_graph_kernels=int(np.count_nonzero(in_graph)),
-        lost_launches=losses.share,
-        lost_at_start=losses.num_at_start,
+        num_launches=len(launches.rows),
+        num_lost=len(launches.lost),
+        num_graph_launches=len(replays.rows),
+        num_lost_graphs=len(replays.lost),
+        lost_at_start=_lost_at_start(trace, activities, unrecorded),
+        unknown_ns=unknown_ns,
         step_indices=tuple(steps.index.tolist()),
         empty_steps=_empty_steps(activities, steps),
         largest_share=largest,
         largest_name=name,
         untraced_iterations=has_untraced_iterations(trace, activities, graphs),
         span_ns=int(activities.end_ns.max() - activities.start_ns.min()),
+        begins_ns=int(trace.start_ns.min()),
     )
+
+
+def _lost_at_start(trace: TraceColumns, activities: Activities, unrecorded: UnrecordedWork) -> int:
+    """Lost launches before the first activity that was launched: the profiler was not recording the device yet."""
+    lost = np.concatenate((unrecorded.kernels.lost, unrecorded.graphs.lost))
+    first_kept = activities.launch_ns[activities.launch_ns != NONE].min(initial=np.iinfo(np.int64).max)
+    return int(np.count_nonzero(trace.start_ns[lost] < first_kept))
 
 
 def _empty_steps(activities: Activities, steps: HostSteps) -> tuple[int, ...]:
@@ -102,38 +153,6 @@ def _largest(trace: TraceColumns, activities: Activities, window: Window) -> tup
     place = int(lengths.argmax())
     name = trace.names[int(trace.name[activities.row[chosen[place]]])]
     return float(lengths[place]) / (window.end_ns - window.start_ns), name
-
-
-_LAUNCHES_WORK = re.compile(
-    r"^(cuda|hip|cu)(LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|Memset\w*Async|GraphLaunch)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Calls that launched device work which is missing in the trace.
-
-    Attributes:
-        share: of all calls that launch work; 0 without such calls.
-        num_at_start: those before the first whose work is there: the profiler was not recording the device yet.
-    """
-
-    share: float
-    num_at_start: int
-
-
-def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
-    """Launches of the trace without device work."""
-    calls = trace.rows_named(_LAUNCHES_WORK.match, Category.RUNTIME)
-    calls = calls[trace.correlation[calls] > 0]
-    if not len(calls):
-        return Losses(0.0, 0)
-    kept = are_among(trace.correlation[calls], trace.correlation[activities.row])
-    share = 1.0 - float(kept.mean())
-    if not kept.any():
-        return Losses(share, 0)
-    first_kept = trace.start_ns[calls[kept]].min()
-    return Losses(share, int(np.count_nonzero(trace.start_ns[calls[~kept]] < first_kept)))
 
 
 _WAITS_FOR_DEVICE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")

@@ -12,11 +12,12 @@ from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.core.documents.analysis import Job, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.verdict import NOTABLE_ACTIVITY
 from stepscope.core.text.wording import cause_phrase, reason_words
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SECONDARY_THRESHOLD = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
@@ -28,7 +29,8 @@ UNTRUSTED_UNLINKED = 0.2
 
 UNEXPLAINED_THRESHOLD = BOTTLENECK_THRESHOLD
 """Least unexplained loss with which a job is not called healthy: it may be any cause."""
-UNKNOWN_ARRIVALS_CONFIDENCE = 0.5
+GUESSED_CONFIDENCE = 0.5
+"""Highest confidence in a cause that the traces suggest and do not show."""
 
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
 
@@ -72,11 +74,13 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
     unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
     named = losses[0] if losses and losses[0].fraction >= BOTTLENECK_THRESHOLD else None
     if unexplained > 0.5 and (named is None or named.fraction < unexplained):
-        return _insufficient(inputs, *_unexplained(unexplained))
+        return _unexplained(unexplained, inputs)
+    if named is not None and named.fraction < inputs.unexplained_loss:
+        return _neither(by_cause[Cause.UNEXPLAINED], losses, inputs)
     if named is None:
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
-            return _insufficient(inputs, *_unexplained(unexplained))
+            return _unexplained(unexplained, inputs)
         if inputs.unexplained_loss >= UNEXPLAINED_THRESHOLD:
             return _neither(by_cause[Cause.UNEXPLAINED], losses, inputs)
         return _healthy(healthy[0], by_cause, losses, resampled, inputs)
@@ -84,10 +88,12 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
     confidence = _confidence(named.cause, resampled, inputs)
     if inputs.unexplained_loss >= UNEXPLAINED_THRESHOLD:  # it may be larger than the cause that was found
         confidence = round(confidence * named.fraction / (named.fraction + inputs.unexplained_loss), 3)
+    if is_guess or Reason.NOT_STARTED in named.reasons:
+        confidence = min(confidence, GUESSED_CONFIDENCE)
     return Verdict(
         cause=named.cause,
         reasons=named.reasons,
-        confidence=min(confidence, UNKNOWN_ARRIVALS_CONFIDENCE) if is_guess else confidence,
+        confidence=confidence,
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
@@ -99,6 +105,9 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
 def _neither(row: RootCause, losses: Sequence[RootCause], inputs: VerdictInputs) -> Verdict:
     """Verdict where no cause is large enough to be named, but the unexplained loss is too large for a healthy job."""
     waited = f"{inputs.unexplained_loss:.1%} of the time devices waited or idled, and these traces do not show for what"
+    missing = _main_gap(inputs, inputs.unexplained_loss)
+    if missing is not None:
+        waited = f"{missing.unknown}: {missing.what}"
     summary = f"neither healthy nor explained: {waited}{_where(row, inputs)}"
     evidence = Evidence("unexplained_loss", inputs.unexplained_loss, "ratio", UNEXPLAINED_THRESHOLD, ranks=row.ranks)
     unknown = _insufficient(inputs, summary, evidence)
@@ -151,13 +160,23 @@ def _doubt(quality: TraceQuality) -> tuple[str, Evidence] | None:
     return None
 
 
-def _unexplained(share: float) -> tuple[str, Evidence]:
-    return f"{share:.0%} of the time cannot be explained from these traces", Evidence(
-        "unexplained", share, "ratio", 0.5
-    )
+def _unexplained(share: float, inputs: VerdictInputs) -> Verdict:
+    """Verdict where most of the time has no cause."""
+    missing = _main_gap(inputs, share)
+    summary = f"{share:.0%} of the time cannot be explained from these traces"
+    if missing is not None:
+        summary = f"{missing.unknown}: {missing.what}"
+    return _insufficient(inputs, summary, Evidence("unexplained", share, "ratio", 0.5))
+
+
+def _main_gap(inputs: VerdictInputs, unknown: float) -> MissingEvidence | None:
+    """The missing evidence that leaves most unknown, if that is the better part of the share `unknown`."""
+    largest = next(iter(inputs.missing), None)
+    return largest if largest is not None and largest.share > unknown / 2 else None
 
 
 def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Verdict:
+    remedies = [one.remedy for one in inputs.missing if one.share >= NOTABLE_SHARE]
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
@@ -165,7 +184,7 @@ def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Ve
         summary=summary,
         ranks=[],
         evidence=[evidence],
-        actions=actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
+        actions=remedies or actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
         secondary=[],
     )
 

@@ -72,6 +72,9 @@ class Reason(StrEnum):
     """`host_bound`: operators or launches are open while the GPU idles until the next launch."""
     PYTHON = "python"
     """`host_bound`: nothing is open, Python runs between the operators."""
+    OPERATORS_UNKNOWN = "operators_unknown"
+    """`host_bound`: the trace holds no operators (`activities=[CUDA]`), so what the CPU did between launches is not
+    known."""
     GC = "gc"
     """`host_bound`: Python collects garbage (`Python GC` rows, `gc.collect()`, `prof.phase("gc")`)."""
     ALLOCATOR = "allocator"
@@ -82,6 +85,8 @@ class Reason(StrEnum):
     """`host_bound`: calls that launch a kernel again take 20 us or longer: a lock of the driver, or no CPU core."""
     COMPILE = "compile"
     """`host_bound`: dynamo compiles or autotunes inside the step."""
+    GRAPH_CAPTURE = "graph_capture"
+    """`host_bound`: a CUDA graph is captured, and captured kernels do not run."""
     CPU_OPTIMIZER = "cpu_optimizer"
     """`host_bound`: the optimizer's step launches nothing, its parameters are offloaded."""
     CPU_LIMITED = "cpu_limited"
@@ -92,6 +97,9 @@ class Reason(StrEnum):
     """`synchronization`: `.to()` or `.cpu()` of unpinned memory, or without `non_blocking`."""
     EXPLICIT_SYNCHRONIZE = "explicit_synchronize"
     """`synchronization`: `torch.cuda.synchronize()`, event and stream synchronization."""
+    NOT_STARTED = "not_started"
+    """`device_gap`: most of it is gaps of 1 ms and longer in which queued work does not start: another process uses the
+    GPU, or the trace does not hold what it runs. Confidence is at most 0.5."""
     FEW_MICRO_BATCHES = "few_micro_batches"
     """`pipeline_bubble`: structural part of the replay."""
     UNEVEN_STAGES = "uneven_stages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -57,7 +58,7 @@ def _of_log(file: Path) -> StepReport:
 
 
 def _of_folder(folder: Path) -> StepReport:
-    """Report on the one log in a folder, or on the same steps in the logs of several ranks."""
+    """Report on the one log in a folder, or on the same steps in the logs of several ranks or starts."""
     names = [suffix + packed for suffix in _LOG_SUFFIXES for packed in _PACKED_SUFFIXES]
     entries = sorted(islice(folder.rglob("*"), _MAX_ENTRIES))
     files = [entry for entry in entries if entry.name.endswith(tuple(names)) and entry.is_file()]
@@ -81,14 +82,23 @@ def _of_folder(folder: Path) -> StepReport:
             Notice("unread_files", f"{len(files) - _MAX_LOGS} of {len(files)} logs in {folder} are not read")
         )
     first, *others = logs
-    unlike = [file for file in others if not _is_same_training(logs[first], logs[file])]
-    if unlike:
+    if any(not _is_same_training(logs[first], logs[file]) for file in others):
         named = listed([str(file.relative_to(folder)) for file in logs])
-        what = f"holds {counted(len(logs), 'log')} of different trainings: {named}"
+        what = f"holds {counted(len(logs), 'log')} that do not have the same steps: {named}"
         raise DataError(what, where=str(folder), what_next=f"give one of them, such as {first}")
-    fullest = max(logs.values(), key=lambda log: len(log.steps))
-    report = log_report(fullest)
+    report = log_report(_joined(logs.values()))
     return replace(report, warnings=[*report.warnings, *notices])
+
+
+def _joined(logs: Iterable[TrainingLog]) -> TrainingLog:
+    """The fullest of logs that have the same steps, with the steps before and after that only others have."""
+    fullest = max(logs, key=lambda log: len(log.steps))
+    first, last = fullest.steps[0].index, fullest.steps[-1].index
+    by_index = {logged.index: logged for log in logs for logged in log.steps}
+    beside = [by_index[index] for index in sorted(by_index)]
+    before = [replace(logged, attempt=1) for logged in beside if logged.index < first]
+    after = [replace(logged, attempt=fullest.steps[-1].attempt) for logged in beside if logged.index > last]
+    return TrainingLog(fullest.source, [*before, *fullest.steps, *after], fullest.notices)
 
 
 _SAME_SHARE = 0.05

@@ -158,6 +158,10 @@ class TraceBuilder:
         self._rows[-1].num_bytes = num_bytes
         self._rows[-1].launch = config
 
+    def lost_launch(self, start: int, *, call: str = "cudaLaunchKernel", thread: int = MAIN) -> None:
+        """A call whose device activity is not in the trace."""
+        self._correlated(call, start, start + 1, thread)
+
     def copy(
         self,
         start: int,

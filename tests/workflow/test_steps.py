@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.core.errors import DataError
 from stepscope.workflow.steps import read_steps
-from tests.collectors.training_logs.frameworks import megatron, titan
+from tests.collectors.training_logs.frameworks import bar, megatron, titan
 
 
 def _spikes(folder: Path) -> Path:
@@ -64,10 +64,16 @@ def test_the_logs_of_all_ranks_are_one_job(tmp_path: Path) -> None:
     assert (report.num_steps, report.step_ms.p50) == (7, 2000.0)
 
 
+def test_a_restart_s_log_beside_the_first_one_s(tmp_path: Path) -> None:
+    for name, first, last in (("attempt_0.log", 1, 9), ("attempt_1.log", 8, 12)):
+        (tmp_path / name).write_text("\n".join(megatron(number, 900.0) for number in range(first, last + 1)))
+    assert [row.index for row in read_steps(str(tmp_path)).steps] == [*range(1, 13)]
+
+
 def test_logs_of_different_trainings_are_not_mixed(tmp_path: Path) -> None:
     for name, ms in (("a.log", 900.0), ("b.log", 1900.0)):
         (tmp_path / name).write_text("\n".join(megatron(number, ms) for number in range(1, 9)))
-    with pytest.raises(DataError, match=r"holds 2 logs of different trainings: a.log, b.log; give one of them"):
+    with pytest.raises(DataError, match=r"holds 2 logs that do not have the same steps: a.log, b.log; give one"):
         read_steps(str(tmp_path))
 
 
@@ -79,6 +85,7 @@ def test_logs_of_different_trainings_are_not_mixed(tmp_path: Path) -> None:
             "holds no steps of Megatron-LM, Megatron-DeepSpeed, torchtitan, Primus or the Hugging Face Trainer",
         ),
         (f"{titan(1, 1.0)}\n", "have no step times"),
+        (f"{bar(5, 60, 10.0)}\n", "has progress bars, but no line with a loss"),
     ],
 )
 def test_a_file_without_steps_is_one_line(content: str, said: str, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.communication import TransferFault
+from stepscope.analyzer.missing_evidence import MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Job, Pipeline, RootCause, TraceQuality
-from stepscope.core.vocabulary import Cause, Evidence, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
 REASON_THRESHOLD = 0.20
 """Least share of its cause's time, on the causing ranks, for a reason to be named; the largest always is."""
@@ -134,6 +135,7 @@ class VerdictInputs:
         table: root causes with the causing ranks.
         unexplained_loss: share of the job's time in which ranks waited or idled for an unknown cause; kernels with an
             unknown limit are not a loss.
+        missing: what the traces lack, the largest first.
         arrivals_unknown: share of the job's time in which waiting and transfer could not be separated.
         oversubscribed: more runnable ranks than cores.
         movable: share of the job's time that a clock error of the residual moves between waiting and transfer.
@@ -147,6 +149,7 @@ class VerdictInputs:
     table: CauseTable
     pipeline: Pipeline | None
     unexplained_loss: float = 0.0
+    missing: Sequence[MissingEvidence] = ()
     arrivals_unknown: float = 0.0
     oversubscribed: bool = False
     movable: float = 0.0
@@ -202,9 +205,24 @@ def _straggler(inputs: VerdictInputs) -> ReasonsWithEvidence:
     return why_slower([inputs.views[rank] for rank in late], [v for r, v in inputs.views.items() if r not in late])
 
 
+LONG_GAP_NS = 1_000_000
+"""A launch takes microseconds: whatever keeps queued work from starting for so long is not in the trace."""
+MOSTLY_NOT_STARTED_SHARE = 0.5
+
+
+def _gaps(inputs: VerdictInputs) -> ReasonsWithEvidence:
+    gaps = [view.segments.intervals_of(TimeCategory.DEVICE_GAP) for view in inputs.views.values()]
+    lengths = np.concatenate([own.end - own.start for own in gaps])
+    share = float(lengths[lengths >= LONG_GAP_NS].sum() / max(lengths.sum(), 1))
+    if share < MOSTLY_NOT_STARTED_SHARE:
+        return [], []
+    return [Reason.NOT_STARTED], [Evidence("not_started_share_of_gaps", share, "ratio", MOSTLY_NOT_STARTED_SHARE)]
+
+
 _REASONS_OF_CAUSE: dict[Cause, Callable[[VerdictInputs], ReasonsWithEvidence]] = {
     Cause.COMMUNICATION: _communication,
     Cause.DATA_LOADING: _loading,
+    Cause.DEVICE_GAP: _gaps,
     Cause.HOST_BOUND: _host,
     Cause.IMBALANCE: _imbalance,
     Cause.PIPELINE_BUBBLE: lambda _: ([Reason.FEW_MICRO_BATCHES], []),

@@ -33,16 +33,19 @@ REMEDIES: dict[Reason, str] = {
     Reason.NO_WORKERS: "set num_workers > 0: the training process makes every batch itself",
     Reason.DISPATCH: "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
+    Reason.OPERATORS_UNKNOWN: "profile with ProfilerActivity.CPU as well, to see what the CPU does between launches",
     Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
     Reason.ALLOCATOR: "avoid empty_cache() in the loop; expandable_segments:True, or fixed sequence lengths",
     Reason.FIRST_LAUNCH: "warm up before profiling: modules load on first use (CUDA_MODULE_LOADING=EAGER: at start)",
     Reason.BLOCKED_LAUNCH: "find what holds launches up: cudaMalloc or cudaFree on other threads, too few CPU cores",
     Reason.COMPILE: "find out what recompiles (TORCH_LOGS=recompiles); mark changing sizes as dynamic",
+    Reason.GRAPH_CAPTURE: "profile replays of the CUDA graph instead of its capture, which happens once",
     Reason.CPU_OPTIMIZER: "keep the optimizer on the GPU (a higher ZeRO level instead of offloading) or overlap it",
     Reason.CPU_LIMITED: "give every training process its own cores (cgroup, --cpus-per-task, bind cores to ranks)",
     Reason.READS_VALUE: "read losses and norms every N steps, not every step; replace nonzero and masks by where()",
     Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
+    Reason.NOT_STARTED: "look for other processes on the GPU (nvidia-smi): queued kernels start 1 ms late and later",
     Reason.FEW_MICRO_BATCHES: "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",
     Reason.UNEVEN_STAGES: "re-cut the stages: give the slowest one fewer layers",
     Reason.UNEVEN_BATCHES: "even out the batches: pack sequences, balance experts",
@@ -80,13 +83,17 @@ REMEDIES_WITH_STACKS: dict[Reason, str] = {
 }
 """Instead of those above where the traces have stacks already."""
 
+_INSTEAD_OF_ACTIONS = frozenset({Reason.NOT_STARTED})
+"""Reasons for which the cause's own remedies are wrong."""
+
 MAX_ACTIONS = 3
 
 
 def actions_for(cause: Cause, reasons: Sequence[Reason], *, with_stacks: bool = False) -> list[str]:
     """The remedies of the reasons, the strongest first, then the cause's own; `with_stacks`: the traces have stacks."""
     remedies = REMEDIES | REMEDIES_WITH_STACKS if with_stacks else REMEDIES
-    return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MAX_ACTIONS]
+    own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else ACTIONS.get(cause, ())
+    return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *own)))[:MAX_ACTIONS]
 
 
 COSTS: dict[Cause, str] = {

@@ -33,6 +33,7 @@ from stepscope.analyzer.ledger.host_spans import (
 )
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CategorySpans, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.ledger.unrecorded_work import UnrecordedWork, graph_captures
 from stepscope.analyzer.rows import are_among, distinct, graph_launches, on_lanes
 from stepscope.core.documents.run_directory import PHASE_PREFIX
 from stepscope.core.errors import printable
@@ -55,12 +56,14 @@ class Host:
             NONE.
         staged: whether it is a copy whose call returned only when it had ended, so that the return does not show when
             it was queued.
+        unrecorded: time in which the device may run what the trace does not hold.
     """
 
     spans_of_lane: dict[int, HostSpans]
     launches_known: bool
     queued_ns: Nanoseconds
     staged: npt.NDArray[np.bool_]
+    unrecorded: Intervals = field(default_factory=empty)
 
     def copy_causes(self, activities: Activities) -> IntColumn:
         """Cause code of each activity if it is a copy: checkpoint or data loading that launched it, else copy."""
@@ -76,7 +79,9 @@ class Host:
         return causes
 
 
-def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
+def observe_host(
+    trace: TraceColumns, steps: HostSteps, activities: Activities, unrecorded: UnrecordedWork | None = None
+) -> Host:
     """Read the spans of every thread that launched something."""
     lanes = [int(lane) for lane in distinct(activities.launch_lane) if lane != NONE]
     staged = np.zeros(len(activities), np.bool_)
@@ -86,6 +91,7 @@ def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) 
         launches_known=bool(len(trace.rows_of(Category.RUNTIME))),
         queued_ns=np.where(_blocks(activities) & ~staged, activities.launch_end_ns, activities.launch_ns),
         staged=staged,
+        unrecorded=empty() if unrecorded is None else unrecorded.time(),
     )
 
 
@@ -101,11 +107,14 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     Idea: the activity that ends a gap is what the device was missing. From its launch on it was queued, so the device
     was late (`device_gap`). Before its launch the launching thread was late, for what it did at each instant: profiler,
     checkpoint, data loading, memory; else the blocking call in which the gap opens; else it was just slow
-    (`host_bound`). A launch call that blocks is late as well.
+    (`host_bound`). A launch call that blocks is late as well. Where the device may have run unrecorded work nobody
+    knows whether it idled (`idle_other`).
     """
     linked = activities.launch_ns != NONE
     if not host.launches_known or not linked.any():
         return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
+    unknown = CategorySpans(intersect(gaps, host.unrecorded), TimeCategory.IDLE_OTHER)
+    gaps = subtract(gaps, host.unrecorded)
     ended_by = np.searchsorted(activities.start_ns, gaps.end, side="left")
     is_last = ended_by == len(activities)  # nothing follows: the host of the last launch launched no more
     ended_by[is_last] = activities.launch_ns.argmax()
@@ -119,7 +128,7 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     queued = np.where(is_staged | orphan | is_last, gaps.end, queued)
     queued = np.where(launched_before, gaps.start, queued)
     parts = [CategorySpans(union(queued, gaps.end), TimeCategory.DEVICE_GAP)]
-    parts.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
+    parts += [unknown, CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER)]
     for number, spans in host.spans_of_lane.items():
         here = lane == number
         start, call, end = gaps.start[here], called[here], queued[here]
@@ -223,8 +232,8 @@ def _charged(segments: Segments, cause: Cause) -> Intervals:
 
 
 def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, left: Intervals) -> dict[Reason, int]:
-    """Late time by first match: garbage collection, driver allocations, compilation, CPU optimizer, launch calls that
-    block, operators."""
+    """Late time by first match: garbage collection, driver allocations, compilation, capture of a CUDA graph, CPU
+    optimizer, launch calls that block, operators."""
     if not len(left):
         return {}
     first, again = _blocking_launches(trace, activities)
@@ -233,6 +242,7 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
         (Reason.GC, time_of(trace, garbage_rows(trace))),
         (Reason.ALLOCATOR, time_of(trace, on_lanes(trace, allocator_rows(trace), lanes))),
         (Reason.COMPILE, time_of(trace, on_lanes(trace, trace.rows_named(_COMPILER.search, *ANNOTATES), lanes))),
+        (Reason.GRAPH_CAPTURE, graph_captures(trace)),
         (Reason.CPU_OPTIMIZER, time_of(trace, on_lanes(trace, _optimizers_on_cpu(trace, activities), lanes))),
         (Reason.FIRST_LAUNCH, first),
         (Reason.BLOCKED_LAUNCH, again),
@@ -240,7 +250,8 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
     ):
         time[reason] = intersect(left, cover).total
         left = subtract(left, cover)
-    time[Reason.PYTHON] = left.total
+    has_operators = len(trace.rows_of(Category.CPU_OP)) > 0
+    time[Reason.PYTHON if has_operators else Reason.OPERATORS_UNKNOWN] = left.total
     return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_until, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.rows import distinct
 from stepscope.core.vocabulary import Notice
@@ -30,6 +30,11 @@ class HostSteps:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def since(self, first: int) -> HostSteps:
+        """The steps with this number and later ones."""
+        kept = self.index >= first
+        return HostSteps(self.index[kept], self.start_ns[kept], self.end_ns[kept], self.main_lane, self.notices)
 
     def position_of(self, time_ns: Nanoseconds) -> npt.NDArray[np.intp]:
         """Position of the step that contains each host time, or NONE."""
@@ -57,6 +62,13 @@ class Window:
     num_merged: int
     before_ns: int = 0
     after_ns: int = 0
+
+    def since(self, time_ns: int) -> Window:
+        """The window of a file without steps, begun no earlier than a time inside it."""
+        if not self.start_ns < time_ns < self.end_ns:
+            return self
+        left_out = self.before_ns + time_ns - self.start_ns
+        return replace(self, start_ns=time_ns, boundary_ns=np.array([time_ns], np.int64), before_ns=left_out)
 
     @property
     def step_bounds_ns(self) -> Nanoseconds:
@@ -162,9 +174,12 @@ def _idle_before(activities: Activities, first: int, since_ns: int) -> int:
     return start if queued == NONE or start - max(queued, idle_from) >= QUEUED_NS else idle_from
 
 
-def file_window(trace: TraceColumns, activities: Activities, *, whole: bool) -> Window:
-    """The file as one window: whole, or without what precedes the first device activity while the device's state is
-    unknown, and without what follows the last."""
+def file_window(trace: TraceColumns, activities: Activities, earlier_work: Intervals, *, whole: bool) -> Window:
+    """The file as one window: whole, or from when the device's state is known to the last device activity.
+
+    Args:
+        earlier_work: time in which the device may run what was launched before the trace began.
+    """
     host = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME)
     begin = min(int(activities.start_ns.min()), int(trace.start_ns[host].min(initial=activities.start_ns.min())))
     last = int(activities.end_ns.max())
@@ -172,4 +187,7 @@ def file_window(trace: TraceColumns, activities: Activities, *, whole: bool) -> 
     if whole:
         return Window(begin, end, np.array([0]), np.array([begin], np.int64), 0)
     start = _idle_before(activities, 0, begin)
+    busy = union(activities.start_ns, activities.end_ns)
+    unknown_first = earlier_work.end - earlier_work.start > covered_until(busy, earlier_work.start)
+    start = max(start, int(earlier_work.end[unknown_first].max(initial=start)))
     return Window(start, last, np.array([0]), np.array([start], np.int64), 0, start - begin, end - last)

@@ -154,20 +154,25 @@ _TRAINING = re.compile(r"(?<![a-z])(?:(?:pre)?train(?:ing)?|fine_?tun(?:e|ing))(
 def job_kind(stacks: Iterable[Sequence[StackFrame]]) -> JobKind:
     """Kind of job by all stacks of a snapshot.
 
-    A backward pass, an optimizer or code named after training is training; without them, an inference engine, or a
-    module called without gradients, is inference. Evaluation within a training job is training's.
+    A backward pass or an optimizer is training, whatever else there is: it may evaluate or generate. Without them an
+    inference engine is inference, code named after training is training (it ran out in its first forward pass), and a
+    module that is called without gradients is inference.
     """
-    is_inference = False
+    is_engine = is_named = is_without_gradients = False
     for frames in stacks:
         if any(map(is_workspace, frames)):  # of whoever called first, maybe long ago
             continue
         has_called = False
         for frame in frames:
-            if _is_optimizer(frame) or _is_backward(frame) or _is_named_after_training(frame):
+            if _is_optimizer(frame) or _is_backward(frame):
                 return JobKind.TRAINING
             has_called |= frame.function in _CALLS and _MODULES in f"/{frame.file}"
-            is_inference |= _is_in(frame, _ENGINES) or (has_called and _is_in(frame, (_WITHOUT_GRADIENTS,)))
-    return JobKind.INFERENCE if is_inference else JobKind.UNKNOWN
+            is_engine |= _is_in(frame, _ENGINES)
+            is_named |= _is_named_after_training(frame)
+            is_without_gradients |= has_called and _is_in(frame, (_WITHOUT_GRADIENTS,))
+    if is_named and not is_engine:
+        return JobKind.TRAINING
+    return JobKind.INFERENCE if is_engine or is_without_gradients else JobKind.UNKNOWN
 
 
 def _is_named_after_training(frame: StackFrame) -> bool:

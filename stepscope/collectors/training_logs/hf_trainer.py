@@ -13,8 +13,10 @@ Without a bar, the last line has the mean of the whole training. (transformers 4
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 
 from stepscope.collectors.training_logs.rows import is_plausible, number_at_start
 from stepscope.core.documents.steps import LoggedSteps, TrainingLog
@@ -22,9 +24,7 @@ from stepscope.core.vocabulary import Notice
 
 _BAR = re.compile(r"(?<![\w%])(\d{1,3})%\|[^|]{0,200}\| (\d{1,12})/(\d{1,12}) \[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<")
 _BAR_MARK = "%|"
-_TITLE = re.compile(r"[A-Za-z][\w ./()=-]{0,80}: *$")
-"""Of a bar that is not the trainer's; a launcher's prefix has a digit or a bracket at its end."""
-_PREFIX = re.compile(r"(?:[\])]|\d): *$")
+_TITLE_END = re.compile(r"[A-Za-z]: *$")
 _PAIR = re.compile(r"'([a-z]\w{0,60})': '?(-?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,3})?|nan|inf))'?(?=[,}])")
 _TOTAL = re.compile(r"Total optimization steps = ([\d,]{1,16})")
 _FIGURES = ("loss", "grad_norm", "learning_rate")
@@ -32,6 +32,8 @@ _MIN_SECONDS = 10
 """Of a row: the bar's seconds are whole, so that a row is known within a tenth."""
 _MAX_SKIP = 5.0
 """Rate of the first update, over the rate afterwards, from which it is a jump to the step of a checkpoint."""
+_MAX_KINDS = 64
+"""Of bars, by their totals; a training has two or three."""
 _SURE = 0.5
 """Steps; the last line's rate is rounded, and may stand for several numbers of steps."""
 
@@ -45,12 +47,22 @@ class _Bar:
     evaluation_seconds: dict[int, float] = field(default_factory=dict)
     figures: dict[int, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def step(self) -> int:
+        """The latest step."""
+        return self.updates[-1][0] if self.updates else 0
+
+    def is_left(self, step: int, seconds: int) -> bool:
+        """Whether a state is another bar's: it begins again, or goes back in steps and time."""
+        return step < self.step and (step == 0 or seconds < self.updates[-1][1] - 1)
+
 
 class HfTrainerLog:
     """Collects the progress of a training line by line."""
 
     def __init__(self) -> None:
         self._bars: list[_Bar] = []
+        self._latest: dict[int, _Bar] = {}
         self._current: _Bar | None = None
         self._votes: Counter[int] = Counter()
         self._totals: set[int] = set()
@@ -69,62 +81,57 @@ class HfTrainerLog:
 
     def _update(self, match: re.Match[str], before: str) -> None:
         step, total = int(match[2]), int(match[3])
-        before = before.rpartition("]")[2] if _BAR_MARK in before else before
-        if not 0 < step <= total or (_TITLE.search(before) and not _PREFIX.search(before)):
-            if step == 0 and total:
-                self._open(total)
+        if step > total or not total or _has_title(before.rpartition("]")[2] if _BAR_MARK in before else before):
             return
         seconds = 3600 * int(match[4] or 0) + 60 * int(match[5]) + int(match[6])
-        bar = next((bar for bar in reversed(self._bars) if bar.total == total), None)
-        last_step, last_seconds = bar.updates[-1] if bar is not None and bar.updates else (0, 0)
-        if bar is None or (step < last_step and seconds < last_seconds - 1):
-            bar = self._open(total)
-        elif step <= last_step:
+        bar = self._latest.get(total)
+        if bar is None or bar.is_left(step, seconds):
+            bar = self._latest[total] = _Bar(total)
+            self._bars.append(bar)
+        if step > bar.step:
+            bar.updates.append((step, seconds))
+        if bar.updates:
             self._current = bar
-            return
-        bar.updates.append((step, seconds))
-        self._current = bar
-
-    def _open(self, total: int) -> _Bar:
-        """A new bar, where the last one of its length has begun."""
-        same = next((bar for bar in reversed(self._bars) if bar.total == total), None)
-        if same is not None and not same.updates:
-            return same
-        bar = _Bar(total)
-        self._bars.append(bar)
-        return bar
 
     def _read_values(self, values: dict[str, float]) -> None:
-        step = self._current.updates[-1][0] if self._current is not None and self._current.updates else None
-        if "loss" in values and self._current is not None and step is not None:
-            self._votes[self._current.total] += 1
-            self._current.figures[step] = {name: values[name] for name in _FIGURES if name in values}
-        elif "train_runtime" in values:
+        if "train_runtime" in values:
             self._summary = values
-            if self._current is not None:
-                self._votes[self._current.total] += 1
         elif "eval_runtime" in values:
             self._evaluation_seconds += values["eval_runtime"]
-            training = self._training_bar()
-            if training is not None and training.updates:
-                at = training.updates[-1][0]
-                training.evaluation_seconds[at] = training.evaluation_seconds.get(at, 0.0) + values["eval_runtime"]
+            for bar in islice(self._latest.values(), _MAX_KINDS):
+                spent = bar.evaluation_seconds.get(bar.step, 0.0)
+                bar.evaluation_seconds[bar.step] = spent + values["eval_runtime"]
+        elif "loss" in values and self._current is not None:
+            self._votes[self._current.total] += 1
+            figures = {name: values[name] for name in _FIGURES if name in values}
+            self._current.figures[self._current.step] = figures
 
-    def _training_bar(self) -> _Bar | None:
-        """The latest bar of the training, by what is known so far."""
-        known = self._totals & {bar.total for bar in self._bars}
-        totals = known or {total for total, votes in self._votes.items() if votes == max(self._votes.values())}
-        return next((bar for bar in reversed(self._bars) if bar.total in totals and bar.updates), None)
+    def _training_total(self) -> int:
+        """Steps of the training; 0 where nothing tells its bar from others.
+
+        By the Trainer's own line, else the bar before most of the losses, else that of as many steps as the last line
+        has.
+        """
+        if self._totals:
+            return max(self._totals)
+        if self._votes:
+            return self._votes.most_common(1)[0][0]
+        seconds, rate = self._summary.get("train_runtime", 0.0), self._summary.get("train_steps_per_second", 0.0)
+        tolerance = seconds * _last_place(rate) / 2 + _SURE
+        fitting = [total for total in self._latest if rate > 0 and abs(total - seconds * rate) <= tolerance]
+        return fitting[0] if len(fitting) == 1 else 0
 
     def finish(self) -> TrainingLog | None:
-        """The steps; None where nothing shows that the Trainer wrote it."""
-        training = self._training_bar()
-        bars = _distinct([bar for bar in self._bars if training is not None and bar.total == training.total])
+        """The steps, or why progress bars are not taken for a training's; None without any."""
+        total = self._training_total()
+        bars = _distinct([bar for bar in self._bars if bar.total == total])
         steps = [step for attempt, bar in enumerate(bars, 1) for step in _rows(bar, attempt)]
         if len(steps) > 1 or (steps and "train_runtime" not in self._summary):
             text = "the progress bar has whole seconds: a row is the mean of the steps of at least ten seconds"
             return TrainingLog(_SOURCE, steps, [Notice("coarse_times", text)])
-        return self._whole(training.total if training is not None else max(self._totals, default=0))
+        if "train_runtime" not in self._summary:
+            return TrainingLog(_SOURCE, [], [Notice("unidentified_bars", _UNIDENTIFIED)]) if self._bars else None
+        return self._whole(total)
 
     def _whole(self, num_steps: int) -> TrainingLog | None:
         """One row of the whole training, from the last line; `num_steps` 0: not known."""
@@ -148,15 +155,22 @@ class HfTrainerLog:
 
 
 _SOURCE = "Hugging Face Trainer"
+_UNIDENTIFIED = (
+    "has progress bars, but no line with a loss or 'train_runtime', which tell the training's bar from others;"
+    " if they went to another file, give both in one"
+)
 _SAME_SECONDS, _SAME_SHARE = 2, 0.02
 """Difference of two bars at a step, from which they are not of the same training."""
+
+
+_MAX_COMPARED = 64
 
 
 def _distinct(bars: list[_Bar]) -> list[_Bar]:
     """Bars without those that other processes of the same training print."""
     distinct: list[_Bar] = []
     for bar in (bar for bar in bars if bar.updates):
-        if not any(_are_alike(bar, other) for other in distinct):
+        if not any(_are_alike(bar, other) for other in distinct[-_MAX_COMPARED:]):
             distinct.append(bar)
     return distinct
 
@@ -165,6 +179,14 @@ def _are_alike(one: _Bar, other: _Bar) -> bool:
     seconds = dict(other.updates)
     pairs = [(spent, seconds[step]) for step, spent in one.updates if step in seconds]
     return bool(pairs) and all(abs(a - b) <= max(_SAME_SECONDS, _SAME_SHARE * a) for a, b in pairs)
+
+
+def _has_title(before: str) -> bool:
+    """Whether a bar has a title ("Map (num_proc=8):"), as the trainer's has none; launchers' prefixes are no words."""
+    words = before.split()
+    return any(word.isalpha() for word in words) or (
+        bool(words) and words[-1][-2:-1].isalpha() and words[-1][-1] == ":"
+    )
 
 
 def _pair(entry: tuple[str, str]) -> tuple[str, float | None]:
@@ -180,22 +202,24 @@ def _last_place(value: float) -> float:
 def _rows(bar: _Bar, attempt: int) -> list[LoggedSteps]:
     """Rows of at least ten seconds, of one step at least; the last may be shorter."""
     updates = _without_skip(bar.updates)
+    evaluated, logged = sorted(bar.evaluation_seconds), sorted(bar.figures)
     rows: list[LoggedSteps] = []
     step, seconds = updates[0]
-    for place, (later, later_seconds) in enumerate(updates[1:], 1):
-        is_last = place == len(updates) - 1
+    for later, later_seconds in updates[1:]:
+        is_last = later == updates[-1][0]
         if later_seconds - seconds < _MIN_SECONDS and not (is_last and later_seconds > seconds):
             continue
         num_steps = later - step
-        evaluated = sum(spent for at, spent in bar.evaluation_seconds.items() if step <= at < later)
-        figures = [values for at, values in bar.figures.items() if step < at <= later]
+        within = evaluated[bisect_left(evaluated, step) : bisect_left(evaluated, later)]
+        spent = sum(bar.evaluation_seconds[at] for at in within)
+        figures = logged[bisect_right(logged, step) : bisect_right(logged, later)]
         rows.append(
             LoggedSteps(
                 later,
                 num_steps,
                 (later_seconds - seconds) * 1e3 / num_steps,
-                phases_ms={"evaluation": evaluated * 1e3 / num_steps} if evaluated else {},
-                figures=figures[-1] if figures else {},
+                phases_ms={"evaluation": spent * 1e3 / num_steps} if spent else {},
+                figures=bar.figures[figures[-1]] if figures else {},
                 attempt=attempt,
             )
         )

@@ -20,6 +20,7 @@ from stepscope.collectors.training_logs.rows import (
     as_steps,
     by_attempt,
     is_plausible,
+    num_before_first,
     number_at_start,
     usual_interval,
 )
@@ -45,6 +46,7 @@ _FIGURES = {
         "tokens_per_second_per_gpu",
     ),
 }
+_NEMO = "train_step_timing"
 _MAX_CONTINUATIONS = 12
 _LOG_INTERVAL = re.compile(r"\blog_interval \.{3,} ?(\d{1,6})\b")
 
@@ -99,7 +101,8 @@ class MegatronLog:
 
     def _read_fields(self) -> None:
         row = self._rows[-1]
-        for part in self._open.split("|")[1:]:
+        *parts, last = self._open.split("|")
+        for part in (*parts[1:], *([last] if _NEMO in last else [])):  # what no bar ends may be cut off
             name, _, value = part.partition("=" if ":" not in part else ":")
             key = name.replace("_", " ").translate(_WITHOUT_BRACKETS).strip().lower()
             number = number_at_start(value)
@@ -114,7 +117,7 @@ class MegatronLog:
                 self._source = "Megatron-DeepSpeed"
             elif key.startswith(("hip mem usage", "rocm mem usage")):
                 self._source = "Primus"
-        if self._open.rstrip().endswith("|"):
+        if not last.strip() or _NEMO in self._open:
             self._open = ""
 
     def _begins_timers(self, line: str) -> bool:
@@ -161,8 +164,9 @@ class MegatronLog:
         for attempt, rows in enumerate(attempts, 1):
             before: Row | None = None
             for row in rows:
-                num_steps = row.index - before.index if before is not None else max(min(interval, row.index), 1)
-                ms = _mean_ms(row, before, num_steps) if len(steps) and before is rows[0] else row.ms or 0.0
+                num_steps = row.index - before.index if before else num_before_first(row.index, interval)
+                follows_first = before is rows[0] and steps[-1].num_steps == 1
+                ms = _mean_ms(row, before, num_steps) if follows_first else row.ms or 0.0
                 steps.append(as_steps(row, num_steps, ms, attempt))
                 if before is not None and before.stamp is not None and row.stamp is not None:
                     passed_ns += max(row.stamp.ns - before.stamp.ns, 0)

@@ -14,6 +14,7 @@ from stepscope.collectors.training_logs.rows import (
     as_steps,
     by_attempt,
     is_plausible,
+    num_before_first,
     number_at_start,
     usual_interval,
 )
@@ -68,7 +69,7 @@ class OneLineLog:
         interval = usual_interval(attempts)
         steps = []
         for attempt, rows in enumerate(attempts, 1):
-            before = max(rows[0].index - interval, 0)
+            before = rows[0].index - num_before_first(rows[0].index, interval)
             for row in rows:
                 steps.append(as_steps(row, max(row.index - before, 1), row.ms or 0.0, attempt))
                 before = row.index

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from stepscope.collectors.training_logs.text import Stamp
 from stepscope.core.documents.steps import LoggedSteps
@@ -50,13 +51,16 @@ def is_plausible(index: int, ms: float) -> bool:
     return 0 <= index <= MAX_STEP and 0 <= ms <= MAX_MS
 
 
-def by_attempt(rows: Iterable[Row], starts_ns: Sequence[int] = ()) -> Iterator[list[Row]]:
+_R = TypeVar("_R", bound=Row)
+
+
+def by_attempt(rows: Iterable[_R], starts_ns: Sequence[int] = ()) -> Iterator[list[_R]]:
     """Rows of each start of the job. A step that several processes print is one row, as long as the longest.
 
     Args:
         starts_ns: times at which the job is known to have started, ascending.
     """
-    attempt: list[Row] = []
+    attempt: list[_R] = []
     for row in rows:
         last = attempt[-1] if attempt else None
         if last is not None and row.index <= last.index:
@@ -78,10 +82,15 @@ def _num_starts(row: Row, starts_ns: Sequence[int]) -> int:
     return 0 if row.stamp is None else bisect_right(starts_ns, row.stamp.ns)
 
 
-def usual_interval(attempts: Iterable[list[Row]]) -> int:
+def usual_interval(attempts: Iterable[Sequence[Row]]) -> int:
     """The most frequent number of steps between two rows; 1 where there are no two."""
     gaps = Counter(later.index - earlier.index for rows in attempts for earlier, later in pairwise(rows))
     return gaps.most_common(1)[0][0] if gaps else 1
+
+
+def num_before_first(index: int, interval: int) -> int:
+    """Steps that the first row of a start stands for: one where it is not at the interval, as after a restart."""
+    return max(min(interval, index), 1) if index % max(interval, 1) == 0 else 1
 
 
 def as_steps(row: Row, num_steps: int, ms: float, attempt: int) -> LoggedSteps:

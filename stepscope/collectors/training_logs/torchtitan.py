@@ -36,7 +36,7 @@ _MIN_ROWS_TO_SCALE = 3
 
 @dataclass(slots=True)
 class _Titan(Row):
-    """A step line: its throughput, and what took place since the step line before."""
+    """A step line with its throughput, in tokens a second and device."""
 
     throughput: float | None = None
 
@@ -71,7 +71,7 @@ class TorchtitanLog:
         elif "checkpoint" in line and (match := _SAVED.search(line)) is not None:
             seconds = number_at_start(match[1])
             if seconds is not None and self._rows:
-                self._saved_ms[self._rows[-1].index] = seconds * 1e3
+                self._saved_ms.setdefault(self._rows[-1].index, seconds * 1e3)
 
     def _read_step(self, index: int, fields: str, prefix: str) -> None:
         values = {name: number_at_start(text) for name, text in _FIELD.findall(fields)}
@@ -97,7 +97,7 @@ class TorchtitanLog:
         steps = [
             step
             for attempt, rows in enumerate(by_attempt(self._in_order(), starts_ns), 1)
-            for step in self._steps([row for row in rows if isinstance(row, _Titan)], attempt)
+            for step in self._steps(rows, attempt)
         ]
         source = "torchtitan by Primus" if self._is_primus else "torchtitan"
         return TrainingLog(source, steps, [] if steps else [Notice("no_times", _NO_TIMES)])
@@ -123,7 +123,7 @@ class TorchtitanLog:
             ms = row.ms if row.ms is not None else _interval_ms(row, num_steps, earlier, scale)
             if ms is None or num_steps < 1 or not is_plausible(row.index, ms):
                 continue
-            row.phases_ms = self._phases(earlier, row, num_steps)
+            row.phases_ms = self._phases(earlier, num_steps)
             steps.append(as_steps(row, num_steps, ms, attempt))
         return steps
 
@@ -134,9 +134,9 @@ class TorchtitanLog:
                 return Row(step - 1, None, stamp)
         return None
 
-    def _phases(self, earlier: Row, row: Row, num_steps: int) -> dict[str, float]:
-        """Checkpoints and validation from one line to the next, in ms a step."""
-        saved_ms = sum(ms for step, ms in self._saved_ms.items() if earlier.index <= step < row.index)
+    def _phases(self, earlier: Row, num_steps: int) -> dict[str, float]:
+        """Checkpoint and validation after a line, in ms of each of the steps that follow."""
+        saved_ms = self._saved_ms.get(earlier.index, 0.0)
         phases = {"checkpoint": saved_ms} if saved_ms else {}
         validated = self._validated.get(earlier.index)
         if validated is not None and earlier.stamp is not None:

@@ -69,7 +69,7 @@ class TraceQuality:
     unmatched_collectives: float | None = None
     """share of communication calls without counterpart on the other ranks; None for one rank"""
     lost_launches: float = 0.0
-    """share of launches without device activity, on the worst rank"""
+    """share of launches of kernels and graphs that left no kernels, on the worst rank"""
     steps_complete: int = 0
     """steps that are whole on every rank"""
     merged_boundaries: int = 0
@@ -83,7 +83,7 @@ class TraceQuality:
     early: float = 0.0
     """share of linked device activities that start before their launch: lost records, or a wrong device clock"""
     lost_at_start: int = 0
-    """launches before the first one with a device activity: the profiler was not recording the device yet"""
+    """launches without kernels before the first with some: the profiler was not recording the device yet"""
     steps_marked: list[int] = field(default_factory=list)
     """steps that are marked in the trace of any rank"""
     steps_used: list[int] = field(default_factory=list)

@@ -31,6 +31,7 @@ _METRIC_TITLES = {
     "share_of_late_host_time_in_phase": "Late host time in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
+    "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
     "spread_of_waits": "Spread of the waits for data",
     "period_of_waits": "Long waits for data come every",
     "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",

@@ -31,6 +31,8 @@ def _job(*stacks: str) -> Allocator:
         (("eval", "no_grad"), JobKind.INFERENCE),
         (("kv_cache", "eval"), JobKind.INFERENCE),
         (("no_grad", "forward"), JobKind.TRAINING),  # an evaluation; train.py is training
+        (("kv_cache", "forward"), JobKind.INFERENCE),  # the engine that a training script starts
+        (("kv_cache", "engine, all"), JobKind.TRAINING),
         (("eval", "backward"), JobKind.TRAINING),
         (("eval", "optimizer"), JobKind.TRAINING),
         (("eval", "engine, all"), JobKind.TRAINING),

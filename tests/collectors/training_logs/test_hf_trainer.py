@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.training_logs.reading import read_training_log
 from tests.collectors.training_logs.frameworks import bar, durations, read
 
 _LOSS = "{'loss': 6.254, 'grad_norm': 1.799, 'learning_rate': 4.667e-05, 'epoch': 0.01}"
@@ -51,7 +50,8 @@ def test_other_bars_are_not_the_training_s(tmp_path: Path) -> None:
 
 
 def test_the_last_line_identifies_the_bar_where_no_loss_was_logged(tmp_path: Path) -> None:
-    lines = [bar(1, 40, 1.0), bar(40, 40, 2.0), *_training(8, 15.0), _END]
+    end = "{'train_runtime': 121.5, 'train_samples_per_second': 0.3, 'train_steps_per_second': 0.066}"
+    lines = [bar(1, 40, 1.0), bar(40, 40, 2.0), *_training(8, 15.0), bar(1, 30, 1.0), bar(30, 30, 9.0), end]
     assert durations(read(tmp_path, lines)) == [(step, 1, 15_000.0) for step in range(1, 9)]
 
 
@@ -105,5 +105,5 @@ def test_a_rounded_rate_leaves_the_number_of_steps_open(tmp_path: Path) -> None:
 
 
 def test_a_bar_alone_is_not_a_training(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("\r".join(_training()))
-    assert read_training_log(tmp_path / "a.log") is None
+    log = read(tmp_path, _training())
+    assert (log.steps, [notice.code for notice in log.notices]) == ([], ["unidentified_bars"])

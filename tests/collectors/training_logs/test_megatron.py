@@ -27,6 +27,8 @@ def test_a_line_of_several_iterations_is_their_mean(tmp_path: Path) -> None:
     assert durations(log) == [(10, 10, 1010.0), (20, 10, 1020.0), (30, 10, 1030.0)]
     resumed = read(tmp_path, [megatron(number, 1000.0) for number in (5010, 5020)])
     assert [steps.num_steps for steps in resumed.steps] == [10, 10]
+    restarted = read(tmp_path, [megatron(number, 1000.0) for number in (5001, 5010, 5020, 5030)])
+    assert [steps.num_steps for steps in restarted.steps] == [1, 9, 10, 10]
     alone = read(tmp_path, ["  log_interval .................................... 100", megatron(500, 7.0)])
     assert durations(alone) == [(500, 100, 7.0)]
 
@@ -140,6 +142,12 @@ def test_time_outside_of_iterations_is_said(tmp_path: Path) -> None:
     lines = [megatron(number, 1000.0, seconds=number * 10) for number in (1, 2, 3)]
     (notice,) = read(tmp_path, lines).notices
     assert notice.message.startswith("18 of 20 s between the lines (90%) are outside of iterations")
+
+
+def test_a_line_that_is_being_written_has_no_duration_yet(tmp_path: Path) -> None:
+    whole = megatron(2, 1234.5)
+    for end in range(whole.index("1234.5") + len("1234.5 ")):
+        assert durations(read(tmp_path, [megatron(1, 5.0), whole[:end]])) == [(1, 1, 5.0)]
 
 
 def test_what_is_not_a_duration_is_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""Unrecorded work: spans in which the device may run what the trace does not hold, so that nobody knows if it is idle.
+
+Evidence, kind by kind: a launch call without device activity; a call that waits for the device although nothing
+recorded runs; a first activity that is queued on a device that seems idle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, empty, intersect, join, subtract, union
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, blocking_copies
+from stepscope.analyzer.ledger.steps import QUEUED_NS
+from stepscope.analyzer.rows import are_among, distinct
+from stepscope.trace.columns import NONE, Category, Rows, TraceColumns
+
+
+class Missing(StrEnum):
+    """What a trace lacks, so that idle time has no cause or may not be idle."""
+
+    DEVICE = "device_activities"
+    """all activities of the device"""
+    GRAPH_REPLAYS = "graph_replays"
+    """graph launches without kernels"""
+    LAUNCHES = "launches"
+    """kernel launches without kernels"""
+    WAITS = "waits"
+    """synchronizations that outlast all recorded work"""
+    EARLIER_WORK = "earlier_work"
+    """activities queued behind what was launched before the trace began"""
+    LINKS = "links"
+    """launches of the activities that end idle time"""
+
+
+MIN_SILENCE_NS = 1_000_000
+"""A synchronization that lasts so long without recorded work waits for unrecorded work. Less may be the call's return
+or clock error: at most 0.1 ms in recorded traces."""
+
+_LAUNCHES_KERNELS = re.compile(r"Launch(\w*Kernel|Grid)|KernelLaunch|^cudaLaunch(_|$)")
+_LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
+_BEGINS_CAPTURE = re.compile(r"StreamBeginCapture")
+_ENDS_CAPTURE = re.compile(r"StreamEndCapture")
+_WAITS_FOR_ALL_BEFORE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Ctx)Synchronize")
+"""Calls after whose return earlier launches are done; an event may have been recorded before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Calls that launch kernels, or graphs, and those of them without device activity (rows of the trace)."""
+
+    rows: Rows
+    lost: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedWork:
+    """Spans in which the device may run unrecorded work, by kind, each instant of one kind; and the launches."""
+
+    spans: Mapping[Missing, Intervals]
+    kernels: Launches
+    graphs: Launches
+
+    def time(self) -> Intervals:
+        """The spans of all kinds."""
+        return join(*self.spans.values())
+
+    def of_idle(self, idle: Intervals) -> dict[Missing, int]:
+        """Nanoseconds of idle time by kind; kinds without any are left out."""
+        return {kind: total for kind, spans in self.spans.items() if (total := intersect(idle, spans).total)}
+
+
+def launch_calls(trace: TraceColumns) -> Rows:
+    """Calls that launch kernels or graphs."""
+    return trace.rows_named(lambda n: _LAUNCHES_KERNELS.search(n) or _LAUNCHES_GRAPH.search(n), Category.RUNTIME)
+
+
+def unrecorded_work(trace: TraceColumns, activities: Activities) -> UnrecordedWork:
+    """Find the unrecorded work of a rank with device activities."""
+    kernels = _launches(trace, activities, _LAUNCHES_KERNELS)
+    graphs = _launches(trace, activities, _LAUNCHES_GRAPH)
+    spans: dict[Missing, Intervals] = {}
+    for kind, found in (
+        (Missing.GRAPH_REPLAYS, _since_launches(trace, activities, graphs.lost)),
+        (Missing.LAUNCHES, _since_launches(trace, activities, kernels.lost)),
+        (Missing.WAITS, _silent_waits(trace, activities)),
+        (Missing.EARLIER_WORK, _behind_earlier_work(activities)),
+    ):
+        spans[kind] = subtract(found, join(*spans.values()))
+    return UnrecordedWork(spans, kernels, graphs)
+
+
+def _launches(trace: TraceColumns, activities: Activities, pattern: re.Pattern[str]) -> Launches:
+    """Launches by name, without those that a graph captures instead of running them."""
+    rows = trace.rows_named(pattern.search, Category.RUNTIME)
+    rows = rows[trace.correlation[rows] > 0]
+    rows = rows[~contains(graph_captures(trace), trace.start_ns[rows])] if len(rows) else rows
+    is_kept = are_among(trace.correlation[rows], trace.correlation[activities.row])
+    return Launches(rows, rows[~is_kept])
+
+
+def graph_captures(trace: TraceColumns) -> Intervals:
+    """Time in which streams are captured into graphs; of a capture that does not end, until the end of the trace."""
+    begin = trace.rows_named(_BEGINS_CAPTURE.search, Category.RUNTIME)
+    end = np.sort(trace.end_ns[trace.rows_named(_ENDS_CAPTURE.search, Category.RUNTIME)])
+    last = int(trace.end_ns.max(initial=0))
+    place = np.searchsorted(end, trace.end_ns[begin])
+    return union(trace.start_ns[begin], np.append(end, last)[place])
+
+
+def _since_launches(trace: TraceColumns, activities: Activities, lost: Rows) -> Intervals:
+    """From each lost launch until its work is certainly done: its thread's next kernel starts, or a wait returns."""
+    if not len(lost):
+        return empty()
+    launched = trace.start_ns[lost]
+    done = _next_return(trace, activities, launched)
+    kernels = activities.of(Work.COMPUTE)
+    for lane in distinct(trace.lane[lost]).tolist():
+        here = np.flatnonzero(trace.lane[lost] == lane)
+        own = kernels[activities.launch_lane[kernels] == lane]
+        own = own[np.argsort(activities.launch_ns[own], kind="stable")]
+        starts = np.append(activities.start_ns[own], trace.end_ns.max())
+        done[here] = np.minimum(done[here], starts[np.searchsorted(activities.launch_ns[own], launched[here], "right")])
+    return union(launched, done)
+
+
+def _next_return(trace: TraceColumns, activities: Activities, time_ns: Nanoseconds) -> Nanoseconds:
+    """The first return of a call that began after each time and waits for what was launched before it."""
+    calls = trace.rows_named(_WAITS_FOR_ALL_BEFORE.search, Category.RUNTIME)
+    copies = blocking_copies(trace, activities)
+    start = np.concatenate((trace.start_ns[calls], activities.launch_ns[copies]))
+    end = np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies]))
+    order = np.argsort(start, kind="stable")
+    first_return = np.append(np.minimum.accumulate(end[order][::-1])[::-1], trace.end_ns.max())
+    found: Nanoseconds = first_return[np.searchsorted(start[order], time_ns)]
+    return found
+
+
+def _silent_waits(trace: TraceColumns, activities: Activities) -> Intervals:
+    """The end of synchronizations, after all recorded work that they can have waited for."""
+    calls = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
+    start, end = trace.start_ns[calls], trace.end_ns[calls]
+    begun = np.searchsorted(activities.start_ns, end)
+    done = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(activities.end_ns)))[begun]
+    silent_from = np.maximum(start, done)
+    is_silent = end - silent_from >= MIN_SILENCE_NS
+    return union(silent_from[is_silent], end[is_silent])
+
+
+def _behind_earlier_work(activities: Activities) -> Intervals:
+    """Idle time before the first activity of each stream, if that was queued meanwhile or before the trace began."""
+    _, first = np.unique(activities.stream, return_index=True)
+    start = activities.start_ns[first]
+    ended = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(activities.end_ns)))[first]
+    queued = activities.launch_end_ns[first]
+    waited = (queued != NONE) & (start - np.maximum(ended, queued) >= QUEUED_NS)
+    waited |= (queued == NONE) & (first == 0)
+    idle_from = np.where(first == 0, np.iinfo(np.int64).min // 2, ended)
+    return union(idle_from[waited], start[waited])
