@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.fuzz.documents import make_analysis, make_gates, make_manifest, make_steps, make_table, make_timeline
+from benchmarks.fuzz.files import make_archive, make_foreign, make_names
 from benchmarks.fuzz.jobs import base_jobs, make_events, make_job
 from benchmarks.fuzz.traces import make_trace
 from stepscope.analyzer.compare.comparison import compare_runs
@@ -42,9 +43,13 @@ from stepscope.store.documents import (
 )
 from stepscope.store.step_records import read_pace, read_step_telemetry
 from stepscope.trace.columns import TraceColumns
+from stepscope.trace.file_names import MAX_RANK, ranks_by_name, read_file_name
 from stepscope.trace.formats.kineto.reader import read_kineto
+from stepscope.trace.reading import read_ranks_stream
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
+from stepscope.workflow.inputs.captures import captures_of, choose
+from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.panels.report import render_report
 from stepscope.workflow.panels.timeline import make_tile, make_track
@@ -289,6 +294,38 @@ def run_table(files: tuple[bytes, bytes | None], _: Random) -> str:
     return "replayed"
 
 
+def run_archive(content: bytes, _: Random) -> str:
+    """Find and read the traces of an archive."""
+    with _folder() as folder:
+        path = folder / "a.tar.gz"
+        path.write_bytes(content)
+        members = find_trace_files([str(path)], capture="all").paths
+        for member in members:
+            with contextlib.suppress(DataError):
+                open_ranks(member)
+        assert os.listdir(folder) == [path.name]
+    return "read"
+
+
+def run_foreign(content: bytes, random: Random) -> str:
+    """Read a file of another tool; what is read is a trace of a known device, or of one that is named."""
+    path = random.choice((*PATHS, "a.nsys-rep", "a.xplane.pb", "a.csv"))
+    for trace in read_ranks_stream(io.BytesIO(content), path=path, file_bytes=len(content)):
+        describe_trace(trace)
+    return "read"
+
+
+def run_names(names: list[str], _: Random) -> str:
+    """Order file names, and find ranks and captures in them."""
+    read = [read_file_name(name) for name in names]
+    assert all(rank is None or 0 <= rank <= MAX_RANK for rank in ranks_by_name(read))
+    captures = captures_of(names)
+    assert sorted(name for capture in captures for name in capture.files) == sorted(names)
+    for number in range(1, len(captures) + 1):
+        choose(captures, number, [])
+    return "ordered"
+
+
 TARGETS: dict[str, tuple[float, Callable[[Random], Any], Callable[[Any, Random], str]]] = {
     "job": (0.005, make_job, run_job),
     "trace events": (0.1, make_events, run_events),
@@ -298,6 +335,9 @@ TARGETS: dict[str, tuple[float, Callable[[Random], Any], Callable[[Any, Random],
     "timeline.json": (0.16, make_timeline, run_timeline),
     "run.json": (0.16, make_manifest, run_manifest),
     "steps.jsonl": (0.12, make_steps, run_steps),
-    "gates": (0.2, make_gates, run_gates),
+    "gates": (0.16, make_gates, run_gates),
+    "archive": (0.01, make_archive, run_archive),
+    "foreign file": (0.02, make_foreign, run_foreign),
+    "file names": (0.01, make_names, run_names),
 }
 """Kind of input -> its share of all, how one is made, what is done with it."""

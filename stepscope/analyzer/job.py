@@ -19,6 +19,7 @@ from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
+from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
 from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
@@ -73,6 +74,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         oversubscribed=oversubscribed,
         movable=arrivals.movable_wait_share(by_rank, columns, aligned.arrivals, aligned.clocks),
         communication=transfer_faults(collectives, by_rank, job.num_steps),
+        parallelism=low_parallelism([view.kernel_sums for view in by_rank.values()], roofline),
         data_waits_ns=context.data_waits_ns,
     )
     resampled = resample(aligned.table)

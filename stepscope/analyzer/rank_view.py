@@ -73,6 +73,11 @@ class RankView:
     timeline: HostTimeline | None = None
 
     @property
+    def has_device_activities(self) -> bool:
+        """Whether the breakdown is of recorded activities of a device."""
+        return self.on_device and Missing.DEVICE not in self.facts.unknown_ns
+
+    @property
     def window_ns(self) -> int:
         """Length of the window."""
         return self.window.end_ns - self.window.start_ns
@@ -112,6 +117,7 @@ class TraceFacts:
         largest_share, largest_name: share of the window of the longest compute kernel or copy, and its name.
         untraced_iterations: a graph kept running without kernels in the trace.
         span_ns: first to last device activity of the file.
+        begins_ns: the first event of the file.
     """
 
     reading: ReadQuality
@@ -132,6 +138,7 @@ class TraceFacts:
     largest_name: str = ""
     untraced_iterations: bool = False
     span_ns: int | None = None
+    begins_ns: int = 0
 
     @property
     def lost_launches(self) -> float:
@@ -141,7 +148,7 @@ class TraceFacts:
 
 def host_trace_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
     """Facts on the trace of a rank of a CPU job."""
-    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()))
+    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()), begins_ns=int(trace.start_ns.min()))
 
 
 def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Window) -> TraceFacts:
@@ -153,6 +160,7 @@ def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Windo
         num_lost=num_launches,
         step_indices=tuple(steps.index.tolist()),
         unknown_ns={Missing.DEVICE: window.end_ns - window.start_ns},
+        begins_ns=int(trace.start_ns.min()),
     )
 
 
@@ -203,6 +211,7 @@ def device_trace_facts(
         largest_name=name,
         untraced_iterations=_has_untraced_iterations(trace, activities, graphs),
         span_ns=int(activities.end_ns.max() - activities.start_ns.min()),
+        begins_ns=int(trace.start_ns.min()),
     )
 
 

@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
     "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
     "memory": ("run_records", "Explain what held the GPU's memory, what grows, and why it ran out."),
-    "nccl": ("run_records", "Explain how a job's GPUs communicate, and what is wrong with it."),
+    "nccl": ("nccl", "Explain how a job's GPUs communicate, and what is wrong with it."),
     "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),
     "report": ("traces", "Write the report of a run as one HTML file that needs no network."),
     "run": ("training", "Run an unmodified training command and measure its steps."),

@@ -105,8 +105,8 @@ def open_member(stream: BinaryIO, name: str, *, path: str) -> Iterator[OpenMembe
             raise DataError("is not in the archive", where=where, what_next="check the name") from None
         _check_size(info.file_size, where)
         check_inflation(info.file_size, info.compress_size, where)
-        if info.flag_bits & 1:
-            raise DataError("is encrypted", where=where, what_next=_UNPACK)
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DataError("is encrypted, or not packed by deflate", where=where, what_next=_UNPACK)
         try:
             opened = archive.open(info)
         except _ZIP_ERRORS as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from tests.workflow.written_traces import write_straggling_job
+from tests.workflow.written_traces import write_straggling_job, write_trace
 
 _VERBS = (
     ("analyze",),
@@ -152,3 +153,69 @@ def test_a_list_of_agents_that_cannot_be_read_says_what_next(
         "text": "is not a text file; give a file with one agent per line",
     }
     assert (code, told) == (3, f"stepscope: {tmp_path / name}: {said[name]}\n")
+
+
+def test_each_of_several_paths_may_hold_the_only_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for place, rank in (("first", 0), ("second", 1), ("third", 2)):
+        inner = "loop/traces/step4" if place != "third" else ""
+        write_trace(tmp_path / place / inner / f"rank{rank}.json.gz", rank, world_size=3)
+    paths = [str(tmp_path / place) for place in ("third", "first", "second")]
+    for verb in (["analyze", "--json"], ["trace", "info", "--json"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*verb, *paths])
+        assert stop.value.code in (0, None)
+        told = capfd.readouterr()
+        document = json.loads(told.out)
+        ranks = document["job"]["ranks"] if verb == ["analyze", "--json"] else [f["rank"] for f in document["files"]]
+        assert sorted(ranks) == [0, 1, 2]
+        assert [line for line in told.err.splitlines() if "only run" in line] == [
+            f"stepscope: {path}: reading the only run in it, {path}/loop" for path in paths[1:]
+        ]
+
+
+def test_a_dump_beside_a_folder_of_one_run_does_not_hide_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dump = json.dumps({"version": "2.10", "pg_config": {}, "pg_status": {}, "entries": []})
+    for path in ("dumps/rank0.json", "runs/loop/flight/rank1.json"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(dump)
+    (tmp_path / "runs" / "loop" / "run.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["hang", str(tmp_path / "dumps"), str(tmp_path / "runs")])
+    told = capfd.readouterr().err
+    assert f"{tmp_path}/runs: reading the only run in it, {tmp_path}/runs/loop" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--capture", "1"], 0, "analysed capture 1 of 2"),
+        (["--capture", "all"], 0, "analysed capture 2 of 2"),
+        (["--capture", "3"], 2, "there is no capture 3: captures are numbered 1 to 2; leave --capture out"),
+        (["--capture", "0"], 2, "0 is not in the range x>=1"),
+        (["--capture", "two"], 2, "'two' is not a valid integer range"),
+        (["--capture", "all", "--html", "{out}"], 2, "--html writes one analysis"),
+    ],
+)
+def test_captures_are_chosen_by_their_number(
+    arguments: list[str], code: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (5, 20):
+        write_trace(tmp_path / "job" / f"rank0_step{step}.json", 0, world_size=1, later_us=1e6 * step)
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", str(tmp_path / "job"), *(word.format(out=tmp_path / "a.html") for word in arguments)])
+    told = capfd.readouterr()
+    assert (stop.value.code or 0, says in told.err) == (code, True), told.err
+    assert ("CAPTURE 2" in told.out) is (arguments == ["--capture", "all"])
+
+
+def test_all_captures_are_one_document(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for step in (5, 20):
+        write_trace(tmp_path / f"rank0_step{step}.json", 0, world_size=1, later_us=1e6 * step)
+    with pytest.raises(SystemExit):
+        main(["analyze", str(tmp_path), "--capture", "all", "--json"])
+    document = json.loads(capfd.readouterr().out)
+    assert document["schema"] == "stepscope.captures/1"
+    assert [one["capture"] for one in document["captures"]] == [1, 2]
+    assert document["captures"][1]["analysis"]["ranks"][0]["file"] == "rank0_step20.json"

@@ -166,6 +166,16 @@ def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_all(zip_of({"a": bytes(range(256)) * 4000}))["a"]
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_another_compression_is_one_line(method: int) -> None:
+    content = zip_of({"rank0.json": b"x"}, method)
+    with (
+        pytest.raises(DataError, match="not packed by deflate"),
+        open_member(io.BytesIO(content), "rank0.json", path="a.zip"),
+    ):
+        pass
+
+
 def test_an_encrypted_file_is_one_line() -> None:
     content = zip_of({"rank0.json": b"x"})
     content = content.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")

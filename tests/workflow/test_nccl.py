@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.workflow.run_records import read_nccl
+from stepscope.workflow.nccl import read_nccl
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class SumColumn(IntEnum):
     """FITTED_NS weighted with the theoretical occupancy"""
     ACHIEVED_NS = 8
     """FITTED_NS weighted with the occupancy that the grid allows"""
+    SHORT_NS = 9
+    """owned time of latency-bound kernels under 20 us"""
 
 
 class Columns:
@@ -144,7 +146,6 @@ ADVICE = {
         "16-bit: make the dimensions multiples of 8"
     ),
     Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
-    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
     Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
     Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
     Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.kernels import rank_kernels
 from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, SumColumn, flagged_ns
+from stepscope.analyzer.kernels.low_parallelism import more_blocks
 from stepscope.analyzer.kernels.occupancy import Limiter
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.core.documents.analysis import AnalysedJob, CopyTime, KernelFinding, KernelTime, Roofline, RootCause
@@ -153,7 +154,8 @@ def _of_flag(
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
         message += f"; the largest is {short_kernel_name(worst.name)}{where}"
-    return KernelFinding(flag.name.lower(), time / window_ms, time, message, ADVICE[flag])
+    advice = more_blocks(worst) if flag is Flag.SMALL_GRID else ADVICE[flag]
+    return KernelFinding(flag.name.lower(), time / window_ms, time, message, advice)
 
 
 def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> KernelFinding:

@@ -55,23 +55,35 @@ def refuse_many_runs(paths: Sequence[str]) -> None:
         DataError: a path is a folder with several runs, which are named.
     """
     for text in paths:
-        folder = Path(text)
-        if "://" in text or not folder.is_dir() or is_run(folder):
-            continue
-        runs = sorted(child.name for child in folder.iterdir() if not child.name.startswith(".") and is_run(child))
+        runs = _runs_in(text)
         if len(runs) == 1:
-            raise OnlyRunError(text, str(folder / runs[0]))
+            raise OnlyRunError(text, os.path.join(text, runs[0]))
         if runs:
             what = f"holds {counted(len(runs), 'run')}: {listed(runs, MAX_LISTED_RUNS)}"
-            raise DataError(what, where=text, what_next=f"give one of them, such as {folder / runs[0]}")
+            raise DataError(what, where=text, what_next=f"give one of them, such as {os.path.join(text, runs[0])}")
+
+
+def _runs_in(text: str) -> list[str]:
+    """Names of the runs in a local folder that is no run itself; empty for anything else."""
+    folder = Path(text)
+    if "://" in text or not folder.is_dir() or is_run(folder):
+        return []
+    return sorted(child.name for child in folder.iterdir() if not child.name.startswith(".") and is_run(child))
 
 
 def part_of_run(text: str, folder: str) -> Path:
     """The folder of this name if the path is a run directory that has it, else the path itself.
 
     Raises:
+        OnlyRunError: the path is a folder with one run in it, and no file.
         DataError: the path does not exist or cannot be read.
     """
     check_readable(text)
-    inside = Path(text) / folder
-    return inside if inside.is_dir() else Path(text)
+    place = Path(text)
+    inside = place / folder
+    if inside.is_dir():
+        return inside
+    runs = _runs_in(text)
+    if len(runs) == 1 and not any(child.is_file() for child in place.iterdir()):
+        raise OnlyRunError(text, os.path.join(text, runs[0]))
+    return place

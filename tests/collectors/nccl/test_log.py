@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.nccl.log import read_log
-from stepscope.core.documents.nccl import (
+from stepscope.core.documents.nccl_facts import (
+    Benchmarked,
     CardEvent,
     Cards,
     Channels,
@@ -19,8 +20,7 @@ from stepscope.core.documents.nccl import (
     JoinSeconds,
     LogEvent,
     LogPlace,
-    NcclTestBandwidth,
-    NcclTestEnd,
+    Measured,
     Network,
     NoInfiniBand,
     NoPlugin,
@@ -39,7 +39,7 @@ _PLACE = LogPlace("log", 1, "nodeA:1234")
 
 
 def _read(*lines: str) -> Sequence[LogEvent]:
-    return list(read_log([line + "\n" for line in lines], file="log"))
+    return list(read_log(((number, line + "\n") for number, line in enumerate(lines, 1)), file="log"))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_line_without_a_host_and_one_with_its_source() -> None:
          "WorkNCCL(SeqNum=532339, OpType=BROADCAST, NumelIn=5164000, NumelOut=5164000, Timeout(ms)=1800000) "
          "ran for 1800042 milliseconds before timing out.",
          TimedOut(LogPlace("log", 1), 2, 532339, "BROADCAST", 1800042)),
-        ("# Avg bus bandwidth    : 21.9636 ", NcclTestBandwidth(LogPlace("log", 1), 21.9636)),
-        ("# Collective test concluded: all_gather_perf", NcclTestEnd(LogPlace("log", 1), "all_gather_perf")),
+        ("# Avg bus bandwidth    : 21.9636 ", Measured(LogPlace("log", 1), 21.9636)),
+        ("# Collective test concluded: all_gather_perf", Benchmarked(LogPlace("log", 1), "all_gather_perf")),
         ("time (ms) | forward: 376.60 | step: 22.87",
          TrainerTimes(LogPlace("log", 1), {"forward": 376.6, "step": 22.87})),
         ("        + PCI[24.0] - GPU/4000 (0)", TopologyNode(LogPlace("log", 1), 9, "PCI", 24.0, "GPU", "4000")),
