@@ -53,14 +53,16 @@ class LowParallelism:
 
     def reasons(self) -> tuple[list[Reason], list[Evidence]]:
         """The kinds, the larger first, with their numbers."""
-        kinds = ((Reason.SHORT_KERNELS, self.short), (Reason.FEW_BLOCKS, self.few_blocks))
-        named = [(kind, share) for kind, share in kinds if share >= KIND_THRESHOLD]
-        named.sort(key=lambda one: -one[1])
-        evidence = [Evidence(f"{kind}_share", share, "ratio", KIND_THRESHOLD) for kind, share in named]
+        kinds = (
+            (Reason.SHORT_KERNELS, Evidence("short_kernels_share", self.short, "ratio", KIND_THRESHOLD)),
+            (Reason.FEW_BLOCKS, Evidence("few_blocks_share", self.few_blocks, "ratio", KIND_THRESHOLD)),
+        )
+        named = sorted((kind for kind in kinds if kind[1].value >= KIND_THRESHOLD), key=lambda kind: -kind[1].value)
+        evidence = [share for _, share in named]
         if self.largest is not None and self.few_blocks >= KIND_THRESHOLD:
             evidence.append(Evidence("few_blocks_grid", prod(self.largest.grid), "blocks"))
             evidence.append(Evidence("few_blocks_duration", self.largest.mean_us or 0.0, "us"))
-        return [kind for kind, _ in named], evidence
+        return [reason for reason, _ in named], evidence
 
     @property
     def remedies(self) -> dict[Reason, str]:
