@@ -22,9 +22,9 @@ from stepscope.core.documents.nccl_facts import (
     TopologyNode,
     TrainerTimes,
     Version,
+    Warned,
     WatchdogStuck,
 )
-from stepscope.core.documents.nccl_facts import Warned as Warned
 
 _JOB_RANK = re.compile(r"\[rank(\d+)\]")
 _OWN_RANK = re.compile(r"\[(?:PG (?:ID \d+ PG GUID )?(?P<group>[^\s\]]+) )?Rank (?P<rank>\d+)\]")
