@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
+from stepscope.analyzer.alignment.openings import Beginning
 from stepscope.analyzer.intervals import covered_time, single
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
@@ -47,13 +48,14 @@ from stepscope.core.vocabulary import Notice, TimeCategory
 from stepscope.trace.columns import NONE, TraceColumns
 
 
-def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
+def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False, begins: Beginning | None = None) -> RankView:
     """Analyse one rank's window without the other ranks.
 
     Args:
         trace: its events.
         rank: its number in the job.
         whole_file: analyse the whole file instead of the steps.
+        begins: where the window begins at the earliest.
 
     Raises:
         DataError: the trace has neither device activities nor host operators.
@@ -66,9 +68,11 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
             what_next="copy it whole or record it again; stepscope trace info shows what it holds",
         )
     steps = host_steps(trace)
+    if begins is not None and begins.step is not None:
+        steps = steps.since(begins.step)
     activities = device_activities(trace)
     if len(activities):
-        return _view_device(trace, rank, steps, activities, whole_file=whole_file)
+        return _view_device(trace, rank, steps, activities, begins, whole_file=whole_file)
     if main_lane(trace, steps) == NONE:
         raise DataError(
             "holds neither device activities nor host operators",
@@ -81,7 +85,13 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
 
 
 def _view_device(
-    trace: TraceColumns, rank: int, steps: HostSteps, activities: Activities, *, whole_file: bool
+    trace: TraceColumns,
+    rank: int,
+    steps: HostSteps,
+    activities: Activities,
+    begins: Beginning | None,
+    *,
+    whole_file: bool,
 ) -> RankView:
     marked = steps
     unrecorded = unrecorded_work(trace, activities)
@@ -92,6 +102,8 @@ def _view_device(
             notices.append(Notice("no_kernels_in_steps", f"rank {rank}: no kernel was launched inside a step"))
         _check_lasting(bool((activities.end_ns > activities.start_ns).any()), trace)
         window = file_window(trace, activities, unrecorded.spans[Missing.EARLIER_WORK], whole=whole_file)
+        if begins is not None and begins.time_ns is not None:
+            window = window.since(begins.time_ns)
         steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)

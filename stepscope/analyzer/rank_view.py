@@ -12,6 +12,7 @@ from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.pipeline.schedules import MicroBatch
 from stepscope.analyzer.trace_quality import TraceFacts
 from stepscope.analyzer.what_if.host_graph import HostTimeline
@@ -67,6 +68,11 @@ class RankView:
     notices: list[Notice]
     graph: RankGraph | None = None
     timeline: HostTimeline | None = None
+
+    @property
+    def has_device_activities(self) -> bool:
+        """Whether the breakdown is of recorded activities of a device."""
+        return self.on_device and Missing.DEVICE not in self.facts.unknown_ns
 
     @property
     def window_ns(self) -> int:

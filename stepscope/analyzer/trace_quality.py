@@ -33,6 +33,7 @@ class TraceFacts:
         largest_share, largest_name: share of the window of the longest compute kernel or copy, and its name.
         untraced_iterations: a graph kept running without kernels in the trace.
         span_ns: first to last device activity of the file.
+        begins_ns: the first event of the file.
     """
 
     reading: ReadQuality
@@ -53,6 +54,7 @@ class TraceFacts:
     largest_name: str = ""
     untraced_iterations: bool = False
     span_ns: int | None = None
+    begins_ns: int = 0
 
     @property
     def lost_launches(self) -> float:
@@ -62,7 +64,7 @@ class TraceFacts:
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
     """The facts of a rank of a CPU job."""
-    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()))
+    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()), begins_ns=int(trace.start_ns.min()))
 
 
 def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Window) -> TraceFacts:
@@ -74,6 +76,7 @@ def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Windo
         num_lost=num_launches,
         step_indices=tuple(steps.index.tolist()),
         unknown_ns={Missing.DEVICE: window.end_ns - window.start_ns},
+        begins_ns=int(trace.start_ns.min()),
     )
 
 
@@ -121,6 +124,7 @@ def device_facts(
         largest_name=name,
         untraced_iterations=has_untraced_iterations(trace, activities, graphs),
         span_ns=int(activities.end_ns.max() - activities.start_ns.min()),
+        begins_ns=int(trace.start_ns.min()),
     )
 
 

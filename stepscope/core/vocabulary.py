@@ -72,6 +72,9 @@ class Reason(StrEnum):
     """`host_bound`: operators or launches are open while the GPU idles until the next launch."""
     PYTHON = "python"
     """`host_bound`: nothing is open, Python runs between the operators."""
+    OPERATORS_UNKNOWN = "operators_unknown"
+    """`host_bound`: the trace holds no operators (`activities=[CUDA]`), so what the CPU did between launches is not
+    known."""
     GC = "gc"
     """`host_bound`: Python collects garbage (`Python GC` rows, `gc.collect()`, `prof.phase("gc")`)."""
     ALLOCATOR = "allocator"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from stepscope.analyzer.alignment.openings import common_beginning
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
 from stepscope.core.vocabulary import Notice
@@ -79,6 +80,8 @@ def view_files(
     job = found.choose(capture)
     _drop_ranks_without_device(job)
     _drop_other_times(job, [task.path for task in waiting])
+    if not whole_file:
+        _leave_out_lead_in(job, found, map_files)
     return job
 
 
@@ -217,12 +220,25 @@ class _Found:
         return RankViews(chosen, self.notices, self.num_truncated, count)
 
 
+def _leave_out_lead_in(job: RankViews, found: _Found, map_files: FileMap) -> None:
+    """View the files again from where on all ranks are recorded, if their profilers began seconds apart."""
+    beginning = common_beginning(job.views)
+    if beginning is None:
+        return
+    files = (file for captures in found.views.values() for file, view in captures if job.views.get(view.rank) is view)
+    tasks = dict.fromkeys(replace(file.task, begins=beginning) for file in files)
+    views = [view for result in map_files(view_file, list(tasks)) for view in result.views]
+    job.views |= {view.rank: view for view in views if view.rank in job.views}
+    job.notices.append(beginning.notice)
+
+
 def _drop_ranks_without_device(found: RankViews) -> None:
     """Drop ranks recorded without CUDA beside ranks with device activities; their time breakdown is of another kind."""
-    if len({view.on_device for view in found.views.values()}) == 1:
+    recorded = {rank for rank, view in found.views.items() if view.has_device_activities}
+    if not recorded:
         return
     for rank, view in list(found.views.items()):
-        if not view.on_device:
+        if rank not in recorded:
             del found.views[rank]
             lacks = f"{view.header.path}: holds no device activities, the other ranks do; left out"
             found.notices.append(Notice("unusable_file", lacks))

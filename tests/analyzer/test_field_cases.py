@@ -36,6 +36,7 @@ def test_stacks_are_not_asked_for_where_the_trace_has_them() -> None:
         trace = TraceBuilder(with_stacks=with_stacks)
         for step in range(4):
             trace.step(step, step * 1000, step * 1000 + 1000)
+            trace.operator("aten::mm", step * 1000 + 94, step * 1000 + 97)
             trace.kernel(step * 1000 + 100, step * 1000 + 300, launch=step * 1000 + 95)
         verdict = analyse(trace).verdict
         assert (verdict.cause, verdict.reasons) == (Cause.HOST_BOUND, [Reason.PYTHON])

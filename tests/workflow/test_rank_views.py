@@ -207,3 +207,23 @@ def test_another_accelerator_is_named_and_not_analysed(tmp_path: Path) -> None:
     analysis = analyze([str(tmp_path)]).analysis
     assert analysis.job.ranks == [1]
     assert [notice.code for notice in analysis.warnings][:1] == ["unusable_file"]
+
+
+def test_ranks_whose_profilers_began_seconds_apart_are_viewed_from_where_all_record(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        document = trace_document(rank)
+        mark, call, _, kernel = document["traceEvents"][:4]
+        document["traceEvents"] = []
+        for step in range(3 * rank, 8):  # rank 1 records from the fourth on
+            begin, ids = step * 500_000, {"correlation": step + 1}
+            document["traceEvents"] += [
+                mark | {"name": f"ProfilerStep#{step}", "ts": begin, "dur": 500_000},
+                call | {"ts": begin + 10, "args": ids},
+                kernel | {"ts": begin + 20, "dur": 450_000, "args": ids},
+            ]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
+    analysis = analyze([str(tmp_path)]).analysis
+    assert analysis.trace_quality.steps_used == [3, 4, 5, 6, 7]
+    assert [rank.window_ms for rank in analysis.ranks] == [2450.0] * 2
+    apart = "the ranks' profilers began 1,500.0 ms apart: the steps before 3 are left out"
+    assert apart in [notice.message for notice in analysis.warnings]

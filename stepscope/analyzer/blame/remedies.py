@@ -33,6 +33,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.NO_WORKERS: "set num_workers > 0: the training process makes every batch itself",
     Reason.DISPATCH: "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
+    Reason.OPERATORS_UNKNOWN: "profile with ProfilerActivity.CPU as well, to see what the CPU does between launches",
     Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
     Reason.ALLOCATOR: "avoid empty_cache() in the loop; expandable_segments:True, or fixed sequence lengths",
     Reason.FIRST_LAUNCH: "warm up before profiling: modules load on first use (CUDA_MODULE_LOADING=EAGER: at start)",

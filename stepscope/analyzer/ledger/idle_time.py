@@ -250,7 +250,8 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
     ):
         time[reason] = intersect(left, cover).total
         left = subtract(left, cover)
-    time[Reason.PYTHON] = left.total
+    has_operators = len(trace.rows_of(Category.CPU_OP)) > 0
+    time[Reason.PYTHON if has_operators else Reason.OPERATORS_UNKNOWN] = left.total
     return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,11 @@ class HostSteps:
     def __len__(self) -> int:
         return len(self.index)
 
+    def since(self, first: int) -> HostSteps:
+        """The steps with this number and later ones."""
+        kept = self.index >= first
+        return HostSteps(self.index[kept], self.start_ns[kept], self.end_ns[kept], self.main_lane, self.notices)
+
     def position_of(self, time_ns: Nanoseconds) -> npt.NDArray[np.intp]:
         """Position of the step that contains each host time, or NONE."""
         if not len(self):
@@ -57,6 +62,13 @@ class Window:
     num_merged: int
     before_ns: int = 0
     after_ns: int = 0
+
+    def since(self, time_ns: int) -> Window:
+        """The window of a file without steps, begun no earlier than a time inside it."""
+        if not self.start_ns < time_ns < self.end_ns:
+            return self
+        left_out = self.before_ns + time_ns - self.start_ns
+        return replace(self, start_ns=time_ns, boundary_ns=np.array([time_ns], np.int64), before_ns=left_out)
 
     @property
     def step_bounds_ns(self) -> Nanoseconds:

@@ -101,8 +101,8 @@ class MegatronLog:
 
     def _read_fields(self) -> None:
         row = self._rows[-1]
-        _, *parts, last = self._open.split("|")
-        for part in (*parts, *([last] if _NEMO in last else [])):  # what no bar ends may be cut off
+        *parts, last = self._open.split("|")
+        for part in (*parts[1:], *([last] if _NEMO in last else [])):  # what no bar ends may be cut off
             name, _, value = part.partition("=" if ":" not in part else ":")
             key = name.replace("_", " ").translate(_WITHOUT_BRACKETS).strip().lower()
             number = number_at_start(value)

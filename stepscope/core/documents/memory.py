@@ -25,12 +25,12 @@ def is_python(frame: StackFrame) -> bool:
     return frame.file.endswith(".py") or frame.file.startswith("<")
 
 
-_AUTOGRAD_THREAD = ("torch::autograd::Engine::thread_main", "torch::autograd::Engine::evaluate_function")
+_AUTOGRAD = ("torch::autograd::Engine::", "torch::autograd::Node::operator", "torch::autograd::python::PythonEngine::")
 
 
 def is_autograd_thread(frame: StackFrame) -> bool:
-    """Whether a C++ frame is of the thread that runs the backward pass of a GPU."""
-    return frame.function.startswith(_AUTOGRAD_THREAD)
+    """Whether a C++ frame is of the engine that runs the backward pass, for a GPU on a thread of its own."""
+    return frame.function.startswith(_AUTOGRAD)
 
 
 _WORKSPACE = ("at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace")

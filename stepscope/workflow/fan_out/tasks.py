@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope import __version__
+from stepscope.analyzer.alignment.openings import Beginning
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
@@ -32,7 +33,7 @@ class FileTask:
     Attributes:
         rank: of a file whose trace does not give its rank; None leaves such a file for later.
         rank_source: where that rank comes from.
-        whole_file: as in view_rank.
+        whole_file, begins: as in view_rank.
         since_ns: traces that end earlier belong to another attempt.
     """
 
@@ -41,6 +42,7 @@ class FileTask:
     whole_file: bool = False
     since_ns: int | None = None
     rank_source: RankSource = RankSource.ORDER
+    begins: Beginning | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +93,9 @@ def view_file(task: FileTask) -> FileViews:
             if not result.tells_rank:
                 header = replace(trace.header, rank=task.rank, rank_source=task.rank_source)
                 trace = trace.with_header(header)
-            result.views.append(view_rank(trace, trace.header.rank or 0, whole_file=task.whole_file))
+            result.views.append(
+                view_rank(trace, trace.header.rank or 0, whole_file=task.whole_file, begins=task.begins)
+            )
     except StepscopeError as error:
         result.error = error
     return result

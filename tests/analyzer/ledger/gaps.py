@@ -10,6 +10,7 @@ def gap_trace(*, launch: int | None = 290, launch_end: int | None = None, thread
     trace = TraceBuilder()
     trace.step(5, 0, 1000)
     trace.kernel(0, 50)
+    trace.operator("aten::mm", 9, 12)
     trace.kernel(50, 100, launch=10)
     trace.kernel(300, 400, launch=launch, launch_end=launch_end, thread=thread)
     return trace

@@ -19,6 +19,15 @@ def test_without_any_span_it_is_python() -> None:
     assert late_us(gap_trace()) == {"python": 190}
 
 
+def test_without_operators_in_the_trace_it_is_not_known() -> None:
+    trace = TraceBuilder()
+    trace.step(1, 0, 400)
+    trace.kernel(10, 100, launch=5)
+    trace.kernel(300, 400, launch=290)
+    trace.runtime("cudaFuncGetAttributes", 150, 160)
+    assert late_us(trace) == {"operators_unknown": 5 + 180, "dispatch": 10}
+
+
 @pytest.mark.parametrize("name", ["aten::add", "autograd::engine::evaluate_function: AddBackward0"])
 def test_inside_an_operator_it_is_dispatch(name: str) -> None:
     trace = gap_trace()

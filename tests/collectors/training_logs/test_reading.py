@@ -143,12 +143,15 @@ _SAMPLES = [
 ]
 
 
-@given(st.lists(st.tuples(st.sampled_from(_SAMPLES), st.integers(0, 200), st.text(max_size=6)), max_size=30))
-def test_damaged_lines_give_plausible_steps_or_none(parts: list[tuple[str, int, str]]) -> None:
+_PARTS = st.tuples(st.sampled_from(_SAMPLES), st.integers(0, 200), st.text(max_size=6), st.booleans())
+
+
+@given(st.lists(_PARTS, max_size=30))
+def test_damaged_lines_give_plausible_steps_or_none(parts: list[tuple[str, int, str, bool]]) -> None:
     readers = MegatronLog(), TorchtitanLog(), OneLineLog(), HfTrainerLog()
-    for line, place, inserted in parts:
+    for line, place, inserted, is_cut in parts:
         for reader in readers:
-            reader.take(line[:place] + inserted + line[place:])
+            reader.take(line[:place] + inserted + ("" if is_cut else line[place:]))
     for reader in readers:
         log = reader.finish()
         for steps in log.steps if log is not None else ():
