@@ -2,10 +2,10 @@
 
     python -m benchmarks.fuzz.diagnostics ../shared/traces [--inputs 100000] [--seed 0]
 
-Recorded files of `stepscope hang`, `nccl` and `memory`, and written ones of `memory` and `steps`, are damaged: bytes,
-numbers and lines changed, left out, doubled, swapped, cut off. Each input runs the whole command. Anything but a result
-or an expected error, and anything that takes over five seconds, is printed with its seed and makes the program exit
-with status 1.
+Recorded files of `stepscope hang`, `nccl` and `memory`, and written ones of `nccl`, `memory` and `steps`, are damaged:
+bytes, numbers and lines changed, left out, doubled, swapped, cut off. Each input runs the whole command. Anything but a
+result or an expected error, and anything that takes over five seconds, is printed with its seed and makes the program
+exit with status 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fuzz import written
+from benchmarks.fuzz import written, written_nccl
 from benchmarks.fuzz.fuzzer import TooSlowError
 from stepscope.core.errors import StepscopeError
 from stepscope.store.documents import encode_document, encode_nccl
@@ -84,7 +84,11 @@ def _targets(diag: Path) -> list[Target]:
     snapshots = [_small(snapshot), {"a.pickle": written.snapshot(1), "b.pickle": written.snapshot(5)}]
     return [
         Target("hang", lambda path: encode_document(read_hang([path])), hangs),
-        Target("nccl", lambda path: encode_nccl(read_nccl([path])), [_job([file]) for file in sorted(others)]),
+        Target(
+            "nccl",
+            lambda path: encode_nccl(read_nccl([path])),
+            [*(_job([file]) for file in sorted(others)), *written_nccl.jobs()],
+        ),
         Target("memory", lambda path: [encode_document(one) for _, one in read_memory([path])], snapshots),
         Target("memory --compare", _compare, snapshots[1:]),
         Target("steps", lambda path: encode_document(read_steps(path)), written.logs()),

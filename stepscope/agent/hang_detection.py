@@ -22,7 +22,7 @@ from stepscope.collectors.host.processes import process_state
 from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, stall_threshold_seconds
-from stepscope.core.documents.nccl import RasCommunicator, RasStatus, ranks_behind
+from stepscope.core.documents.nccl_rank_status import RasCommunicator, RasStatus, ranks_behind
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError, printable
 from stepscope.core.metrics.agent import TRAINING
@@ -402,4 +402,4 @@ class StallHistory:
 
 def _counts(one: RasCommunicator) -> object:
     counts = tuple((rank.rank, tuple(sorted(rank.counts.items()))) for rank in one.ranks)
-    return counts, tuple(rank.rank for rank in one.missing), one.problems
+    return counts, tuple(rank.rank for rank in one.missing), one.groups

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
 
 from stepscope.analyzer.nccl import explain_nccl
-from stepscope.collectors.nccl.inspector import read_inspector
 from stepscope.collectors.nccl.log import read_log
-from stepscope.collectors.nccl.rank_status import looks_like_ras, looks_like_xpu_timer, read_ras, read_xpu_timer
-from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
-from stepscope.core.documents.nccl import HangFlags, InspectorCall, LogEvent, NcclReport, RasStatus
+from stepscope.collectors.nccl.rank_status import read_xpu_timer
+from stepscope.collectors.nccl.sections import Sections
+from stepscope.collectors.nccl.wrapped_lines import WidthDetector, join_paragraphs, join_rows
+from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl_facts import InspectorCall, LogEvent, TimedOut, Version, Warned
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
-_HEAD_LINES = 400
-_MAX_HEAD = 1 << 22
-"""Characters; lines of a file that is not text may be long."""
-_MAX_WHOLE_BYTES = 1 << 26
-"""Largest file that is read as a whole: topologies, RAS answers, xpu_timer pages."""
 _MAX_LINE = 1 << 20
 _MAX_UNPACKED = 1 << 34
-_INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "nccl_p2p_bus_bandwidth_gbs{")
+_NumberedLines = Iterable[tuple[int, str]]
 
 
 @dataclass(slots=True)
@@ -50,7 +46,7 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
     """NCCL report on files, folders, or run directories with a folder nccl/.
 
     Logs (NCCL_DEBUG=INFO, of one rank or of all, with any prefix of a launcher), inspector files, RAS answers, topology
-    files and xpu_timer pages are recognised by their content; files may be gzipped.
+    files and xpu_timer pages are recognised by their content, also several of them in one file; files may be gzipped.
 
     Raises:
         DataError: a path does not exist, or contains nothing of NCCL's.
@@ -69,13 +65,13 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
             what_next="run the job with NCCL_DEBUG=INFO and give its log",
         )
     report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
-    return replace(report, warnings=parsed.notices)
+    return replace(report, warnings=[*report.warnings, *parsed.notices])
 
 
 def _read(file: Path, parsed: _Parsed) -> None:
     parsed.num_files += 1
     try:
-        _read_kind(file, parsed)
+        _read_sections(file, parsed)
     except DataError as error:
         parsed.notices.append(Notice("unusable_file", str(error)))
     except (OSError, EOFError, zlib.error) as error:
@@ -83,53 +79,83 @@ def _read(file: Path, parsed: _Parsed) -> None:
         parsed.notices.append(Notice("unusable_file", f"{file}: cannot be read ({reason})"))
 
 
-def _read_kind(file: Path, parsed: _Parsed) -> None:
-    lines = _lines(file)
-    beginning, num_characters = list[str](), 0
-    for line in islice(lines, _HEAD_LINES):
-        beginning.append(line)
-        num_characters += len(line)
-        if num_characters > _MAX_HEAD:
-            break
-    head = "".join(beginning)
-    if looks_like_topology(head):
-        parsed.events += read_topology(_whole(beginning, lines, file), file=str(file))
-    elif any(mark in head for mark in _INSPECTOR_MARKS):
-        calls = list(read_inspector(chain(beginning, lines)))
-        parsed.calls += [call for call in calls if call is not None]
-        if num_unread := sum(call is None for call in calls):
-            unread = f"{file}: {counted(num_unread, 'line')} of the inspector cannot be read"
+def _read_sections(file: Path, parsed: _Parsed) -> None:
+    name = str(file)
+    widths = WidthDetector()
+    sections = Sections(widths.watch(_lines(file)), file=name)
+    events: list[LogEvent] = []
+    is_whole = False
+    try:
+        events.extend(read_log(sections.log_lines(), file=name))
+        is_whole = True
+    finally:  # of a file that breaks off the part before remains
+        parsed.calls += sections.calls
+        parsed.statuses += sections.statuses()
+        if sections.flag_lines:
+            parsed.pages.append(read_xpu_timer("".join(sections.flag_lines), file=name))
+        parsed.notices += [Notice("unusable_file", str(error)) for error in sections.errors]
+        if sections.num_unreadable_calls:
+            unread = f"{file}: {counted(sections.num_unreadable_calls, 'line')} of the inspector cannot be read"
             parsed.notices.append(Notice("unreadable_lines", unread))
-    elif looks_like_xpu_timer(head):
-        parsed.pages.append(read_xpu_timer(_whole(beginning, lines, file), file=str(file)))
-    elif looks_like_ras(head):
-        parsed.statuses.append(read_ras(_whole(beginning, lines, file), file=str(file)))
-    else:
-        parsed.events += read_log(chain(beginning, lines), file=str(file))
+        parsed.events += sections.topology if is_whole else [*sections.topology, *events]
+    is_other = bool(sections.calls or sections.topology or sections.flag_lines or sections.errors)
+    joined = [] if is_other and not events else _joined_events(file, widths, events)
+    if joined:
+        parsed.notices.append(Notice("wrapped_lines", f"{file}: lines that a terminal broke at its width were joined"))
+    parsed.events += joined or events
 
 
-def _lines(file: Path) -> Iterator[str]:
-    """Lines of a file; longer ones than NCCL writes come in pieces, as a file that is not text may have no line end."""
+def _joined_events(file: Path, widths: WidthDetector, events: Sequence[LogEvent]) -> list[LogEvent]:
+    """Events of the log with its broken lines joined, if those tell more than the lines as they are.
+
+    Raises:
+        DataError: the file has parts of torch's lines alone.
+    """
+    name, width = str(file), widths.width()
+    ways: list[Callable[[_NumberedLines], _NumberedLines]] = []
+    if width is not None:
+        ways.append(lambda lines: join_rows(lines, width))
+    if _num_timeouts(events) < widths.num_timeouts or widths.is_often_continued():
+        ways += [lambda lines: join_paragraphs(lines, glue=""), lambda lines: join_paragraphs(lines, glue=" ")]
+    best: list[LogEvent] = []
+    for way in ways:
+        found = list(read_log(way(Sections(_lines(file), file=name).log_lines()), file=name))
+        if _amount(found, widths) > max(_amount(events, widths), _amount(best, widths)):
+            best = found
+    if widths.num_timeouts and not events and not best:
+        raise DataError(
+            "has parts of torch's lines only: a terminal or an editor broke them",
+            where=name,
+            what_next="give the log as the job wrote it",
+        )
+    return best
+
+
+def _num_timeouts(events: Sequence[LogEvent]) -> int:
+    return sum(isinstance(event, TimedOut) for event in events)
+
+
+def _amount(events: Sequence[LogEvent], widths: WidthDetector) -> tuple[int, int, int]:
+    """How much was read; by the length of warnings too, if several lines are broken at one width."""
+    warnings = [event.text for event in events if isinstance(event, Warned)]
+    num_events = sum(not isinstance(event, Version) for event in events)  # a part of a line may have a version
+    return num_events, -len(warnings), sum(map(len, warnings)) if widths.is_certain() else 0
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a file; longer ones than NCCL writes come in pieces: a file that is not text may have no line
+    end."""
     if not file.is_file():  # a pipe or a device may never end
         raise DataError("is not a regular file", where=str(file), what_next="give a file or a folder")
     with file.open("rb") as stream:
         is_gzip = stream.read(2) == b"\x1f\x8b"
     with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as lines:
-        num_characters = 0
+        num_characters = number = 0
         while line := lines.readline(_MAX_LINE):
+            number += 1
             num_characters += len(line)
             if is_gzip and num_characters > _MAX_UNPACKED:
                 raise DataError(
                     f"unpacks to more than {_MAX_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
                 )
-            yield line
-
-
-def _whole(beginning: list[str], rest: Iterator[str], file: Path) -> str:
-    parts, size = list(beginning), 0
-    for line in rest:
-        size += len(line)
-        if size > _MAX_WHOLE_BYTES:
-            raise DataError("is too large for a file of NCCL's", where=str(file), what_next="give the file NCCL wrote")
-        parts.append(line)
-    return "".join(parts)
+            yield number, line

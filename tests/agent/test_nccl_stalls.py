@@ -83,7 +83,7 @@ def test_it_is_asked_for_json_as_the_client_of_nccl_does(ras: _Ras) -> None:
 
 def test_one_that_knows_text_alone_is_read_too(ras: _Ras) -> None:
     ras.knows_json, ras.answer = False, _TEXT
-    assert read_ras(ask_ras(ras.address), file="f").communicators[0].problems[0][0] == (3,)
+    assert read_ras(ask_ras(ras.address), file="f").communicators[0].groups[-1].ranks == (3,)
 
 
 def test_whoever_else_listens_there_is_said_to_be_no_ras(ras: _Ras) -> None:

@@ -1,222 +1,148 @@
-"""Report on all NCCL files of a job: findings, most severe first, and bandwidths of collectives by size."""
+"""Report on all NCCL files of a job: facts, and findings with causes first."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median
 
-from stepscope.analyzer.nccl.failures import (
-    flag_findings,
-    ras_findings,
-    timeouts,
-    trainer_findings,
-    transfer_error_advice,
-    transfer_error_words,
+from stepscope.analyzer.nccl.bandwidths import (
+    benchmark_bandwidths,
+    benchmark_findings,
+    benchmark_runs,
+    inspector_bandwidths,
 )
-from stepscope.analyzer.nccl.topology import devices_of, index_communicators, planned_paths, shared_cards
-from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
-from stepscope.core.documents.nccl import (
-    Bandwidth,
-    Benchmarked,
-    CardEvent,
-    Communicator,
-    FailedTransfer,
-    HangFlags,
+from stepscope.analyzer.nccl.causes import causes_of
+from stepscope.analyzer.nccl.communicators import (
+    CommunicatorIndex,
+    different_networks,
+    index_communicators,
+    not_joined,
+    slow_joins,
+)
+from stepscope.analyzer.nccl.failures import card_errors, trainer_findings
+from stepscope.analyzer.nccl.machines import devices_of, machines_of, planned_paths, shared_cards, slow_links
+from stepscope.analyzer.nccl.networks import different_card_counts, limiting_settings, networks_of, settings_of
+from stepscope.analyzer.nccl.rank_status import flag_findings, ras_findings, summaries
+from stepscope.analyzer.nccl.timeouts import stuck_watchdogs, timeouts
+from stepscope.analyzer.nccl.transports import no_direct_memory, slow_transports, transports_of
+from stepscope.core.documents.nccl import NcclFinding, NcclReport
+from stepscope.core.documents.nccl_facts import (
+    BenchmarkFailed,
+    BenchmarkRank,
+    CallFailed,
+    Driver,
     InspectorCall,
     LogEvent,
-    Measured,
-    NcclFinding,
-    NcclReport,
-    RasStatus,
-    RingPath,
-    Rings,
-    Transport,
     Version,
-    Warned,
 )
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.hardware.health import Severity
-from stepscope.core.text.numbers import counted, form, ranks_words
-
-_MAX_WARNINGS = 20
-_HARMLESS_EVENTS = frozenset(["client reregistration", "port active"])
-"""Events of network cards that need no action: a restart of the fabric manager, the return of a port."""
+from stepscope.core.text.numbers import listed
+from stepscope.core.vocabulary import Notice
 
 
 def explain_nccl(
     events: Sequence[LogEvent],
     calls: Iterable[InspectorCall] = (),
-    statuses: Iterable[RasStatus] = (),
+    statuses: Sequence[RasStatus] = (),
     pages: Iterable[HangFlags] = (),
 ) -> NcclReport:
     """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
     index = index_communicators(events)
     transports = transports_of(events, index)
+    machines, networks, settings = machines_of(events), networks_of(events), settings_of(events)
+    runs = benchmark_runs(events)
+    benchmarks = [run.build() for run in runs]
+    ended = timeouts(events)
     findings = [
-        *_slow_transports(transports, events),
-        *_not_joined(index.communicators, events),
-        *_card_errors(events),
-        *timeouts(events),
-        *ras_findings(statuses),
+        *causes_of(events, index),
+        *benchmark_findings(runs),
+        *slow_transports(transports, events),
+        *not_joined(index.communicators, events),
+        *different_networks(index, events),
+        *different_card_counts(networks, events, index.machines()),
+        *card_errors(events),
+        *ended,
+        *stuck_watchdogs(events),
+        *ras_findings(statuses, has_timeouts=bool(ended)),
         *flag_findings(pages),
         *trainer_findings(events),
-        *shared_cards(events),
-        *_versions(events),
-        *_no_direct_memory(events, transports),
-        *harmful_settings(events),
-        *_warnings(events),
+        *slow_joins(index),
+        *slow_links(machines),
+        *shared_cards(machines),
+        *_different_versions(events, index),
+        *no_direct_memory(events, transports),
+        *limiting_settings(settings),
     ]
     findings.sort(key=lambda finding: -finding.severity.rank)
-    versions = sorted({event.version for event in events if isinstance(event, Version)})
+    versions = _versions(events)
+    processes = {event.place.process for event in events if event.place.host}
     return NcclReport(
         versions,
         index.communicators,
         transports,
-        [*inspector_bandwidths(calls), *benchmark_bandwidths(events)],
-        devices_of(events),
+        [*inspector_bandwidths(calls), *benchmark_bandwidths(benchmarks)],
+        devices_of(machines),
         planned_paths(events),
         findings,
+        sorted({event.place.host for event in events} - {""} | _benchmark_hosts(events)),
+        len(processes),
+        sorted({_cuda_version(event.version) for event in events if isinstance(event, Driver)}),
+        networks,
+        settings,
+        benchmarks,
+        summaries(statuses),
+        list(_foreign_answers(statuses, versions)),
     )
 
 
-def _slow_transports(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
-    """One finding per transport and reason."""
-    wrong: dict[tuple[str, str, str], list[Transport]] = defaultdict(list)
-    for one in transports:
-        if not one.ok:
-            wrong[one.via, one.expected, one.why].append(one)
-    for (via, expected, why), pairs in wrong.items():
-        ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
-        place = next(event.place for event in events if isinstance(event, RingPath) and event.via.startswith(via))
-        ways = counted(len(pairs), "way")
-        message = f"{ways} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
-        severity = Severity.CRITICAL if via == SOCKET else Severity.WARNING
-        yield NcclFinding("wrong_transport", severity, message, place.file, place.line, ranks)
+def _benchmark_hosts(events: Iterable[LogEvent]) -> set[str]:
+    return {event.host for event in events if isinstance(event, BenchmarkRank | BenchmarkFailed)}
 
 
-def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
-    """Ranks that began to join and have not: the log ends there, or the start hangs."""
-    for one in communicators:
-        waiting = sorted(set(one.ranks) - set(one.joined))
-        if one.joined or not waiting or one.num_ranks <= len(one.ranks):
-            continue
-        silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
-        if len(silent) <= len(one.ranks):
-            who = f"{ranks_words(silent)} {form(len(silent), 'has', 'have')}"
-            message = f"communicator {one.id}: none has joined, and {who} not begun to"
-            place = next(event.place for event in events)
-            yield NcclFinding("not_joined", Severity.WARNING, message, place.file, 0, silent)
+def _cuda_version(number: int) -> str:
+    """13000 is 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
-    seen: set[tuple[str, int, int]] = set()
-    reported: set[tuple[str, str]] = set()
-    for event in events:
-        place = event.place
-        if isinstance(event, FailedTransfer):
-            key = (place.process, event.status, event.vendor_error)
-            if key not in seen:
-                seen.add(key)
-                card = f" on {event.card}" if event.card else ""
-                peer = f" with {event.peer}" if event.peer else ""
-                words = transfer_error_words(event.status, event.vendor_error)
-                what = f"{place.process}: a transfer{peer}{card} failed"
-                message = f"{what}: {words}; {transfer_error_advice(event.status)}"
-                yield NcclFinding("transfer_failed", Severity.CRITICAL, message, place.file, place.line)
-        elif isinstance(event, CardEvent) and event.event not in _HARMLESS_EVENTS:
-            if (place.process, event.event) in reported:
-                continue
-            reported.add((place.process, event.event))
-            message = f"{place.process}: network card: {event.event}; look at cable, transceiver and the switch's port"
-            yield NcclFinding("port_event", Severity.WARNING, message, place.file, place.line)
+def _versions(events: Iterable[LogEvent]) -> list[str]:
+    """Versions that the log names; torch and nccl-tests write "2.28.9" where NCCL writes "2.28.9+cuda13.0"."""
+    found = {event.version for event in events if isinstance(event, Version | CallFailed)} - {""}
+    return sorted(one for one in found if not any(other.startswith(f"{one}+") for other in found))
 
 
-def _versions(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+def _different_versions(events: Sequence[LogEvent], index: CommunicatorIndex) -> Iterator[NcclFinding]:
+    """Ranks of one communicator with different versions; of unknown communicators they may be different jobs."""
+    communicators: dict[str, set[str]] = {}
+    for number, (name, _) in index.at.items():
+        communicators.setdefault(events[number].place.process, set()).add(name)
     first: dict[str, Version] = {}
+    by_communicator: dict[str, set[str]] = {}
     for event in events:
-        if isinstance(event, Version):
+        if isinstance(event, Version) and event.place.process:
             first.setdefault(event.version, event)
-    if len(first) > 1:
+            for name in communicators.get(event.place.process, {""}):
+                by_communicator.setdefault(name, set()).add(event.version)
+    different = {name for name, versions in by_communicator.items() if len(versions) > 1}
+    if different:
         place = list(first.values())[1].place
-        message = f"ranks load different versions of NCCL: {', '.join(sorted(first))}"
-        yield NcclFinding("version_mismatch", Severity.CRITICAL, message, place.file, place.line)
+        versions = ", ".join(sorted(first))
+        if different == {""}:
+            severity = Severity.WARNING
+            message = f"NCCL {versions} in these files: of different jobs, or of ranks that load different versions"
+        else:
+            severity = Severity.CRITICAL
+            message = f"ranks load different versions of NCCL: {versions}"
+        yield NcclFinding("version_mismatch", severity, message, place.file, place.line)
 
 
-def _no_direct_memory(events: Iterable[LogEvent], transports: Sequence[Transport]) -> Iterator[NcclFinding]:
-    """Finding on rings without GPUDirect, for logs that contain only the end of the start."""
-    if transports:
-        return
-    for event in events:
-        if isinstance(event, Rings) and not event.uses_direct_memory:
-            message = "rings are connected without GPUDirect (GDR 0): between nodes each byte goes over host memory"
-            yield NcclFinding("no_gdr", Severity.INFO, message, event.place.file, event.place.line)
+def _foreign_answers(statuses: Iterable[RasStatus], versions: Sequence[str]) -> Iterator[Notice]:
+    """RAS answers of another version of NCCL than the log's: of another job, or of another time."""
+    plain = {version.partition("+")[0] for version in versions}
+    for status in statuses:
+        if status.version and plain and status.version.partition("+")[0] not in plain:
+            message = (
+                f"{status.file}: the answer of RAS is of NCCL {status.version}, the log of {listed(sorted(plain))}: "
+                "they may be of different jobs"
+            )
+            yield Notice("foreign_ras", message)
             return
-
-
-def _warnings(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """NCCL's other warnings, each text once."""
-    found: dict[str, NcclFinding] = {}
-    for event in events:
-        if isinstance(event, Warned) and event.text not in found and len(found) < _MAX_WARNINGS:
-            place, message = event.place, f"{event.place.process}: {event.text}"
-            found[event.text] = NcclFinding("nccl_warning", Severity.WARNING, message, place.file, place.line)
-    return list(found.values())
-
-
-_MIN_SHARE = 0.5
-"""Share of collectives in which a rank must be the last to be named."""
-
-
-def inspector_bandwidths(calls: Iterable[InspectorCall]) -> list[Bandwidth]:
-    """One row per communicator, collective and size."""
-    rows: dict[tuple[str, str, str], list[InspectorCall]] = defaultdict(list)
-    for call in calls:
-        rows[call.communicator, call.collective, call.size].append(call)
-    return [_bandwidth(same) for _, same in sorted(rows.items())]
-
-
-def _bandwidth(calls: Sequence[InspectorCall]) -> Bandwidth:
-    by_sequence: dict[int | None, list[InspectorCall]] = defaultdict(list)
-    for call in calls:
-        by_sequence[call.sequence].append(call)
-    last: Counter[int] = Counter()
-    rates = []
-    for sequence, members in by_sequence.items():
-        if sequence is None:
-            rates += [call.bus_gbs for call in members]
-            continue
-        shortest = min(members, key=lambda call: call.microseconds)
-        rates.append(shortest.bus_gbs)
-        if len(members) > 1 and shortest.rank is not None:
-            last[shortest.rank] += 1
-    first = calls[0]
-    rank, count = last.most_common(1)[0] if last else (None, 0)
-    share = count / last.total() if last else 0.0
-    is_named = share >= _MIN_SHARE
-    return Bandwidth(
-        first.communicator,
-        first.collective,
-        first.num_ranks,
-        first.bytes,
-        first.size,
-        len(rates),
-        median(rates),
-        rank if is_named else None,
-        share if is_named else None,
-    )
-
-
-def benchmark_bandwidths(events: Iterable[LogEvent]) -> list[Bandwidth]:
-    """One row per run of nccl-tests: the mean over its sizes."""
-    found: list[Bandwidth] = []
-    rate: Measured | None = None
-    for event in events:
-        if isinstance(event, Measured):
-            rate = event
-        elif isinstance(event, Benchmarked) and rate is not None and rate.place.file == event.place.file:
-            name = event.test.removesuffix("_perf")
-            found.append(Bandwidth("", name, None, None, "mean over sizes", 1, rate.bus_bandwidth_gbs))
-            rate = None
-    if rate is not None:
-        found.append(Bandwidth("", "", None, None, "mean over sizes", 1, rate.bus_bandwidth_gbs))
-    return found

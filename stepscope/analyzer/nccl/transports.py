@@ -1,4 +1,4 @@
-"""Transports between ranks: the one in use, the expected one, the reason for the difference, harmful settings.
+"""Transports between ranks: the one in use, the expected one, the reason for the difference.
 
 Within a node the expected transport is P2P, over NVLink or PCIe; between nodes it is a network card that reads GPU
 memory itself (GPUDirect RDMA). Slower transports work as well, and NCCL mentions them in one log line of thousands.
@@ -7,97 +7,58 @@ memory itself (GPUDirect RDMA). Slower transports work as well, and NCCL mention
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from stepscope.analyzer.nccl.topology import CommunicatorIndex
-from stepscope.core.documents.nccl import (
-    DirectMemory,
-    LogEvent,
-    NcclFinding,
-    NoInfiniBand,
-    NoPlugin,
-    RingPath,
-    Setting,
-    Transport,
-)
+from stepscope.analyzer.nccl.communicators import CommunicatorIndex
+from stepscope.analyzer.nccl.networks import ANY_DISTANCE, OF_ENVIRONMENT, Environment
+from stepscope.core.documents.nccl import NcclFinding, Transport
+from stepscope.core.documents.nccl_facts import NO_DEVICE, LogEvent, RingPath, Rings
 from stepscope.core.hardware.health import Severity
-
-ANY_DISTANCE = frozenset(["SYS", "sys", "5"])
-"""Values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL that allow every distance."""
-
-_HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
-    "NCCL_P2P_DISABLE": ("GPUs of one node do not reach each other directly", frozenset("0")),
-    "NCCL_IB_DISABLE": ("no InfiniBand or RoCE is used", frozenset("0")),
-    "NCCL_SHM_DISABLE": ("ranks of one node without P2P go over the network", frozenset("0")),
-    "NCCL_NET_GDR_LEVEL": ("network cards read GPU memory themselves only up to this distance", ANY_DISTANCE),
-    "NCCL_P2P_LEVEL": ("GPUs reach each other directly only up to this distance", ANY_DISTANCE),
-    "NCCL_ALGO": ("NCCL may not choose its algorithm by size", frozenset()),
-    "NCCL_PROTO": ("NCCL may not choose its protocol by size", frozenset()),
-    "NCCL_MAX_NCHANNELS": ("no more channels than that, where the links could take more", frozenset()),
-    "NCCL_NVLS_ENABLE": ("NVSwitches do not sum up: large all-reduces within a node get less", frozenset("12")),
-}
-"""Effect of each variable, and its values without effect."""
-
-
-def harmful_settings(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """One finding per harmful variable, where it is set first; the transports show whether it has an effect."""
-    found: dict[str, NcclFinding] = {}
-    for event in events:
-        if isinstance(event, Setting) and event.name in _HARMFUL and event.name not in found:
-            does, harmless = _HARMFUL[event.name]
-            if event.value not in harmless:
-                message = f"{event.name}={event.value} set in the environment: {does}"
-                place = event.place
-                found[event.name] = NcclFinding("setting", Severity.INFO, message, place.file, place.line)
-    return list(found.values())
-
+from stepscope.core.text.numbers import counted, ranks_words
 
 P2P, SHM, IB, SOCKET = "P2P", "SHM", "NET/IB", "NET/Socket"
 _DIRECT = "GDRDMA"
 _NETWORK_WITH_DIRECT = f"a network card with {_DIRECT}"
-_OFF = ("0", "off", "false", "LOC")
-
-
-class Environment:
-    """Settings and start-up messages that decide which transports are possible."""
-
-    def __init__(self, events: Iterable[LogEvent]) -> None:
-        self.settings: dict[str, str] = {}
-        self.has_no_ib = False
-        self.plugin: str | None = None
-        self.without_direct: set[str] = set()
-        for event in events:
-            if isinstance(event, Setting):
-                self.settings[event.name] = event.value
-            elif isinstance(event, NoInfiniBand):
-                self.has_no_ib = True
-            elif isinstance(event, NoPlugin):
-                self.plugin = event.library
-            elif isinstance(event, DirectMemory) and not event.is_enabled:
-                self.without_direct.add(event.card)
-
-    def is_set(self, name: str) -> bool:
-        """Whether a variable is set and not off."""
-        return self.settings.get(name, "0") not in _OFF
 
 
 def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[Transport]:
     """Transports of each pair of ranks that a channel connects, one per pair and transport."""
-    environment, hosts = Environment(events), _Hosts(index)
+    environments, hosts = _Environments(events, index), _Hosts(index)
     channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
         if isinstance(event, RingPath):
             via, detail = _parse_transport(event.via)
-            name = index.at.get(number, ("", 0))[0]
+            name = index.at[number][0] if number in index.at else event.place.file
             channels[name, event.source, event.target, via, detail][event.place.process] += 1
     merged: dict[tuple[int, int, str, str], Transport] = {}
     for (name, source, target, via, detail), lines in channels.items():
         is_one_node = hosts.share_node(name, source, target)
-        one = _transport(source, target, via, detail, lines.total() // len(lines), environment, is_one_node)
+        one = _transport(source, target, via, detail, lines.total() // len(lines), environments.of(name), is_one_node)
         known = merged.get((source, target, via, detail))
         if known is None or known.channels < one.channels:
             merged[source, target, via, detail] = one
     return [merged[key] for key in sorted(merged)]
+
+
+class _Environments:
+    """Environment of each communicator, by the files that have its ranks: those of other jobs say nothing on it."""
+
+    def __init__(self, events: Sequence[LogEvent], index: CommunicatorIndex) -> None:
+        self._events: dict[str, list[LogEvent]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, OF_ENVIRONMENT):
+                self._events[event.place.file].append(event)
+        self._files: dict[str, set[str]] = defaultdict(set)
+        for number, (name, _) in index.at.items():
+            self._files[name].add(events[number].place.file)
+        self._known: dict[str, Environment] = {}
+
+    def of(self, communicator: str) -> Environment:
+        """Of a communicator, or of a file whose ranks belong to no known one."""
+        if communicator not in self._known:
+            files = sorted(self._files.get(communicator, {communicator}))
+            self._known[communicator] = Environment.of(event for file in files for event in self._events[file])
+        return self._known[communicator]
 
 
 def _parse_transport(via: str) -> tuple[str, str]:
@@ -154,7 +115,9 @@ def _why_not_peer_to_peer(via: str, detail: str, environment: Environment) -> st
         return f"NCCL_P2P_LEVEL={environment.settings['NCCL_P2P_LEVEL']} set in the environment"
     if via != SHM and environment.is_set("NCCL_SHM_DISABLE"):
         return f"NCCL_SHM_DISABLE={environment.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
-    return "no peer access: another NUMA node, IOMMU or ACS; see nvidia-smi topo -p2p r and topo -m"
+    if environment.no_peer_access:
+        return "the driver allows no P2P between these GPUs: GeForce cards, IOMMU or ACS; see nvidia-smi topo -p2p r"
+    return "no peer access, the log does not say why (another NUMA node, IOMMU or ACS?): see nvidia-smi topo -p2p r"
 
 
 def _why_not_direct(via: str, detail: str, environment: Environment) -> str:
@@ -171,14 +134,40 @@ def _why_not_direct(via: str, detail: str, environment: Environment) -> str:
 
 
 def _why_socket(environment: Environment) -> str:
-    for name in ("NCCL_IB_DISABLE", "NCCL_NET_DISABLE"):
-        if environment.is_set(name):
-            return f"{name}={environment.settings[name]} set in the environment"
-    if environment.settings.get("NCCL_NET", "").lower() == "socket":
-        return "NCCL_NET=Socket set in the environment"
-    if environment.has_no_ib:
+    why = environment.why_no_ib()
+    if why and why != environment.no_ib:
+        return why
+    if why:
         plugin = f", and no plugin {environment.plugin}" if environment.plugin else ""
+        if why != NO_DEVICE:
+            return f"{why}{plugin}: install rdma-core (libibverbs) in the image"
         return f"NCCL found no InfiniBand or RoCE card{plugin}: is the card in the container, the plugin installed?"
     if environment.plugin:
         return f"the plugin {environment.plugin} was not found: install the network's own (aws-ofi-nccl on EFA)"
     return "the log does not say; look for NET/IB and NET/Plugin lines at the start (NCCL_DEBUG_SUBSYS=INIT,NET)"
+
+
+def slow_transports(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    """One finding per transport and reason."""
+    wrong: dict[tuple[str, str, str], list[Transport]] = defaultdict(list)
+    for one in transports:
+        if not one.ok:
+            wrong[one.via, one.expected, one.why].append(one)
+    for (via, expected, why), pairs in wrong.items():
+        ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
+        place = next(event.place for event in events if isinstance(event, RingPath) and event.via.startswith(via))
+        ways = counted(len(pairs), "way")
+        message = f"{ways} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
+        severity = Severity.CRITICAL if via == SOCKET else Severity.WARNING
+        yield NcclFinding("wrong_transport", severity, message, place.file, place.line, ranks)
+
+
+def no_direct_memory(events: Iterable[LogEvent], transports: Sequence[Transport]) -> Iterator[NcclFinding]:
+    """Finding on rings without GPUDirect, for logs that contain only the end of the start."""
+    if transports:
+        return
+    for event in events:
+        if isinstance(event, Rings) and not event.uses_direct_memory:
+            message = "rings are connected without GPUDirect (GDR 0): between nodes each byte goes over host memory"
+            yield NcclFinding("no_gdr", Severity.INFO, message, event.place.file, event.place.line)
+            return

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stepscope.core.documents.nccl import InspectorCall
+from stepscope.core.documents.nccl_facts import InspectorCall
 
 _KINDS = ("coll", "p2p")
 _SERIES = re.compile(r"nccl_(?P<p2p>p2p_)?bus_bandwidth_gbs\{(?P<labels>[^}]*)\} (?P<value>\S+)")

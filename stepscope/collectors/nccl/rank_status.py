@@ -11,39 +11,52 @@ import json
 import re
 import socket
 import time
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.collectors.input_files import malformed_as_data_error
-from stepscope.core.documents.nccl import HangFlags, RasCommunicator, RasRank, RasStatus
+from stepscope.core.documents.nccl_rank_status import (
+    HangFlags,
+    RasCommunicator,
+    RasGroup,
+    RasRank,
+    RasRow,
+    RasStatus,
+    launch_groups,
+)
 from stepscope.core.errors import DataError
 
-_COMMUNICATOR = re.compile(r"#\d+-\d+ \((?P<id>[0-9a-fx]+)\) (?P<what>[A-Z]+)")
-_HAVE = re.compile(r"(?P<count>\d+) ranks? (?:has|have) (?P<what>.+)")
-_RANK = re.compile(r"Rank (?P<rank>\d+) -- GPU \S+ managed by process (?P<process>\d+) on node (?P<host>\S+)")
-_MISSING = re.compile(r"[Tt]he missing ranks?: (?P<ranks>[\d, \-]+)")
-_PROCESS = re.compile(r"Process \d+ on node \S+ managing GPU \S+")
-_MAX_RANKS, _MAX_DIGITS = 1 << 17, 9
-_IN_JSON = '"communicators"'
-_IN_TEXT = ("Communicators...", "Comms     Nodes")
+RAS_JSON_MARK = '"communicators"'
+RAS_TEXT_BEGINNINGS = ("Job summ", "Communic", "Group   ", "NCCL ver", "#")
+"""How lines begin in which an answer in RAS's text form may."""
 
 
-def looks_like_ras(text: str) -> bool:
-    """Whether a file is an answer of the RAS service."""
-    return any(mark in text for mark in _IN_TEXT) or (text.lstrip()[:1] == "{" and _IN_JSON in text)
-
-
-def read_ras(text: str, *, file: str) -> RasStatus:
-    """Parse one answer.
+def read_ras(text: str, *, file: str, line: int = 0) -> RasStatus:
+    """Parse one answer, of text the last one; `line` is where it begins in the file.
 
     Raises:
         DataError: it is JSON of another kind, or incomplete.
     """
     if text.lstrip()[:1] != "{":
-        return _parse_text(text, file)
+        reader = RasTextReader(file)
+        for number, one in enumerate(text.splitlines(), line):
+            reader.feed(number, one)
+        return reader.statuses()[-1]
     with malformed_as_data_error("is not an answer of NCCL's RAS", where=file, what_next="ask it again, in JSON"):
-        return RasStatus(file, tuple(_communicator(one) for one in json.loads(text)["communicators"]))
+        document = json.loads(text)
+        communicators = tuple(_communicator(one) for one in document["communicators"])
+        hosts = {rank.host for one in communicators for rank in (*one.ranks, *one.missing)}
+        return RasStatus(
+            file,
+            communicators,
+            rows=_rows(communicators),
+            line=line,
+            version=str(document.get("nccl_version", "")),
+            num_nodes=len(hosts) or None,
+        )
 
 
 def _communicator(document: dict[str, Any]) -> RasCommunicator:
@@ -55,8 +68,20 @@ def _communicator(document: dict[str, Any]) -> RasCommunicator:
     )
 
 
+_ERRORS = {
+    1: "unhandled CUDA error",
+    2: "unhandled system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process exited or there was a network error",
+}
+"""ncclResult_t; 0 is success, 7 in progress."""
+
+
 def _rank(document: dict[str, Any]) -> RasRank:
     status = document.get("status") or {}
+    codes = [int(status.get(key) or 0) for key in ("init_state", "async_error")]
     return RasRank(
         int(document["rank"]),
         str(document.get("host", "")),
@@ -64,40 +89,136 @@ def _rank(document: dict[str, Any]) -> RasRank:
         {str(kind): int(count) for kind, count in (document.get("collective_counts") or {}).items()},
         bool(status.get("unresponsive")),
         bool(status.get("considered_dead")),
+        next((_ERRORS[code] for code in codes if code in _ERRORS), ""),
     )
 
 
-def _parse_text(text: str, file: str) -> RasStatus:
-    """Groups of ranks after "6 ranks have launched up to operation 6649"; the largest group is not listed."""
-    found: dict[str, RasCommunicator] = {}
-    dead: dict[str, None] = {}
-    current, problem, listed = "", "", list[int]()
+def _rows(communicators: Iterable[RasCommunicator]) -> tuple[RasRow, ...]:
+    """Rows as in the table of RAS's text form; its JSON has none, and names no status."""
+    alike = Counter(
+        (len({rank.host for rank in (*one.ranks, *one.missing)}), one.size or 0, _errors(one)) for one in communicators
+    )
+    return tuple(RasRow(count, nodes, size, "", errors) for (nodes, size, errors), count in alike.items())
 
-    def close() -> None:
-        nonlocal listed
-        if current and listed:
-            one = found[current]
-            found[current] = replace(one, problems=(*one.problems, (tuple(listed), problem)))
-        listed = []
 
-    for line in map(str.strip, text.splitlines()):
-        if match := _COMMUNICATOR.match(line):
-            close()
-            current = match["id"]
-            found.setdefault(current, RasCommunicator(current, None))
-        elif match := _HAVE.match(line):
-            close()
-            problem = match["what"]
-        elif match := _RANK.match(line):
-            listed.append(int(match["rank"]))
-        elif (match := _MISSING.search(line)) and current:
-            one = found[current]
-            missing = tuple(RasRank(rank, "", 0, is_unresponsive=True) for rank in _parse_ranks(match["ranks"]))
-            found[current] = replace(one, missing=(*one.missing, *missing))
+def _errors(one: RasCommunicator) -> str:
+    kinds = {
+        "INCOMPLETE": bool(one.missing),
+        "ERROR": any(rank.error for rank in one.ranks),
+        "MISMATCH": bool(launch_groups(one)),
+    }
+    return ",".join(kind for kind, is_so in kinds.items() if is_so) or "OK"
+
+
+_NUMBER = r"(\d{1,9})"
+_VERSION = re.compile(r"NCCL version (\d\S*) compiled with CUDA")
+_JOB = re.compile(rf"{_NUMBER} +[\d-]+ +[\d-]+ +{_NUMBER} +{_NUMBER}$")
+"""Nodes, processes per node, GPUs per process, processes, GPUs."""
+_TABLE_ROW = re.compile(rf"\d+ +{_NUMBER} +{_NUMBER} +[\d-]+ +{_NUMBER} +\d+ +([A-Z]+) +([A-Z|,+/]+)$")
+"""Group, communicators, nodes, ranks per node, ranks, ranks of all, status, errors."""
+_COMMUNICATOR = re.compile(r"#\d+-\d+ \((?P<id>[0-9a-fx]+)\) (?P<what>[A-Z]+)")
+_DIFFERENT = re.compile(
+    r"Communicator ranks have different (?:(?P<kind>[A-Z]\w+) )?(?:collective )?(?:operation|status)"
+)
+_SEVERAL = re.compile(rf"{_NUMBER} ranks? (?P<what>(?:has|have|reported) .+)")
+_ONE = re.compile(rf"Rank {_NUMBER} (?P<what>(?:has|reported) .+?)(?: -- (?:GPU|\[).*)?$")
+_NAMED = re.compile(rf"Rank {_NUMBER} -- (?:GPU \S+ managed by process (?P<process>\d+) on node (?P<host>\S+)|\[)")
+_OPERATION = re.compile(r"launched up to operation (\d{1,18})")
+_MISSING = re.compile(r"[Tt]he missing ranks?: (?P<ranks>[\d, \-]+)")
+_PROCESS = re.compile(r"Process \d+ on node \S+ managing GPUs? \S+")
+_MAX_RANKS, _MAX_DIGITS = 1 << 17, 9
+
+
+@dataclass(slots=True)
+class _CommunicatorBuilder:
+    """What the lines so far tell about a communicator; each group with the ranks that are named."""
+
+    groups: list[tuple[RasGroup, list[int]]] = field(default_factory=list)
+    missing: list[RasRank] = field(default_factory=list)
+
+    def build(self, identity: str) -> RasCommunicator:
+        groups = tuple(replace(group, ranks=tuple(ranks)) for group, ranks in self.groups)
+        return RasCommunicator(identity, None, (), tuple(self.missing), groups)
+
+
+class RasTextReader:
+    """Reader of RAS's text form, line by line; one input may hold several answers and lines of other programs.
+
+    Ranks that differ follow a line such as "6 ranks have launched up to operation 6649"; those of a majority are not
+    listed.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._statuses: list[RasStatus] = []
+        self._begin(0)
+
+    def _begin(self, line: int) -> None:
+        self._status = RasStatus(self._file, (), line=line)
+        self._rows: list[RasRow] = []
+        self._communicators: dict[str, _CommunicatorBuilder] = {}
+        self._dead: dict[str, None] = {}
+        self._current: _CommunicatorBuilder | None = None
+        self._problem, self._collective = "", ""
+
+    def statuses(self) -> list[RasStatus]:
+        """All answers so far, oldest first; at least one."""
+        if self._statuses and not self._has_details():
+            return self._statuses
+        communicators = tuple(one.build(identity) for identity, one in self._communicators.items())
+        rows, dead = tuple(self._rows), tuple(self._dead)
+        return [*self._statuses, replace(self._status, communicators=communicators, rows=rows, dead=dead)]
+
+    def _has_details(self) -> bool:
+        return bool(self._rows or self._communicators or self._dead)
+
+    def feed(self, number: int, raw_line: str) -> None:
+        """Read one line; what is not RAS's has no effect."""
+        line = raw_line.strip()
+        version = _VERSION.match(line)
+        if version is not None or line == "Job summary" or line.startswith("Communicators..."):
+            if self._has_details():
+                self._statuses = self.statuses()
+                self._begin(number)
+            line_of_begin = self._status.line or number
+            version_of_it = self._status.version if version is None else version[1]
+            self._status = replace(self._status, version=version_of_it, line=line_of_begin)
+        elif match := _TABLE_ROW.match(line):
+            self._rows.append(RasRow(int(match[1]), int(match[2]), int(match[3]), match[4], match[5]))
+        elif match := _JOB.match(line):
+            self._status = replace(self._status, num_nodes=int(match[1]), num_gpus=int(match[3]))
         elif _PROCESS.match(line):
-            dead[line] = None
-    close()
-    return RasStatus(file, tuple(found.values()), tuple(dead))
+            self._dead[line] = None
+        elif match := _COMMUNICATOR.match(line):
+            self._problem, self._collective = match["what"], ""
+            self._current = self._communicators.setdefault(match["id"], _CommunicatorBuilder())
+        elif self._current is not None:
+            self._feed_details(line, self._current)
+
+    def _feed_details(self, line: str, communicator: _CommunicatorBuilder) -> None:
+        if match := _DIFFERENT.match(line):
+            self._collective = match["kind"] or ""
+        elif match := _SEVERAL.match(line):
+            communicator.groups.append((self._group(int(match[1]), match["what"]), []))
+        elif match := _NAMED.match(line):
+            rank = int(match[1])
+            if self._problem == "INCOMPLETE":
+                process = int((match["process"] or "0")[:_MAX_DIGITS])
+                communicator.missing.append(RasRank(rank, match["host"] or "", process, is_unresponsive=True))
+            elif communicator.groups:
+                communicator.groups[-1][1].append(rank)
+        elif match := _ONE.match(line):
+            communicator.groups.append((self._group(1, match["what"]), [int(match[1])]))
+        elif match := _MISSING.search(line):
+            communicator.missing += [
+                RasRank(rank, "", 0, is_unresponsive=True) for rank in _parse_ranks(match["ranks"])
+            ]
+
+    def _group(self, num_ranks: int, text: str) -> RasGroup:
+        operation = _OPERATION.search(text)
+        number = int(operation[1]) if operation else 0 if "not launched any" in text else None
+        what = re.sub(r"^ha(?:s|ve) ", "", text)
+        return RasGroup(num_ranks, what, self._collective if number is not None else "", number)
 
 
 def _parse_ranks(text: str) -> list[int]:
@@ -156,11 +277,6 @@ def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0)
 
 
 _FLAG = re.compile(r'XPU_TIMER_COMMON_HANG\{[^}]*\brank="(\d+)"[^}]*\} (\S+)')
-
-
-def looks_like_xpu_timer(text: str) -> bool:
-    """Whether a page is xpu_timer's."""
-    return "XPU_TIMER_" in text
 
 
 def read_xpu_timer(text: str, *, file: str) -> HangFlags:

@@ -86,6 +86,11 @@ def size(num_bytes: int | None) -> str:
     return f"{amount:.1f}{_NARROW_SPACE}TiB"
 
 
+def plain_size(num_bytes: int | None) -> str:
+    """The same with a plain space, for messages that programs read: "64.0 MiB"."""
+    return size(num_bytes).replace(_NARROW_SPACE, " ")
+
+
 def bandwidth(value_gbs: float | None) -> str:
     """A bandwidth in GB/s to three significant digits."""
     return f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s" if is_readable(value_gbs) and value_gbs >= 0 else UNKNOWN

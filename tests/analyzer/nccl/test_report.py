@@ -6,26 +6,22 @@ import pytest
 
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.failures import transfer_error_words
-from stepscope.analyzer.nccl.transports import _HARMFUL
-from stepscope.core.documents.nccl import (
+from stepscope.analyzer.nccl.networks import _EFFECTS
+from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl_facts import (
     CardEvent,
     Cards,
     Channels,
     DirectMemory,
     FailedTransfer,
-    HangFlags,
     InspectorCall,
     Join,
     JoinSeconds,
     LogEvent,
     LogPlace,
-    NcclReport,
     Network,
     NoInfiniBand,
     NoPlugin,
-    RasCommunicator,
-    RasRank,
-    RasStatus,
     RingPath,
     Setting,
     Shape,
@@ -35,6 +31,7 @@ from stepscope.core.documents.nccl import (
     Version,
     Warned,
 )
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasCommunicator, RasRank, RasStatus
 from stepscope.core.hardware.health import Severity
 
 
@@ -195,9 +192,11 @@ def test_a_trainer_that_waits_for_its_optimizer_on_the_cpu() -> None:
 
 def test_gpus_that_share_a_card() -> None:
     """nccl#1197."""
-    tree = [(0, "CPU"), (1, "PCI"), (2, "GPU"), (2, "GPU"), (2, "NIC"), (1, "PCI"), (2, "GPU"), (2, "NIC")]
+    tree = [(0, "CPU"), (1, "PCI"), (2, "GPU"), (2, "GPU"), (2, "NIC"), (3, "NET")]
+    tree += [(1, "PCI"), (2, "GPU"), (2, "NIC"), (3, "NET")]
     events = [
-        TopologyNode(LogPlace("log", line), depth, "PCI", 24.0, kind, "x") for line, (depth, kind) in enumerate(tree)
+        TopologyNode(LogPlace("log", line), depth, "NET" if kind == "NET" else "PCI", 24.0, kind, f"{line}")
+        for line, (depth, kind) in enumerate(tree)
     ]
     report = explain_nccl(events)
     (finding,) = report.findings
@@ -207,7 +206,23 @@ def test_gpus_that_share_a_card() -> None:
 
 
 def test_versions_that_differ() -> None:
-    assert _codes(explain_nccl([Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9")])) == ["version_mismatch"]
+    versions: list[LogEvent] = [Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9")]
+    assert _codes(explain_nccl(versions)) == ["version_mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("communicators", "severities"),
+    [([], [Severity.WARNING]), (["0x1", "0x1"], [Severity.CRITICAL]), (["0x1", "0x2"], [])],
+)
+def test_versions_of_one_communicator_or_of_different_jobs(
+    communicators: list[str], severities: list[Severity]
+) -> None:
+    joins = [
+        Join(_at(host), name, rank, 2, 0, is_complete=True)
+        for rank, (host, name) in enumerate(zip("ab", communicators, strict=False))
+    ]
+    findings = explain_nccl([Version(_at(), "2.27.3"), Version(_at("b"), "2.28.9"), *joins]).findings
+    assert [one.severity for one in findings if one.code == "version_mismatch"] == severities
 
 
 def test_harmful_settings_are_said_once_and_the_worst_finding_comes_first() -> None:
@@ -229,7 +244,7 @@ def test_a_setting_is_said_with_what_follows_from_its_value(value: str) -> None:
 
 
 def test_what_follows_from_a_setting_is_no_open_question() -> None:
-    assert not [name for name, (follows, _) in _HARMFUL.items() if follows.startswith(("whether", "if", "how"))]
+    assert not [name for name, (follows, _) in _EFFECTS.items() if follows.startswith(("whether", "if", "how"))]
 
 
 def test_who_has_not_begun_to_join_is_named() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.nccl.log import read_log
-from stepscope.core.documents.nccl import (
+from stepscope.core.documents.nccl_facts import (
     Benchmarked,
     CardEvent,
     Cards,
@@ -39,7 +39,7 @@ _PLACE = LogPlace("log", 1, "nodeA:1234")
 
 
 def _read(*lines: str) -> Sequence[LogEvent]:
-    return list(read_log([line + "\n" for line in lines], file="log"))
+    return list(read_log(((number, line + "\n") for number, line in enumerate(lines, 1)), file="log"))
 
 
 @pytest.mark.parametrize(

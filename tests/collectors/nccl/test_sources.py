@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.nccl.inspector import read_inspector
-from stepscope.collectors.nccl.rank_status import looks_like_ras, read_ras, read_xpu_timer
-from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
-from stepscope.core.documents.nccl import HangFlags, InspectorCall, PlannedWay, TopologyNode
+from stepscope.collectors.nccl.rank_status import read_ras, read_xpu_timer
+from stepscope.collectors.nccl.topology import read_topology
+from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, TopologyNode
+from stepscope.core.documents.nccl_rank_status import HangFlags, RasGroup
 from stepscope.core.errors import DataError
 
 
@@ -62,10 +63,15 @@ _RAS_TEXT = """
 
 
 def test_ras_as_text() -> None:
-    assert looks_like_ras(_RAS_TEXT)
     status = read_ras(_RAS_TEXT, file="ras")
     first, second = status.communicators
-    assert (first.id, first.problems) == ("27a0", (((7,), "launched up to operation 6649"),))
+    assert (first.id, first.groups) == (
+        "27a0",
+        (
+            RasGroup(2, "launched up to operation 6650", "", 6650),
+            RasGroup(1, "launched up to operation 6649", "", 6649, (7,)),
+        ),
+    )
     assert [rank.rank for rank in second.missing] == [21, 23, 24]
     assert status.dead == ("Process 3487984 on node 10.0.0.213 managing GPU 5",)
 
@@ -74,7 +80,6 @@ def test_ras_as_json() -> None:
     rank = {"rank": 0, "host": "a", "pid": 1, "collective_counts": {"AllReduce": 4}}
     gone = {"rank": 1, "host": "b", "pid": 2, "status": {"unresponsive": True, "considered_dead": True}}
     text = json.dumps({"communicators": [{"hash": "0x1", "size": 2, "ranks": [rank], "missing_ranks": [gone]}]})
-    assert looks_like_ras(text)
     (one,) = read_ras(text, file="ras").communicators
     assert (one.size, one.ranks[0].counts, one.missing[0].is_dead) == (2, {"AllReduce": 4}, True)
 
@@ -91,7 +96,6 @@ link_width="16"><pci busid="b" class="0x030200" link_speed="16 GT/s" link_width=
 
 
 def test_a_topology_is_read_as_a_tree() -> None:
-    assert looks_like_topology(_TOPOLOGY)
     nodes = [node for node in read_topology(_TOPOLOGY, file="topo") if isinstance(node, TopologyNode)]
     assert [(node.depth, node.kind, node.name, node.gbs) for node in nodes] == [
         (0, "CPU", "0", 0.0),
