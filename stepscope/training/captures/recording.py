@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
+from stepscope.training.captures.cupti import CuptiDetachment
 from stepscope.training.captures.trace_export import save_recording, write_trace
 from stepscope.training.patching import Patch
 from stepscope.training.run.run_files import partial_path
+
+DETACHMENT = CuptiDetachment()
+"""One a process, as CUPTI is."""
 
 
 class Recording:
@@ -63,6 +67,8 @@ class Recording:
         from torch.profiler.profiler import _KinetoProfile  # documented in spite of its name
 
         refuse_second_profiler()
+        DETACHMENT.wait()
+        DETACHMENT.allow()
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )
@@ -109,7 +115,8 @@ class Recording:
             OSError: it cannot be written.
             RuntimeError: another profiler ended the recording.
         """
-        self.stop()
+        with DETACHMENT.kept_attached():
+            self.stop()
         if self.num_whole_steps:
             self._plain.parent.mkdir(parents=True, exist_ok=True)
             self._has_plain = True
@@ -145,7 +152,8 @@ class Recording:
             raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
         whole_steps = range(self.first_step, self.first_step + self.num_whole_steps)
         self._profiler.add_metadata_json(WHOLE_STEPS_KEY, json.dumps(list(whole_steps)))
-        self._profiler.stop_trace()
+        with DETACHMENT.ending_recording():
+            self._profiler.stop_trace()
 
     def _recording(self) -> Any:
         """torch's result, handed over once; None afterwards."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.training.captures.plan import CapturePlan, CaptureWindow
-from stepscope.training.captures.recording import OtherProfilerWatch, Recording
+from stepscope.training.captures.recording import DETACHMENT, OtherProfilerWatch, Recording
 from stepscope.training.captures.trace_export import TraceWriter
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
@@ -116,6 +116,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
+            DETACHMENT.restore()
             self._plan.close("training ended before it began")
 
     def discard(self) -> None:
@@ -130,6 +131,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
+            DETACHMENT.restore()
             self._plan.close("measuring has stopped")
 
     def _wait_for_writer(self, ended: StepRecord | None) -> None:
@@ -266,6 +268,7 @@ class CaptureRunner:
                 recording.num_whole_steps,
             )
         self._writer.wait()
+        DETACHMENT.wait()
 
 
 @contextmanager
