@@ -1,14 +1,16 @@
-"""Mean step after a capture over the mean step before it, of models that the host or the GPU bounds.
+"""Step time after a capture over that before it, of models that the host or the GPU bounds.
 
-`python -m benchmarks.after_capture [MODEL...] [--attached] [--repeat N] [--out FILE]` needs a GPU. Each model runs in
-two processes, one with a capture by `stepscope.profile` between its blocks of 50 steps and one without, so that the
-drift of the machine is seen beside the effect. `--attached` leaves CUPTI attached, as torch does by default. With
-`--repeat N` the process then takes N captures, ten steps apart, and must survive them.
+`python -m benchmarks.after_capture [MODEL...] [--repeat N] [--out FILE]` needs a GPU. Three processes train the same
+model and take turns, a block of 50 steps each: one without a capture, one with a capture by `stepscope.profile`, and
+one with such a capture after which CUPTI stays attached, torch's default. Each block is compared with the one of the
+first process beside it, so that the drift of the machine cancels out. With `--repeat N` the second then takes N more
+captures, ten steps apart, and must survive them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -16,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _BLOCK_STEPS = 50
-_NUM_BLOCKS = 4
+_NUM_ROUNDS = 8
+"""Blocks of each process before the capture, and after it."""
 _WARMUP_STEPS = 100
 _SETTLE_STEPS = 20
 """After the capture; its trace is written within them."""
@@ -129,74 +132,119 @@ MODELS: dict[str, Callable[[], Callable[[], None]]] = {
 }
 
 
-def _blocks(step: Callable[[], None], end_step: Callable[[], object]) -> Iterator[float]:
-    """Mean step of one block after another, in milliseconds."""
+def serve(model: str, num_repeats: int) -> None:
+    """Train in this process by commands read from stdin, each answered by a line: block, capture, end."""
     import torch
 
-    while True:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(_BLOCK_STEPS):
-            step()
-            end_step()
-        torch.cuda.synchronize()
-        yield (time.perf_counter() - began) / _BLOCK_STEPS * 1e3
-
-
-def measure(model: str, *, capture: bool, num_repeats: int) -> dict[str, Any]:
-    """Run one model in this process; step times in milliseconds."""
     import stepscope
 
     step = MODELS[model]()
     for _ in range(_WARMUP_STEPS):
         step()
-    first = _BLOCK_STEPS * _NUM_BLOCKS + 2
-    last = first + 3 + _SETTLE_STEPS
-    schedule = stepscope.once(wait=first - 1) if capture else stepscope.once(wait=10**9)
-    with tempfile.TemporaryDirectory() as folder:
-        with stepscope.profile(folder, schedule=schedule) as run:
-            blocks = _blocks(step, run.step)
-            before = [next(blocks) for _ in range(_NUM_BLOCKS)]
-            for _ in range(last - _BLOCK_STEPS * _NUM_BLOCKS):
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    for command in sys.stdin:
+        if command.strip() == "block":
+            began = time.perf_counter()
+            for _ in range(_BLOCK_STEPS):
                 step()
-                run.step()
-            after = [next(blocks) for _ in range(_NUM_BLOCKS)]
-        num_traces = len(list(Path(folder).rglob("*.json.gz")))
-        if capture and num_repeats:
-            with stepscope.profile(folder + "/repeated", schedule=stepscope.every(10, repeat=num_repeats)) as run:
-                for _ in range(10 * num_repeats + 10):
-                    step()
-                    run.step()
-            num_traces += len(list(Path(folder, "repeated").rglob("*.json.gz")))
-    ratio = statistics.mean(after) / statistics.mean(before)
-    return {"model": model, "capture": capture, "traces": num_traces, "ratio": ratio, "before": before, "after": after}
+            torch.cuda.synchronize()
+            print((time.perf_counter() - began) / _BLOCK_STEPS * 1e3, flush=True)
+        else:
+            repeats = num_repeats if command.strip() == "repeat" else 1
+            with tempfile.TemporaryDirectory() as folder:
+                with stepscope.profile("run", folder, schedule=stepscope.every(10, repeat=repeats)) as run:
+                    for _ in range(10 * repeats + _SETTLE_STEPS):
+                        step()
+                        run.step()
+                torch.cuda.synchronize()
+                traces = [gzip.decompress(path.read_bytes()) for path in Path(folder).rglob("*.json.gz")]
+                print(sum(b'"cat": "kernel"' in trace for trace in traces), flush=True)
+
+
+class TrainingProcess:
+    """A process that trains a model by commands."""
+
+    def __init__(self, model: str, num_repeats: int, **environment: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.after_capture", model, "--serve", "--repeat", str(num_repeats)]
+        self._process = subprocess.Popen(
+            command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, command: str) -> str:
+        """Send a command, or none, and wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if command:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        if not answer:
+            raise RuntimeError(f"{command}: the process exited with status {self._process.wait()}")
+        return answer
+
+    def end(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(timeout=30)
+
+
+def compare(model: str, num_repeats: int) -> dict[str, Any]:
+    """Ratios of one model: step time of each process over that of the one without a capture, after over before.
+
+    The error is the standard error of the ratio, from the spread between rounds.
+    """
+    processes = {
+        "control": TrainingProcess(model, 0),
+        "detached": TrainingProcess(model, num_repeats),
+        "attached": TrainingProcess(model, 0, TEARDOWN_CUPTI="0"),
+    }
+    for process in processes.values():
+        process.ask("")
+
+    def rounds() -> dict[str, list[float]]:
+        blocks = [
+            {name: float(process.ask("block")) for name, process in processes.items()} for _ in range(_NUM_ROUNDS)
+        ]
+        return {name: [block[name] for block in blocks] for name in processes}
+
+    rounds()
+    before = rounds()
+    for name in ("detached", "attached"):
+        assert processes[name].ask("capture") == "1", "a capture without kernels"
+    after = rounds()
+    result: dict[str, Any] = {"model": model, "control_ms": statistics.mean(before["control"] + after["control"])}
+    for name in ("detached", "attached"):
+        pairs = [
+            [own / other for own, other in zip(part[name], part["control"], strict=True)] for part in (before, after)
+        ]
+        means = [statistics.median(ratios) for ratios in pairs]
+        errors = [
+            statistics.stdev(ratios) / len(ratios) ** 0.5 / mean for ratios, mean in zip(pairs, means, strict=True)
+        ]
+        result[name] = {"ratio": means[1] / means[0], "error": (errors[0] ** 2 + errors[1] ** 2) ** 0.5}
+    if num_repeats:
+        result["repeats_with_kernels"] = int(processes["detached"].ask("repeat"))
+    result["exit_statuses"] = [process.end() for process in processes.values()]
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], help="by default all")
-    parser.add_argument("--attached", action="store_true", help="leave CUPTI attached after the capture")
+    parser.add_argument("models", nargs="*", help=f"by default all: {', '.join(MODELS)}")
     parser.add_argument("--repeat", type=int, default=0, help="captures to survive afterwards")
-    parser.add_argument("--out", type=Path, help="file to append one JSON line a process to")
-    parser.add_argument("--child", choices=["capture", "control"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="file to append one JSON line a model to")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        (model,) = options.models
-        print(json.dumps(measure(model, capture=options.child == "capture", num_repeats=options.repeat)))
+    if options.serve:
+        serve(options.models[0], options.repeat)
         return
-    environment = os.environ | ({"TEARDOWN_CUPTI": "0"} if options.attached else {})
     for model in options.models or MODELS:
-        for child in ("control", "capture"):
-            command = [sys.executable, "-m", "benchmarks.after_capture", model, "--child", child]
-            command += ["--repeat", str(options.repeat)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            line = done.stdout.strip().rpartition("\n")[2] or json.dumps(
-                {"model": model, "child": child, "exit_status": done.returncode, "stderr": done.stderr[-500:]}
-            )
-            print(line, flush=True)
-            if options.out:
-                with options.out.open("a") as file:
-                    file.write(line + "\n")
+        line = json.dumps(compare(model, options.repeat))
+        print(line, flush=True)
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 While CUPTI is attached every CUDA call takes longer, also when nothing is recorded: on an H200 the steps of small
 models took 1.2 to 1.4 times as long for the rest of the run (pytorch#144455). torch's profiler (Kineto) detaches it
-only if TEARDOWN_CUPTI=1 when a recording ends. A thread of Kineto then waits for the next CUDA call and has CUPTI
-finalised at its exit. A recording that begins before that loses its kernels (kineto#1554), so every start waits for it.
-Kineto attaches CUPTI again only if the variable still stands, which is why it is set from the first capture on.
+only if TEARDOWN_CUPTI=1 when a recording ends: a thread of Kineto waits for the next CUDA call, at whose exit CUPTI is
+finalised. Seen on an H200 with torch 2.11, each of which loses all kernels of a recording or hangs the process:
+a recording that begins before the thread is done (kineto#1554); the variable set while one is prepared after another
+profiler has left CUPTI attached; a process that exits while the thread waits. So the variable stands from the end of a
+recording until the thread is done, which every start and the end of the run wait for.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ FIRST_SAFE_CUDA = (12, 6)
 
 _WAIT_SECONDS = 0.5
 _CHECK_SECONDS = 0.001
-_ATTACHED = "CUPTI stays attached to the process after the capture, which slows later steps: %s"
 
 
 def why_not_detachable(cuda: str | None) -> str | None:
@@ -38,66 +39,60 @@ def why_not_detachable(cuda: str | None) -> str | None:
 
 
 class CuptiDetachment:
-    """Detaches CUPTI after the recordings of this process, where that is safe and the user has not decided."""
+    """Detaches CUPTI when a recording ends, where that is safe and the user has not decided otherwise."""
 
     def __init__(self) -> None:
-        self._is_ours = self._has_warned = False
-        self._pending: set[str] = set()
-
-    def allow(self) -> None:
-        """Have CUPTI detached after the recordings that begin from now on; a reason against it is logged once."""
-        import torch
-
-        if self._is_ours or not torch.cuda.is_available() or torch.version.cuda is None:
-            return
-        choice = os.environ.get(DETACH_VARIABLE)
-        reason = why_not_detachable(torch.version.cuda)
-        if reason is None and choice is None:
-            os.environ[DETACH_VARIABLE] = "1"
-            self._is_ours = True
-            return
-        if choice != "1" and not self._has_warned:
-            self._has_warned = True
-            logger.warning(_ATTACHED, reason or f"{DETACH_VARIABLE}={choice} is set")
-
-    def restore(self) -> None:
-        """Take our choice back, after the last recording of the process is detached."""
-        self.wait()
-        if self._is_ours:
-            self._is_ours = False
-            os.environ.pop(DETACH_VARIABLE, None)
+        self._is_variable_ours = self._has_warned = False
+        self._threads: set[str] = set()
+        self._give_up_at = 0.0
 
     @contextmanager
     def ending_recording(self) -> Iterator[None]:
-        """Around the call that ends a recording: remembers Kineto's thread that is going to detach CUPTI."""
-        if os.environ.get(DETACH_VARIABLE) != "1":
+        """Around the call that ends a recording, after which CUPTI is detached; a reason against it is logged once."""
+        if not self._may_detach():
             yield
             return
+        if DETACH_VARIABLE not in os.environ:
+            os.environ[DETACH_VARIABLE] = "1"
+            self._is_variable_ours = True
         before = _thread_ids()
         try:
             yield
         finally:
-            self._pending = _thread_ids() - before
+            self._threads = _thread_ids() - before
+            self._give_up_at = time.monotonic() + _WAIT_SECONDS
 
-    @contextmanager
-    def kept_attached(self) -> Iterator[None]:
-        """Around the end of a recording that another one follows at once: its kernels would be lost."""
-        if not self._is_ours:
-            yield
-            return
-        os.environ[DETACH_VARIABLE] = "0"
-        try:
-            yield
-        finally:
-            os.environ[DETACH_VARIABLE] = "1"
+    def check(self) -> None:
+        """Remove the variable when CUPTI is detached; costs nothing between recordings."""
+        if self._is_variable_ours and not self._is_pending():
+            self._is_variable_ours = False
+            os.environ.pop(DETACH_VARIABLE, None)
 
     def wait(self) -> None:
-        """Wait until CUPTI of the recording before is detached, at most half a second."""
-        pending, self._pending = self._pending, set()
-        until = time.monotonic() + _WAIT_SECONDS
-        while pending & _thread_ids() and time.monotonic() < until:
+        """Wait until CUPTI is detached, at most half a second from the end of the recording."""
+        while self._threads and self._is_pending():
             _call_cuda()
             time.sleep(_CHECK_SECONDS)
+        self.check()
+
+    def _is_pending(self) -> bool:
+        if not self._threads & _thread_ids() or time.monotonic() >= self._give_up_at:
+            self._threads = set()
+        return bool(self._threads)
+
+    def _may_detach(self) -> bool:
+        import torch
+
+        if not torch.cuda.is_available() or torch.version.cuda is None:
+            return False
+        choice = os.environ.get(DETACH_VARIABLE, "1")
+        reason = why_not_detachable(torch.version.cuda)
+        if choice != "1":
+            reason = f"{DETACH_VARIABLE}={choice} is set"
+        if reason is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning("CUPTI stays attached to the process after the capture, which slows later steps: %s", reason)
+        return reason is None
 
 
 def _thread_ids() -> set[str]:

@@ -15,7 +15,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ class Recording:
 
         refuse_second_profiler()
         DETACHMENT.wait()
-        DETACHMENT.allow()
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )
@@ -115,8 +114,7 @@ class Recording:
             OSError: it cannot be written.
             RuntimeError: another profiler ended the recording.
         """
-        with DETACHMENT.kept_attached():
-            self.stop()
+        self.stop(detach=False)
         if self.num_whole_steps:
             self._plain.parent.mkdir(parents=True, exist_ok=True)
             self._has_plain = True
@@ -138,8 +136,11 @@ class Recording:
         finally:
             self._profiler = None
 
-    def stop(self) -> None:
+    def stop(self, *, detach: bool = True) -> None:
         """Stop recording; the result is kept for `finish`.
+
+        Args:
+            detach: detach CUPTI, unless another recording follows at once.
 
         Raises:
             RuntimeError: another profiler ended the recording, which is lost.
@@ -152,7 +153,7 @@ class Recording:
             raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
         whole_steps = range(self.first_step, self.first_step + self.num_whole_steps)
         self._profiler.add_metadata_json(WHOLE_STEPS_KEY, json.dumps(list(whole_steps)))
-        with DETACHMENT.ending_recording():
+        with DETACHMENT.ending_recording() if detach else nullcontext():
             self._profiler.stop_trace()
 
     def _recording(self) -> Any:

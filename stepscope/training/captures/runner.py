@@ -81,6 +81,7 @@ class CaptureRunner:
     def move_to(self, index: int, ended: StepRecord | None) -> None:
         """Between two steps: end the capture that is over, prepare or start the one that step `index` belongs to."""
         self._plan.advance(index)
+        DETACHMENT.check()
         if not self._writer.is_writing:
             self._writer.finish()
             if self._recording is None:
@@ -116,7 +117,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
-            DETACHMENT.restore()
+            DETACHMENT.wait()
             self._plan.close("training ended before it began")
 
     def discard(self) -> None:
@@ -131,7 +132,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
-            DETACHMENT.restore()
+            DETACHMENT.wait()
             self._plan.close("measuring has stopped")
 
     def _wait_for_writer(self, ended: StepRecord | None) -> None:
