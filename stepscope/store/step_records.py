@@ -45,6 +45,12 @@ class _StepLine(msgspec.Struct, gc=False):
     state: str = "wait"
     export_ns: _Time = 0
     prepare_ns: _Time = 0
+    device_ns: _Time | None = None
+    exposed_data_wait_ns: _Time | None = None
+    exposed_phases: dict[str, _Time] = msgspec.field(default_factory=dict)
+    run_delay_ns: _Time | None = None
+    num_compilations: _Time = 0
+    compile_ns: _Time = 0
 
 
 def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[Notice]]:

@@ -224,7 +224,9 @@ def _step_lines() -> Iterator[Any]:
     for number, record in enumerate(samples(StepRecord, deferred=[], attempt=2, figures={ANY_KEY: float("nan")})):
         if number:
             record.figures = {ANY_KEY: 0.5}
-            record.export_ns = record.prepare_ns = 0
+            record.export_ns = record.prepare_ns = record.num_compilations = record.compile_ns = 0
+            record.device_ns = record.exposed_data_wait_ns = record.run_delay_ns = None
+            record.exposed_phases = {}
             record.anomalies, record.attempt = [], 1
         else:
             record.figures |= {

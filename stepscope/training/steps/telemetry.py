@@ -36,6 +36,9 @@ _MAX_REMEMBERED_STEPS = 10_000
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 _quoted = functools.lru_cache(maxsize=1000)(_encode)
 
+_WRITTEN_UNLESS_ZERO = ("export_ns", "prepare_ns", "num_compilations", "compile_ns")
+_WRITTEN_IF_KNOWN = ("device_ns", "exposed_data_wait_ns", "run_delay_ns")
+
 
 @dataclass(slots=True)
 class StepRecord:
@@ -62,6 +65,12 @@ class StepRecord:
     deferred: list[DeferredScalars] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
     attempt: int = 1
+    device_ns: int | None = None
+    exposed_data_wait_ns: int | None = None
+    exposed_phases: dict[str, int] = field(default_factory=dict)
+    run_delay_ns: int | None = None
+    num_compilations: int = 0
+    compile_ns: int = 0
 
     @property
     def duration_ns(self) -> int:
@@ -75,10 +84,16 @@ class StepRecord:
         ]
         if self.attempt > 1:
             parts.append(f'"attempt":{self.attempt}')
-        if self.export_ns:
-            parts.append(f'"export_ns":{self.export_ns}')
-        if self.prepare_ns:
-            parts.append(f'"prepare_ns":{self.prepare_ns}')
+        for name in _WRITTEN_UNLESS_ZERO:
+            value = getattr(self, name)
+            if value:
+                parts.append(f'"{name}":{value}')
+        for name in _WRITTEN_IF_KNOWN:
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(f'"{name}":{value}')
+        if self.exposed_phases:
+            parts.append(f'"exposed_phases":{_encode(self.exposed_phases)}')
         if self.anomalies:
             parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
         non_finite = []
