@@ -40,6 +40,7 @@ from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
 from stepscope.training.steps import spans
+from stepscope.training.steps.device_times import DATA_WAIT, DeviceClock, Mark
 from stepscope.training.steps.gradients import LocalGradientNorm
 from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
@@ -112,9 +113,14 @@ class Profile:
         self._figures = StepScalarReader(self._scalar_reader)
         self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
+        self._device_clock = DeviceClock()
         self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
         self._spans = spans.SpanRecorder(
-            self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
+            self._open_spans.open,
+            self._open_spans.close,
+            self._device_clock.mark,
+            self.count_data_wait,
+            self.count_phase,
         )
 
     def __enter__(self) -> Profile:
@@ -157,6 +163,7 @@ class Profile:
         record = self._step
         self._close_annotation()
         record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
+        record.device_times = self._device_clock.end_step()
         record.figures, record.deferred = self._figures.read(figures)
         self._times.add(record)
         self._listeners.step_ended(record)
@@ -267,7 +274,9 @@ class Profile:
         weakref.finalize(
             self, self._agent_link.close, 0.0
         ).atexit = False  # never left: at exit `ShutdownHandler` does more
-        self._settling = PendingSteps([*make_settled_listeners(context), self._agent_link], self._writer.add)
+        self._settling = PendingSteps(
+            [*make_settled_listeners(context), self._agent_link, self._times], self._writer.add
+        )
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
             self._manifest = ManifestWriter(context, labels)
@@ -371,16 +380,18 @@ class Profile:
         self._open_spans.close(annotation)
 
     @_harmless
-    def count_data_wait(self, duration_ns: int) -> None:
-        """Add to the current step a wait for data outside `prof.data`."""
+    def count_data_wait(self, duration_ns: int, before: Mark = None, after: Mark = None) -> None:
+        """Add a wait for data to the current step, with the device's marks before and after it where there are some."""
         if self._step is not None:
             self._step.data_wait_ns += duration_ns
+            self._device_clock.add_span(DATA_WAIT, before, after)
 
     @_harmless
-    def count_phase(self, name: str, duration_ns: int) -> None:
-        """Add to the current step time of a phase outside `prof.phase`."""
+    def count_phase(self, name: str, duration_ns: int, before: Mark = None, after: Mark = None) -> None:
+        """Add time of a phase to the current step, with the device's marks before and after it where there are some."""
         if self._step is not None:
             self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
+            self._device_clock.add_span(name, before, after)
 
     @_harmless
     def stop_for(self, error: Exception) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stepscope.core.documents.run_directory import PHASE_PREFIX
+from stepscope.training.steps.device_times import Mark
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +33,26 @@ class SpanRecorder:
     Attributes:
         open_span: opens a span of this name in the trace; returns what closes it, or None when measuring is off.
         close_span: closes it.
-        count_data_wait: called with the ns that the loop waited for data.
-        count_phase: called with a phase's name and its ns.
+        mark: marks how far the GPU has come.
+        count_data_wait: called with the ns that the loop waited for data, and the marks before and after.
+        count_phase: called with a phase's name, its ns, and the marks before and after.
     """
 
     open_span: Callable[[str], Any]
     close_span: Callable[[Any], None]
-    count_data_wait: Callable[[int], None]
-    count_phase: Callable[[str, int], None]
+    mark: Callable[[], Mark]
+    count_data_wait: Callable[[int, Mark, Mark], None]
+    count_phase: Callable[[str, int, Mark, Mark], None]
 
     def wait(self, ask: Callable[[S], T], source: S) -> T:
         """What `ask` answers, `next` or `iter`, timed; exceptions, StopIteration among them, pass through unchanged."""
         span = self.open_span(DATA_SPAN)
+        before = self.mark()
         started_ns = time.monotonic_ns()
         try:
             return ask(source)
         finally:
-            self.count_data_wait(time.monotonic_ns() - started_ns)
+            self.count_data_wait(time.monotonic_ns() - started_ns, before, self.mark())
             self.close_span(span)
 
 
@@ -127,14 +131,17 @@ class PhaseSpan:
         self._name = name
         self._recorder = recorder
         self._span: Any = None
+        self._before: Mark = None
         self._started_ns = 0
 
     def __enter__(self) -> None:
         self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
+        self._before = self._recorder.mark()
         self._started_ns = time.monotonic_ns()
 
     def __exit__(self, *error: object) -> None:
-        self._recorder.count_phase(self._name, time.monotonic_ns() - self._started_ns)
+        duration_ns = time.monotonic_ns() - self._started_ns
+        self._recorder.count_phase(self._name, duration_ns, self._before, self._recorder.mark())
         self._recorder.close_span(self._span)
 
 

@@ -13,7 +13,9 @@ import pytest
 from stepscope.training.steps.spans import DataSpans, SpanRecorder, wrap_data
 
 _waits: list[int] = []
-_RECORDER = SpanRecorder(lambda _: None, lambda _: None, _waits.append, lambda *_: None)
+_RECORDER = SpanRecorder(
+    lambda _: None, lambda _: None, lambda: None, lambda ns, *_: _waits.append(ns), lambda *_: None
+)
 
 
 def _wrapped(loader: Any) -> Any:
