@@ -222,7 +222,15 @@ def _messages() -> dict[str, list[Any]]:
 def _step_lines() -> Iterator[Any]:
     """Lines of steps with all figures that are measured without being asked for, and one of the training code's own."""
     for number, record in enumerate(
-        samples(StepRecord, deferred=[], device_times=None, attempt=2, figures={ANY_KEY: float("nan")})
+        samples(
+            StepRecord,
+            deferred=[],
+            device=None,
+            data_waits=[],
+            phase_intervals={},
+            attempt=2,
+            figures={ANY_KEY: float("nan")},
+        )
     ):
         if number:
             record.figures = {ANY_KEY: 0.5}

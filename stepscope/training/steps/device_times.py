@@ -9,37 +9,29 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stepscope.core.loader_waits import Instant, Interval, Mark
 
 logger = logging.getLogger(__name__)
 
-DATA_WAIT = None
-"""The name under which waits for batches are kept, beside the names of phases."""
-
-Mark = Any
-"""An event of torch.cuda; None where there is no GPU, or none may be asked now."""
-
-Exposed = dict[str | None, int]
-"""Nanoseconds of the GPU by phase, DATA_WAIT for waits."""
-
 
 @dataclass(slots=True)
-class DeviceTimes:
-    """Marks of one finished step, on their way from the GPU.
+class DeviceStep:
+    """A finished step on its way through the GPU.
 
     Attributes:
-        begin: end of the step before; None where it has no mark.
-        spans: of each phase and of the waits, the pairs of marks before and after; None where one is missing.
+        begin: mark at the end of the step before; None where it has none.
         is_lost: the GPU reported a fault, which is training's own to tell.
     """
 
     begin: Mark
     end: Mark
-    spans: dict[str | None, list[tuple[Mark, Mark]] | None] = field(default_factory=dict)
     is_lost: bool = False
 
-    def are_there(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether the GPU has passed the end of the step; also True where that cannot be known."""
         try:
             return self.is_lost or bool(self.end.query())
@@ -48,31 +40,37 @@ class DeviceTimes:
             self.is_lost = True
             return True
 
-    def read(self) -> tuple[int | None, Exposed]:
-        """The step's time and that of each span, once they are there; those that are unknown are None and absent."""
-        if not self.are_there() or self.is_lost:
-            return None, {}
-        exposed: Exposed = {}
-        for name, pairs in self.spans.items():
-            times = [None] if pairs is None else [_time_between(*pair) for pair in pairs]
-            if None not in times:
-                exposed[name] = sum(times)  # type: ignore[arg-type]
-        return None if self.begin is None else _time_between(self.begin, self.end), exposed
+    def duration_ns(self) -> int | None:
+        """The GPU's time from the end of the step before; None when unknown."""
+        return None if self.is_lost else _time_between(self.begin, self.end)
+
+    def exposed_ns(self, intervals: Iterable[Interval]) -> int | None:
+        """The GPU's time in some intervals of the step; None when that of one is unknown."""
+        times = [None if self.is_lost else _time_between(began.mark, ended.mark) for began, ended in intervals]
+        known = [time_ns for time_ns in times if time_ns is not None]
+        return sum(known) if len(known) == len(times) else None
 
 
 class DeviceClock:
-    """Marks ends of training steps, and what happens in them, on the current CUDA stream.
+    """Marks instants of training, and the ends of its steps, on the current CUDA stream.
 
-    Nothing happens in a process that has not used CUDA, nor while a graph is being captured, and after a failure.
+    Nothing is marked in a process that has not used CUDA, nor while a graph is being captured, and after a failure.
     """
 
     def __init__(self) -> None:
         self._has_failed = False
         self._last_end: Mark = None
-        self._spans: dict[str | None, list[tuple[Mark, Mark]] | None] = {}
 
-    def mark(self) -> Mark:
-        """A mark behind the work that is launched by now; never raises."""
+    def now(self) -> Instant:
+        """The current instant, behind the work that is launched by now; never raises."""
+        return Instant(time.monotonic_ns(), self._mark())
+
+    def end_step(self) -> DeviceStep | None:
+        """End the running step and begin the next; None without a GPU."""
+        begin, self._last_end = self._last_end, self._mark()
+        return None if self._last_end is None else DeviceStep(begin, self._last_end)
+
+    def _mark(self) -> Mark:
         torch = sys.modules.get("torch")
         if torch is None or self._has_failed:
             return None
@@ -88,23 +86,11 @@ class DeviceClock:
             self._has_failed = True
             return None
 
-    def add_span(self, name: str | None, before: Mark, after: Mark) -> None:
-        """Count what happened between two marks for the running step; without marks its time is unknown."""
-        pairs = self._spans.setdefault(name, [])
-        if before is None or after is None:
-            self._spans[name] = None
-        elif pairs is not None:
-            pairs.append((before, after))
-
-    def end_step(self) -> DeviceTimes | None:
-        """End the running step and begin the next; None without a GPU."""
-        begin, self._last_end = self._last_end, self.mark()
-        spans, self._spans = self._spans, {}
-        return None if self._last_end is None else DeviceTimes(begin, self._last_end, spans)
-
 
 def _time_between(before: Mark, after: Mark) -> int | None:
-    """Nanoseconds, at least 0; None where the GPU cannot tell: marks of two devices, or one that it has not passed."""
+    """Nanoseconds; None where a mark is missing or not passed yet, or they are of two devices."""
+    if before is None or after is None:
+        return None
     try:
         return max(int(before.elapsed_time(after) * 1e6), 0)
     except (RuntimeError, ValueError):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
@@ -20,11 +21,14 @@ from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
 from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
 from stepscope.training.run.context import RunContext
+from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
+from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
 from stepscope.training.steps.process_metrics import Compilations, GcPauses, MemoryFigures
 from stepscope.training.steps.run_delay import RunDelay
 from stepscope.training.steps.scalars import DeviceScalarReader
+from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -131,6 +135,23 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
     if plan.when_out:
         makers["watch for memory that runs out"] = lambda: OutOfMemoryReporter(context, plan, context.owners)
     return _make_all(makers)
+
+
+def make_observers(
+    phase: Callable[[str], AbstractContextManager[None] | None], open_spans: Callable[[], list[str]], clock: DeviceClock
+) -> list[StepListener]:
+    """Listeners that see phases which the training code does not name.
+
+    Args:
+        phase: opens a phase; None once nobody measures.
+        open_spans: names of the spans that are open.
+    """
+    return _make_all(
+        {
+            "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
+            "evaluations": lambda: ObservedEvaluations(clock.now),
+        }
+    )
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
+from stepscope.core.loader_waits import Interval, duration_ns
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
-from stepscope.training.steps.device_times import DATA_WAIT, DeviceTimes
+from stepscope.training.steps.device_times import DeviceStep
 from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class StepRecord:
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
             are written as null and named in "non_finite".
         deferred: scalars on their way from the GPU; once read, those that `figures` does not have join it.
-        device_times: times on their way from the GPU; None without one, or once they are read.
+        data_waits, phase_intervals: what the times are of; empty once the GPU has passed them.
+        device: the step on its way through the GPU; None without one, and once it has passed.
         anomalies: what the anomaly detectors found in this step's figures; only written where there is one.
         attempt: only written from 2 on.
     """
@@ -72,17 +74,27 @@ class StepRecord:
     run_delay_ns: int | None = None
     num_compilations: int = 0
     compile_ns: int = 0
-    device_times: DeviceTimes | None = None
+    data_waits: list[Interval] = field(default_factory=list)
+    phase_intervals: dict[str, list[Interval]] = field(default_factory=dict)
+    device: DeviceStep | None = None
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
+    def add_data_wait(self, interval: Interval) -> None:
+        self.data_wait_ns += duration_ns([interval])
+        self.data_waits.append(interval)
+
+    def add_phase(self, name: str, interval: Interval) -> None:
+        self.phases[name] = self.phases.get(name, 0) + duration_ns([interval])
+        self.phase_intervals.setdefault(name, []).append(interval)
+
     @property
     def is_settled(self) -> bool:
         """Whether all that was on its way from the GPU is there."""
         return all(deferred.are_there() for deferred in self.deferred) and (
-            self.device_times is None or self.device_times.are_there()
+            self.device is None or self.device.has_passed()
         )
 
     def settle(self) -> None:
@@ -92,11 +104,14 @@ class StepRecord:
                 self.figures.setdefault(name, value)
             deferred.give_up()
         self.deferred.clear()
-        times, self.device_times = self.device_times, None
-        if times is not None:
-            self.device_ns, exposed = times.read()
-            self.exposed_data_wait_ns = exposed.pop(DATA_WAIT, None)
-            self.exposed_phases = {name: duration_ns for name, duration_ns in exposed.items() if name is not None}
+        device, self.device = self.device, None
+        if device is not None and device.has_passed():
+            self.device_ns = device.duration_ns()
+            self.exposed_data_wait_ns = device.exposed_ns(self.data_waits) if self.data_waits else None
+            exposed = {name: device.exposed_ns(intervals) for name, intervals in self.phase_intervals.items()}
+            self.exposed_phases = {name: time_ns for name, time_ns in exposed.items() if time_ns is not None}
+        self.data_waits.clear()
+        self.phase_intervals.clear()
 
     def as_line(self) -> bytes:
         parts = [

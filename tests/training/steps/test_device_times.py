@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.training.steps.device_times import DATA_WAIT, DeviceClock
+from stepscope.core.loader_waits import Instant, Interval
+from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.listeners import PendingSteps
 from stepscope.training.steps.telemetry import StepRecord, UnprofiledStepTime
 
@@ -57,16 +58,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     return gpu
 
 
-def _end(clock: DeviceClock, gpu: _Gpu, index: int, now_ms: float) -> StepRecord:
+def _end(clock: DeviceClock, gpu: _Gpu, index: int, now_ms: float, record: StepRecord | None = None) -> StepRecord:
     gpu.now_ms = now_ms
-    return StepRecord(index, 0, 2 * _MS, device_times=clock.end_step())
+    record = StepRecord(index, 0) if record is None else record
+    record.end_ns, record.device = 2 * _MS, clock.end_step()
+    return record
 
 
-def _span(clock: DeviceClock, gpu: _Gpu, name: str | None, begin_ms: float, end_ms: float) -> None:
-    gpu.now_ms, before = begin_ms, None
-    before = clock.mark()
+def _interval(clock: DeviceClock, gpu: _Gpu, begin_ms: float, end_ms: float) -> Interval:
+    gpu.now_ms = begin_ms
+    began = clock.now()
     gpu.now_ms = end_ms
-    clock.add_span(name, before, clock.mark())
+    return began, clock.now()
 
 
 def _settled(records: list[StepRecord]) -> list[StepRecord]:
@@ -81,36 +84,37 @@ def test_a_step_lasts_from_the_mark_before_it_and_the_first_has_none(gpu: _Gpu) 
     clock = DeviceClock()
     written = _settled([_end(clock, gpu, index, now_ms) for index, now_ms in enumerate((100, 140, 185))])
     assert [record.device_ns for record in written] == [None, 40 * _MS, 45 * _MS]
-    assert all(record.device_times is None for record in written)
+    assert all(record.device is None for record in written)
 
 
-def test_spans_of_a_step_are_added_up_by_name(gpu: _Gpu) -> None:
-    clock = DeviceClock()
-    _span(clock, gpu, DATA_WAIT, 1, 4)
-    _span(clock, gpu, DATA_WAIT, 5, 6)
-    _span(clock, gpu, "checkpoint", 6, 26)
-    (record,) = _settled([_end(clock, gpu, 0, 30)])
-    assert (record.exposed_data_wait_ns, record.exposed_phases) == (4 * _MS, {"checkpoint": 20 * _MS})
+def test_intervals_of_a_step_are_added_up_by_name(gpu: _Gpu) -> None:
+    clock, record = DeviceClock(), StepRecord(0, 0)
+    record.add_data_wait(_interval(clock, gpu, 1, 4))
+    record.add_data_wait(_interval(clock, gpu, 5, 6))
+    record.add_phase("checkpoint", _interval(clock, gpu, 6, 26))
+    (written,) = _settled([_end(clock, gpu, 0, 30, record)])
+    assert (written.exposed_data_wait_ns, written.exposed_phases) == (4 * _MS, {"checkpoint": 20 * _MS})
+    assert not written.data_waits
+    assert not written.phase_intervals
     (after,) = _settled([_end(clock, gpu, 1, 40)])
     assert (after.exposed_data_wait_ns, after.exposed_phases) == (None, {})
 
 
-def test_a_span_without_a_mark_makes_the_time_of_its_name_unknown_in_that_step(gpu: _Gpu) -> None:
-    clock = DeviceClock()
-    for _ in range(2):
-        _span(clock, gpu, DATA_WAIT, 1, 4)
-    clock.add_span(DATA_WAIT, None, clock.mark())
-    _span(clock, gpu, DATA_WAIT, 1, 4)
-    _span(clock, gpu, "save", 1, 4)
-    first = _end(clock, gpu, 0, 10)
-    _span(clock, gpu, DATA_WAIT, 11, 12)
-    written = _settled([first, _end(clock, gpu, 1, 20)])
+def test_an_interval_without_a_mark_makes_the_time_of_its_name_unknown_in_that_step(gpu: _Gpu) -> None:
+    clock, first, second = DeviceClock(), StepRecord(0, 0), StepRecord(1, 0)
+    first.add_data_wait(_interval(clock, gpu, 1, 4))
+    first.add_data_wait((Instant(0), clock.now()))
+    first.add_phase("save", _interval(clock, gpu, 1, 4))
+    _end(clock, gpu, 0, 10, first)
+    second.add_data_wait(_interval(clock, gpu, 11, 12))
+    written = _settled([first, _end(clock, gpu, 1, 20, second)])
     assert [record.exposed_data_wait_ns for record in written] == [None, _MS]
     assert written[0].exposed_phases == {"save": 3 * _MS}
 
 
 def test_a_step_that_the_gpu_has_not_passed_is_written_later_and_in_order(gpu: _Gpu) -> None:
-    clock, written = DeviceClock(), []
+    clock = DeviceClock()
+    written: list[StepRecord] = []
     pending = PendingSteps([], written.append)
     gpu.passes = False
     pending.add(_end(clock, gpu, 0, 0))
@@ -122,7 +126,8 @@ def test_a_step_that_the_gpu_has_not_passed_is_written_later_and_in_order(gpu: _
 
 
 def test_in_a_hurry_steps_are_written_without_times_that_have_not_come(gpu: _Gpu) -> None:
-    clock, written = DeviceClock(), []
+    clock = DeviceClock()
+    written: list[StepRecord] = []
     pending = PendingSteps([], written.append)
     gpu.passes = False
     pending.add(_end(clock, gpu, 0, 0))
@@ -143,9 +148,9 @@ def test_without_marks_a_step_is_settled_at_once_and_its_times_are_unknown(gpu: 
     gpu.is_initialized = why != "no CUDA"
     gpu.is_capturing = why == "a graph is captured"
     gpu.takes_marks = why != "the GPU takes no marks"
-    clock = DeviceClock()
-    _span(clock, gpu, DATA_WAIT, 1, 4)
-    (record,) = _settled([_end(clock, gpu, 0, 10)])
+    clock, record = DeviceClock(), StepRecord(0, 0)
+    record.add_data_wait(_interval(clock, gpu, 1, 4))
+    (record,) = _settled([_end(clock, gpu, 0, 10, record)])
     assert (record.device_ns, record.exposed_data_wait_ns, record.exposed_phases) == (None, None, {})
 
 

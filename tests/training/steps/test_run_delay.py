@@ -30,8 +30,8 @@ def tasks(tmp_path: Path) -> _Tasks:
     return _Tasks(tmp_path)
 
 
-def _delay_ns(delay: RunDelay, **fields: int) -> int | None:
-    record = StepRecord(0, 0, 1, **fields)
+def _delay_ns(delay: RunDelay, export_ns: int = 0) -> int | None:
+    record = StepRecord(0, 0, 1, export_ns=export_ns)
     delay.step_began(0)
     delay.step_ended(record)
     return record.run_delay_ns

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from stepscope.core.loader_waits import Instant, duration_ns
 from stepscope.training.steps.spans import DataSpans, SpanRecorder, wrap_data
 
 _waits: list[int] = []
 _RECORDER = SpanRecorder(
-    lambda _: None, lambda _: None, lambda: None, lambda ns, *_: _waits.append(ns), lambda *_: None
+    lambda _: None,
+    lambda _: None,
+    lambda: Instant(time.monotonic_ns()),
+    lambda wait: _waits.append(duration_ns([wait])),
+    lambda *_: None,
 )
 
 

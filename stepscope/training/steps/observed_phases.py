@@ -1,0 +1,274 @@
+"""Observed phases: checkpoints and evaluations of a training loop that uses no `prof.phase` for them.
+
+A checkpoint is a call that writes one: of torch, of its distributed checkpoint, of safetensors. An evaluation is the
+reading of a DataLoader that does not train (`loader_waits`), or the time from `model.eval()` to `model.train()` without
+a backward pass; the longer of both counts. A phase of the training code's own that is named so takes precedence.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from stepscope.core.loader_waits import Instant, Interval, LoaderWaits, duration_ns, timed_batches, timed_beginning
+from stepscope.core.process import Patch
+from stepscope.training.steps.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+
+SAVING_FUNCTIONS: Mapping[str, Collection[str]] = {
+    "torch.serialization": ("save",),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+}
+"""Module -> its functions that write a checkpoint. Small ones count too: of optimizer, scheduler and random state."""
+
+_MIN_EVALUATION_NS = 100_000
+"""A model that is in evaluation mode for less was not evaluated."""
+
+_EVALUATION_NAMES = ("eval", "valid")
+"""What the names of phases contain by which training code tells of evaluations itself."""
+
+
+class ObservedCheckpoints:
+    """Opens the phase `checkpoint` around calls that write one, made by the thread that makes this object.
+
+    Args:
+        phase: opens a phase; None once nobody measures.
+        open_phases: names of the phases that are open.
+    """
+
+    def __init__(
+        self, phase: Callable[[str], AbstractContextManager[None] | None], open_phases: Callable[[], list[str]]
+    ) -> None:
+        self._phase = phase
+        self._open_phases = open_phases
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._is_saving = False
+        self._patches: list[Patch] = []
+        self._not_seen = set(SAVING_FUNCTIONS)
+        self._look_for_modules()
+
+    def step_ended(self, _: StepRecord) -> None:
+        if self._not_seen:
+            self._look_for_modules()
+
+    def close(self) -> None:
+        self._is_saving = True  # nothing begins any more
+        self._not_seen.clear()
+        for patch in self._patches:
+            patch.leave()
+
+    def _look_for_modules(self) -> None:
+        """Watch the functions of modules that are there by now, also under names that others have imported them by."""
+        found = {name for name in self._not_seen if name in sys.modules}
+        if not found:
+            return
+        self._not_seen -= found
+        functions = {
+            id(function)
+            for module in found
+            for name in SAVING_FUNCTIONS[module]
+            if (function := getattr(sys.modules[module], name, None)) is not None
+        }
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if type(names) is not dict or functions.isdisjoint(map(id, list(names.values()))):
+                continue
+            for name in [name for name, value in list(names.items()) if id(value) in functions]:
+                self._patches.append(Patch(module, name, self._watched))
+
+    def _watched(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        reference = weakref.ref(self)  # a run that is never ended is forgotten
+
+        def saving(*args: Any, **kwargs: Any) -> Any:
+            watch = reference()
+            phase = None if watch is None else watch._begin()
+            if watch is None or phase is None:
+                return save(*args, **kwargs)
+            try:
+                with phase:
+                    return save(*args, **kwargs)
+            finally:
+                watch._is_saving = False
+
+        return saving
+
+    def _begin(self) -> AbstractContextManager[None] | None:
+        """The phase around a call; None inside of another, and where nobody is to know of it."""
+        if self._is_saving or threading.get_ident() != self._thread or os.getpid() != self._pid:
+            return None
+        if any(CHECKPOINT in name.lower() for name in self._open_phases()):
+            return None
+        phase = self._phase(CHECKPOINT)
+        self._is_saving = phase is not None
+        return phase
+
+
+class ObservedEvaluations:
+    """Adds the phase `evaluation` to training steps in which the thread that makes this object evaluated the model.
+
+    Args:
+        now: the current instant.
+    """
+
+    def __init__(self, now: Callable[[], Instant]) -> None:
+        self._now = now
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._waits = LoaderWaits()
+        self._is_asking = self._has_failed = False
+        self._evaluated: Callable[[], Any] | None = None
+        self._began: Instant | None = None
+        self._learning_ask: Instant | None = None
+        self._by_mode: list[Interval] = []
+        self._while_evaluating: list[Patch] = []
+        import torch.utils.data.dataloader as loaders
+
+        self._torch: Any = sys.modules["torch"]
+        watch = weakref.ref(self)  # a run that is never ended is forgotten
+        self._patches = [
+            Patch(loaders.DataLoader, "__iter__", timed_beginning(watch)),
+            Patch(loaders._BaseDataLoaderIter, "__next__", timed_batches(watch)),
+            Patch(self._torch.nn.Module, "eval", functools.partial(_before, watch, ObservedEvaluations._eval_called)),
+        ]
+
+    def step_ended(self, record: StepRecord) -> None:
+        self._end_evaluation()
+        _, evaluations = self._waits.update()
+        by_mode, self._by_mode = self._by_mode, []
+        if evaluations or by_mode:
+            self._add(max(evaluations, by_mode, key=duration_ns), record)
+
+    def _add(self, evaluations: list[Interval], record: StepRecord) -> None:
+        """Add evaluations without the phases inside of them."""
+        if any(part in name.lower() for name in record.phases for part in _EVALUATION_NAMES):
+            return
+        for phase in [interval for intervals in record.phase_intervals.values() for interval in intervals]:
+            evaluations = [piece for evaluation in evaluations for piece in _without(evaluation, phase)]
+        if duration_ns(evaluations) >= _MIN_EVALUATION_NS:
+            for evaluation in evaluations:
+                record.add_phase(EVALUATION, evaluation)
+
+    def close(self) -> None:
+        self._has_failed = True  # nothing begins any more
+        for patch in [*self._patches, *self._while_evaluating]:
+            patch.leave()
+
+    def batch_asked(self) -> Instant | None:
+        if self._is_asking or not self._is_of_interest():
+            return None
+        self._is_asking = True
+        learns = self._torch.is_grad_enabled()
+        asked = self._instant(learns)
+        if self._began is not None:
+            self._learning_ask = asked if learns else None
+        return asked
+
+    def loader_began(self, iterator: Any, asked: Instant) -> None:
+        self._told(self._waits.began, iterator, asked)
+
+    def batch_came(self, iterator: Any, asked: Instant) -> None:
+        learns = self._torch.is_grad_enabled()
+        self._told(functools.partial(self._waits.gave, learns=learns), iterator, asked)
+
+    def loader_ran_out(self, iterator: Any, asked: Instant) -> None:
+        self._told(self._waits.ran_out, iterator, asked)
+
+    def loader_failed(self) -> None:
+        self._is_asking = False
+
+    def _told(self, what: Callable[..., None], iterator: Any, asked: Instant) -> None:
+        self._is_asking = False
+        try:
+            what(iterator, asked, self._instant(self._torch.is_grad_enabled()))
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+
+    def _instant(self, learns: bool) -> Instant:
+        """Now; batches to learn from are no evaluation, so the GPU need not mark them."""
+        return Instant(time.monotonic_ns()) if learns and self._began is None else self._now()
+
+    def _is_of_interest(self) -> bool:
+        return not self._has_failed and threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def _eval_called(self, module: Any) -> None:
+        if self._began is not None or not module.training or not self._is_of_interest():
+            return
+        watch = weakref.ref(self)
+        self._while_evaluating = [
+            Patch(self._torch.nn.Module, "train", functools.partial(_before, watch, ObservedEvaluations._train_called)),
+            *(
+                Patch(self._torch.autograd, name, functools.partial(_before, watch, ObservedEvaluations._went_backward))
+                for name in ("_engine_run_backward",)
+                if hasattr(self._torch.autograd, name)
+            ),
+        ]
+        self._evaluated = weakref.ref(module)
+        self._learning_ask, self._began = None, self._now()
+
+    def _train_called(self, module: Any, mode: bool = True) -> None:
+        if mode and self._evaluated is not None and module is self._evaluated():
+            self._end_evaluation()
+
+    def _went_backward(self, *_: object, **__: object) -> None:
+        """The model in evaluation mode trains nevertheless, or is trained by another one: that was no evaluation."""
+        module = None if self._evaluated is None else self._evaluated()
+        if module is not None and module.training and self._learning_ask is not None:  # set without a call
+            self._end_evaluation()
+        else:
+            self._began = None
+            self._end_evaluation()
+
+    def _end_evaluation(self) -> None:
+        """The evaluation, if there is one, ended when the last batch to learn from was asked for, or now."""
+        if not self._while_evaluating:
+            return
+        began, self._began = self._began, None
+        if began is not None:
+            self._by_mode.append((began, self._learning_ask or self._now()))
+        patches, self._while_evaluating = self._while_evaluating, []
+        for patch in patches:
+            patch.leave()
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("stepscope goes on without evaluations: %s: %s", type(error).__name__, error)
+
+
+def _without(interval: Interval, inner: Interval) -> list[Interval]:
+    """What is left of an interval without one that lies in it; another changes nothing."""
+    (began, ended), (inner_began, inner_ended) = interval, inner
+    if not began.ns <= inner_began.ns <= inner_ended.ns <= ended.ns:
+        return [interval]
+    return [(began, inner_began), (inner_ended, ended)]
+
+
+def _before(
+    watch: Callable[[], ObservedEvaluations | None], told: Callable[..., None], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wrapper that tells of a call before it is made."""
+    from torch.compiler import is_compiling
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # first, so that compiled code knows nothing of us
+            return original(*args, **kwargs)
+        found = watch()
+        if found is not None:
+            try:
+                told(found, *args, **kwargs)
+            except Exception as error:  # training must never be hurt
+                found._give_up(error)
+        return original(*args, **kwargs)
+
+    return call
