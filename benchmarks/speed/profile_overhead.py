@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import logging
 import statistics
@@ -113,6 +114,26 @@ def host_cost_us(num_steps: int, out: Path) -> float:
         return (time.perf_counter() - started) / num_steps * 1e6
 
 
+def call_times_us(workload: Workload, num_steps: int, out: Path) -> dict[str, float]:
+    """Microseconds that the training thread spends inside stepscope a step: `prof.data`, `prof.phase`, `prof.step`."""
+    inside = []
+    with stepscope.profile("calls", out, once(wait=_NEVER)) as prof:
+        batches = iter(prof.data(itertools.repeat(None)))
+        for _ in range(_SETTLE + num_steps):
+            asked = time.perf_counter()
+            next(batches)
+            phase = prof.phase("work")
+            phase.__enter__()
+            begun = time.perf_counter()
+            workload.step()
+            ended = time.perf_counter()
+            phase.__exit__(None, None, None)
+            prof.step(tokens=1, loss=1.0)
+            inside.append(1e6 * (begun - asked + time.perf_counter() - ended))
+    p50, p99 = statistics.quantiles(inside[_SETTLE:], n=100)[49::49]
+    return {"p50": p50, "p99": p99}
+
+
 def _capture_by_torch(workload: Workload, out: Path) -> dict[str, float]:
     target = out / "torch.json.gz"
     profiler = torch.profiler.profile(
@@ -188,6 +209,9 @@ def main() -> None:
                 seconds = seconds_per_step(mark, 20_000, workload.synchronize)
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
+            case["calls_us"] = call_times_us(workload, 1000, out)
+            shares = {name: f"{us:.0f} us ({us / workload.step_ms / 10:.2f}%)" for name, us in case["calls_us"].items()}
+            print(f"  inside of prof.data, prof.phase and prof.step: {shares}")
             for name, ratio in armed_cost(workload, options.blocks, out).items():
                 print(f"  {name:<9} / bare: {ratio}")
                 case[name] = ratio._asdict()

@@ -32,10 +32,10 @@ def duration_ns(intervals: Iterable[Interval]) -> int:
 
 
 class LoaderWatch(Protocol):
-    """What is told of each call of a DataLoader or its iterator; none of it may raise."""
+    """Observer of the calls of DataLoaders and their iterators; none of its methods may raise."""
 
     def batch_asked(self) -> Instant | None:
-        """A wait begins; None: it is not of interest, and its end is not told."""
+        """A wait begins; None: it is not recorded, and no other method is called for it."""
 
     def loader_began(self, iterator: Any, asked: Instant) -> None:
         """The iterator is made: an iteration begins."""
@@ -50,37 +50,41 @@ class LoaderWatch(Protocol):
         """The call raised an error."""
 
 
-def timed_beginning(watch: Callable[[], LoaderWatch | None]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def timed_beginning(
+    find_watch: Callable[[], LoaderWatch | None],
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Wrapper of `DataLoader.__iter__`, which starts the workers."""
-    return lambda ask: _timed(ask, watch, lambda told, _, iterator, asked: told.loader_began(iterator, asked))
+    return lambda ask: _timed(ask, find_watch, lambda watch, _, iterator, asked: watch.loader_began(iterator, asked))
 
 
-def timed_batches(watch: Callable[[], LoaderWatch | None]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def timed_batches(
+    find_watch: Callable[[], LoaderWatch | None],
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Wrapper of `__next__` of a DataLoader's iterator."""
-    return lambda ask: _timed(ask, watch, lambda told, iterator, _, asked: told.batch_came(iterator, asked))
+    return lambda ask: _timed(ask, find_watch, lambda watch, iterator, _, asked: watch.batch_came(iterator, asked))
 
 
 def _timed(
     ask: Callable[[Any], Any],
-    watch: Callable[[], LoaderWatch | None],
+    find_watch: Callable[[], LoaderWatch | None],
     came: Callable[[LoaderWatch, Any, Any, Instant], None],
 ) -> Callable[[Any], Any]:
     @functools.wraps(ask)
     def timed(self: Any) -> Any:
-        told = watch()
-        asked = None if told is None else told.batch_asked()
-        if told is None or asked is None:
+        watch = find_watch()
+        asked = None if watch is None else watch.batch_asked()
+        if watch is None or asked is None:
             return ask(self)
         try:
-            found = ask(self)
+            result = ask(self)
         except StopIteration:
-            told.loader_ran_out(self, asked)
+            watch.loader_ran_out(self, asked)
             raise
         except BaseException:
-            told.loader_failed()
+            watch.loader_failed()
             raise
-        came(told, self, found, asked)
-        return found
+        came(watch, self, result, asked)
+        return result
 
     return timed
 

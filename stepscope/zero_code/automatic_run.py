@@ -167,23 +167,23 @@ class AutomaticRun:
         return self._is_asking
 
     def loader_began(self, iterator: Any, asked: Instant) -> None:
-        self._told(self._waits.began, iterator, asked)
+        self._record_wait(self._waits.began, iterator, asked)
 
     def batch_came(self, iterator: Any, asked: Instant) -> None:
         learns = sys.modules["torch"].is_grad_enabled()
-        self._told(functools.partial(self._waits.gave, learns=learns), iterator, asked)
+        self._record_wait(functools.partial(self._waits.gave, learns=learns), iterator, asked)
 
     def loader_ran_out(self, iterator: Any, asked: Instant) -> None:
-        self._told(self._waits.ran_out, iterator, asked)
+        self._record_wait(self._waits.ran_out, iterator, asked)
 
     def loader_failed(self) -> None:
         self._is_asking = False
 
     @_harmless(None)
-    def _told(self, what: Callable[..., None], iterator: Any, asked: Instant) -> None:
+    def _record_wait(self, record: Callable[..., None], iterator: Any, asked: Instant) -> None:
         self._is_asking = False
         if self._profile is not None:
-            what(iterator, asked, self._profile.now())
+            record(iterator, asked, self._profile.now())
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from stepscope.core.loader_waits import Instant, Interval, Mark
 
@@ -58,6 +59,7 @@ class DeviceClock:
     """
 
     def __init__(self) -> None:
+        self._cuda: Any = None
         self._has_failed = False
         self._last_end: Mark = None
 
@@ -71,11 +73,12 @@ class DeviceClock:
         return None if self._last_end is None else DeviceStep(begin, self._last_end)
 
     def _mark(self) -> Mark:
-        torch = sys.modules.get("torch")
-        if torch is None or self._has_failed:
+        cuda = self._cuda
+        if cuda is None:  # torch may be imported later than this
+            cuda = self._cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or self._has_failed:
             return None
         try:
-            cuda = torch.cuda
             if not cuda.is_initialized() or cuda.is_current_stream_capturing():
                 return None
             event = cuda.Event(enable_timing=True)

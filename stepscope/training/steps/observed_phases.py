@@ -60,7 +60,7 @@ class ObservedCheckpoints:
         self._look_for_modules()
 
     def step_ended(self, _: StepRecord) -> None:
-        if self._not_seen:
+        if not sys.modules.keys().isdisjoint(self._not_seen):
             self._look_for_modules()
 
     def close(self) -> None:
@@ -71,9 +71,7 @@ class ObservedCheckpoints:
 
     def _look_for_modules(self) -> None:
         """Watch the functions of modules that are there by now, also under names that others have imported them by."""
-        found = {name for name in self._not_seen if name in sys.modules}
-        if not found:
-            return
+        found = self._not_seen & sys.modules.keys()
         self._not_seen -= found
         functions = {
             id(function)
@@ -175,22 +173,22 @@ class ObservedEvaluations:
         return asked
 
     def loader_began(self, iterator: Any, asked: Instant) -> None:
-        self._told(self._waits.began, iterator, asked)
+        self._record_wait(self._waits.began, iterator, asked)
 
     def batch_came(self, iterator: Any, asked: Instant) -> None:
         learns = self._torch.is_grad_enabled()
-        self._told(functools.partial(self._waits.gave, learns=learns), iterator, asked)
+        self._record_wait(functools.partial(self._waits.gave, learns=learns), iterator, asked)
 
     def loader_ran_out(self, iterator: Any, asked: Instant) -> None:
-        self._told(self._waits.ran_out, iterator, asked)
+        self._record_wait(self._waits.ran_out, iterator, asked)
 
     def loader_failed(self) -> None:
         self._is_asking = False
 
-    def _told(self, what: Callable[..., None], iterator: Any, asked: Instant) -> None:
+    def _record_wait(self, record: Callable[..., None], iterator: Any, asked: Instant) -> None:
         self._is_asking = False
         try:
-            what(iterator, asked, self._instant(self._torch.is_grad_enabled()))
+            record(iterator, asked, self._instant(self._torch.is_grad_enabled()))
         except Exception as error:  # training must never be hurt
             self._give_up(error)
 
@@ -255,20 +253,20 @@ def _without(interval: Interval, inner: Interval) -> list[Interval]:
 
 
 def _before(
-    watch: Callable[[], ObservedEvaluations | None], told: Callable[..., None], original: Callable[..., Any]
+    find: Callable[[], ObservedEvaluations | None], notify: Callable[..., None], original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrapper that tells of a call before it is made."""
+    """Wrapper that notifies the observer before the call."""
     from torch.compiler import is_compiling
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first, so that compiled code knows nothing of us
             return original(*args, **kwargs)
-        found = watch()
-        if found is not None:
+        observer = find()
+        if observer is not None:
             try:
-                told(found, *args, **kwargs)
+                notify(observer, *args, **kwargs)
             except Exception as error:  # training must never be hurt
-                found._give_up(error)
+                observer._give_up(error)
         return original(*args, **kwargs)
 
     return call

@@ -15,6 +15,7 @@ from pathlib import Path
 from stepscope.training.steps.telemetry import StepRecord
 
 _TASKS = Path("/proc/self/task")
+_MOST_BYTES = 80  # three numbers of 64 bits
 _AUTOGRAD_NAME = "pt_autograd"
 """How the names begin that torch gives to autograd's threads; there is one for each GPU in sight."""
 
@@ -66,7 +67,7 @@ class RunDelay:
                     at_work.append(thread)
                     if thread not in counted:
                         thread.added_ns()  # before it counts, from here on
-            except (OSError, ValueError):
+            except (OSError, IndexError, ValueError):
                 self._autograd.remove(thread)
         self._launching = (training, *at_work)
 
@@ -79,8 +80,10 @@ class RunDelay:
     def _added_ns(self) -> int:
         added_ns = 0
         for thread in self._launching:
-            with suppress(OSError, ValueError):  # it has ended
+            try:
                 added_ns += thread.added_ns()
+            except (OSError, IndexError, ValueError):  # it has ended
+                continue
         return added_ns
 
 
@@ -88,7 +91,7 @@ class _Thread:
     """A thread of this process, by its file of the kernel's scheduler.
 
     Raises:
-        OSError, ValueError: from every method; the thread has ended, or the kernel does not tell.
+        OSError, IndexError, ValueError: from every method; the thread has ended, or the kernel does not tell.
     """
 
     def __init__(self, task: Path) -> None:
@@ -104,7 +107,7 @@ class _Thread:
 
     def added_ns(self) -> int:
         """Its delay since the last call."""
-        before, (_, self._delay_ns, _) = self._delay_ns, self._read()
+        before, self._delay_ns = self._delay_ns, int(os.pread(self._file, _MOST_BYTES, 0).split()[1])
         return self._delay_ns - before
 
     def close(self) -> None:
@@ -118,5 +121,5 @@ class _Thread:
             self.close()
 
     def _read(self) -> tuple[int, int, int]:
-        cpu_ns, delay_ns, num_slices = map(int, os.pread(self._file, 80, 0).split())
+        cpu_ns, delay_ns, num_slices = map(int, os.pread(self._file, _MOST_BYTES, 0).split())
         return cpu_ns, delay_ns, num_slices

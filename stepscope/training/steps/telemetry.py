@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
-from stepscope.core.loader_waits import Interval, duration_ns
+from stepscope.core.loader_waits import Interval
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
@@ -83,11 +83,13 @@ class StepRecord:
         return self.end_ns - self.start_ns
 
     def add_data_wait(self, interval: Interval) -> None:
-        self.data_wait_ns += duration_ns([interval])
+        began, ended = interval
+        self.data_wait_ns += ended.ns - began.ns
         self.data_waits.append(interval)
 
     def add_phase(self, name: str, interval: Interval) -> None:
-        self.phases[name] = self.phases.get(name, 0) + duration_ns([interval])
+        began, ended = interval
+        self.phases[name] = self.phases.get(name, 0) + ended.ns - began.ns
         self.phase_intervals.setdefault(name, []).append(interval)
 
     @property
