@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.core.loader_waits import Instant, Interval, LoaderWaits, duration_ns, timed_batches, timed_beginning
@@ -113,6 +114,22 @@ class ObservedCheckpoints:
         return phase
 
 
+@dataclass(slots=True)
+class _OpenEvaluation:
+    """A model in evaluation mode, which may turn out to be one that is never trained.
+
+    Attributes:
+        learning_ask: when a batch was asked for with gradients recorded, and none without since: the evaluation was
+            over by then.
+        patches: of what may end it.
+    """
+
+    model: weakref.ref[Any]
+    began: Instant
+    patches: list[Patch]
+    learning_ask: Instant | None = None
+
+
 class ObservedEvaluations:
     """Adds the phase `evaluation` to training steps in which the thread that makes this object evaluated the model.
 
@@ -125,11 +142,8 @@ class ObservedEvaluations:
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._waits = LoaderWaits()
         self._is_asking = self._has_failed = False
-        self._evaluated: Callable[[], Any] | None = None
-        self._began: Instant | None = None
-        self._learning_ask: Instant | None = None
+        self._open: _OpenEvaluation | None = None
         self._by_mode: list[Interval] = []
-        self._while_evaluating: list[Patch] = []
         import torch.utils.data.dataloader as loaders
 
         self._torch: Any = sys.modules["torch"]
@@ -137,7 +151,7 @@ class ObservedEvaluations:
         self._patches = [
             Patch(loaders.DataLoader, "__iter__", timed_beginning(watch)),
             Patch(loaders._BaseDataLoaderIter, "__next__", timed_batches(watch)),
-            Patch(self._torch.nn.Module, "eval", functools.partial(_before, watch, ObservedEvaluations._eval_called)),
+            self._patch(self._torch.nn.Module, "eval", ObservedEvaluations._eval_called),
         ]
 
     def step_ended(self, record: StepRecord) -> None:
@@ -159,7 +173,8 @@ class ObservedEvaluations:
 
     def close(self) -> None:
         self._has_failed = True  # nothing begins any more
-        for patch in [*self._patches, *self._while_evaluating]:
+        self._close_evaluation(None)
+        for patch in self._patches:
             patch.leave()
 
     def batch_asked(self) -> Instant | None:
@@ -168,8 +183,8 @@ class ObservedEvaluations:
         self._is_asking = True
         learns = self._torch.is_grad_enabled()
         asked = self._instant(learns)
-        if self._began is not None:
-            self._learning_ask = asked if learns else None
+        if self._open is not None:
+            self._open.learning_ask = asked if learns else None
         return asked
 
     def loader_began(self, iterator: Any, asked: Instant) -> None:
@@ -194,49 +209,45 @@ class ObservedEvaluations:
 
     def _instant(self, learns: bool) -> Instant:
         """Now; batches to learn from are no evaluation, so the GPU need not mark them."""
-        return Instant(time.monotonic_ns()) if learns and self._began is None else self._now()
+        return Instant(time.monotonic_ns()) if learns and self._open is None else self._now()
 
     def _is_of_interest(self) -> bool:
         return not self._has_failed and threading.get_ident() == self._thread and os.getpid() == self._pid
 
-    def _eval_called(self, module: Any) -> None:
-        if self._began is not None or not module.training or not self._is_of_interest():
-            return
-        watch = weakref.ref(self)
-        self._while_evaluating = [
-            Patch(self._torch.nn.Module, "train", functools.partial(_before, watch, ObservedEvaluations._train_called)),
-            *(
-                Patch(self._torch.autograd, name, functools.partial(_before, watch, ObservedEvaluations._went_backward))
-                for name in ("_engine_run_backward",)
-                if hasattr(self._torch.autograd, name)
-            ),
-        ]
-        self._evaluated = weakref.ref(module)
-        self._learning_ask, self._began = None, self._now()
+    def _patch(self, owner: Any, name: str, notify: Callable[..., None]) -> Patch:
+        return Patch(owner, name, functools.partial(_before, weakref.ref(self), notify))
 
-    def _train_called(self, module: Any, mode: bool = True) -> None:
-        if mode and self._evaluated is not None and module is self._evaluated():
+    def _eval_called(self, model: Any) -> None:
+        if self._open is not None or not model.training or not self._is_of_interest():
+            return
+        patches = [
+            self._patch(self._torch.nn.Module, "train", ObservedEvaluations._train_called),
+            self._patch(self._torch.autograd, "_engine_run_backward", ObservedEvaluations._went_backward),
+        ]
+        self._open = _OpenEvaluation(weakref.ref(model), self._now(), patches)
+
+    def _train_called(self, model: Any, mode: bool = True) -> None:
+        if mode and self._open is not None and model is self._open.model():
             self._end_evaluation()
 
     def _went_backward(self, *_: object, **__: object) -> None:
-        """The model in evaluation mode trains nevertheless, or is trained by another one: that was no evaluation."""
-        module = None if self._evaluated is None else self._evaluated()
-        if module is not None and module.training and self._learning_ask is not None:  # set without a call
-            self._end_evaluation()
-        else:
-            self._began = None
-            self._end_evaluation()
+        """That was no evaluation, but a frozen part or a teacher, unless someone set the mode without `train()`."""
+        model = None if self._open is None else self._open.model()
+        self._close_evaluation(self._open.learning_ask if self._open and model is not None and model.training else None)
 
     def _end_evaluation(self) -> None:
-        """The evaluation, if there is one, ended when the last batch to learn from was asked for, or now."""
-        if not self._while_evaluating:
+        if self._open is not None:
+            self._close_evaluation(self._open.learning_ask or self._now())
+
+    def _close_evaluation(self, ended: Instant | None) -> None:
+        """Keep the open evaluation; None: it was none."""
+        evaluation, self._open = self._open, None
+        if evaluation is None:
             return
-        began, self._began = self._began, None
-        if began is not None:
-            self._by_mode.append((began, self._learning_ask or self._now()))
-        patches, self._while_evaluating = self._while_evaluating, []
-        for patch in patches:
+        for patch in evaluation.patches:
             patch.leave()
+        if ended is not None:
+            self._by_mode.append((evaluation.began, ended))
 
     def _give_up(self, error: Exception) -> None:
         if not self._has_failed:
