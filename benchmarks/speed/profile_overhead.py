@@ -5,10 +5,10 @@
 
 The step is that of a transformer (`training_step`) of the given length. Cases, compared with the same loop without
 stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture active), `telemetry` (also with scalars
-on the device, the model watched, and an OpenTelemetry meter if installed). Of each step with a wait for data and a phase
-it also prints the time inside of stepscope's calls (p50, p99; host clock, so on an idle machine). Captures are compared with torch.profiler
-with the same options: the profiled steps, the stop of the recording, and the steps after it, in which torch exports and
-stepscope writes on another thread.
+on the device, the model watched, and an OpenTelemetry meter if installed). Of steps with a wait for data and a phase it
+prints the time inside of stepscope's calls (p50, p99, by the host's clock: on an idle machine). Captures are compared
+with torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in
+which torch exports and stepscope writes on another thread.
 """
 
 from __future__ import annotations
