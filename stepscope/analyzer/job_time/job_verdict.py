@@ -83,7 +83,7 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
     judge = _Judge(analysis, facts, training, losses)
     verdict = judge.verdict()
     notices = [*analysis.warnings, *_notices(training)]
-    return replace(analysis, verdict=verdict, job_time=_job_time(analysis, training, losses), warnings=notices)
+    return replace(analysis, verdict=verdict, job_time=_job_time(training, losses), warnings=notices)
 
 
 def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
@@ -135,7 +135,7 @@ def _replayed(analysis: Analysis, cause: Cause, step_ms: float, actions: Sequenc
     return PredictedFix(action, after, step_ms / after if after > 0 else None, abs(gain.replay_error), "replay")
 
 
-def _job_time(analysis: Analysis, training: TrainingTime, losses: JobLosses) -> JobTime:
+def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
     goodput = training.goodput
     slow = training.slow
     unexplained = sum(loss.ms for loss in losses.losses if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY)

@@ -135,7 +135,26 @@ def with_surroundings(losses: StepLosses, ordinary_ms: float) -> StepLosses:
     return StepLosses(ms, losses.column, rest)
 
 
+MIN_OWN_SHARE = 0.25
+"""Least part of a loss that one rank alone causes for ranks to be named; below it all of them lose the same."""
+
+
 def ranks_by_loss(steps: JobSteps, losses: StepLosses, loss: HostLoss, weight: Floats) -> dict[int, float]:
-    """Part of one loss by the rank that caused it, ms over all steps."""
-    parts = np.bincount(losses.column[loss], weights=losses.ms[loss] * weight, minlength=len(steps.ranks))
+    """Part of one loss by the rank that caused it, ms over all steps: what it was held up longer than the others.
+
+    Where all ranks are held up at once, each causes the same part.
+    """
+    held_up = steps.host_ms[loss]
+    slowest = losses.column[loss]
+    rows = np.arange(len(steps))
+    others = held_up.copy()
+    others[rows, slowest] = np.nan
+    usual = np.nanmedian(others, axis=1) if len(steps.ranks) > 1 else np.zeros(len(steps))
+    alone = np.minimum(held_up[rows, slowest] - usual, losses.ms[loss]) * weight
+    total = float((losses.ms[loss] * weight).sum())
+    if total <= 0:
+        return {}
+    if alone.sum() < MIN_OWN_SHARE * total:
+        return dict.fromkeys(steps.ranks, total / len(steps.ranks))
+    parts = np.bincount(slowest, weights=alone, minlength=len(steps.ranks))
     return {rank: part for rank, part in zip(steps.ranks, parts.tolist(), strict=True) if part > 0}
