@@ -26,6 +26,8 @@ from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resamp
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
+from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
+from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_schedule, explain
@@ -115,7 +117,14 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         roofline=roofline,
         warnings=[*notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
     )
-    return analysis, list(by_rank.values())
+    capture = captured_steps(by_rank, aligned.table, what_if)
+    return with_job_time(analysis, capture, context.run), list(by_rank.values())
+
+
+def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
+    """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
+    aligned = _explain(views, mesh)
+    return captured_steps(aligned.views, aligned.table, [])
 
 
 def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:

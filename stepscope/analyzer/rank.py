@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
 from stepscope.analyzer.intervals import covered_time
+from stepscope.analyzer.job_time.floor import device_floor
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -118,6 +119,7 @@ def _view_device(
         on_device=True,
         notices=notices,
         graph=build_graph(trace, activities, steps, window, host.spans_of_lane),
+        floor=device_floor(trace, activities, steps, window, own.segments),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import Call
+from stepscope.analyzer.job_time.floor import DeviceFloor
 from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
@@ -44,6 +45,7 @@ class RankView:
         on_device: whether the breakdown is of a device (else of the host's main thread).
         graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
         timeline: input of a replay without a device.
+        floor: kernels of a step back to back; None without a device or a step.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class RankView:
     notices: list[Notice]
     graph: RankGraph | None = None
     timeline: HostTimeline | None = None
+    floor: DeviceFloor | None = None
 
     @property
     def window_ns(self) -> int:

@@ -8,10 +8,13 @@ views.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepscope.analyzer.job import analyse_job
+from stepscope.analyzer.job import analyse_job, capture_of
+from stepscope.analyzer.job_time.job_verdict import RunFacts
+from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline
 from stepscope.core.documents.analysis import Analysis, MeshSizes
@@ -20,7 +23,7 @@ from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
-from stepscope.store.step_records import ranks_without_steps, read_pace, stuck_steps
+from stepscope.store.step_records import ranks_without_steps, read_attempts_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, in_this_process, map_for, task_paths
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, view_file
 from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
@@ -66,7 +69,8 @@ def analyze(
         UnreachableError: a URL's store or the cluster does not answer.
     """
     job = read_job(paths, whole_file=whole_file, fan_out=fan_out, on_progress=on_progress)
-    context = replace(job.context, network_bytes_per_second=network_bytes_per_second)
+    run = None if whole_file else _run_facts(job, fan_out)
+    context = replace(job.context, network_bytes_per_second=network_bytes_per_second, run=run)
     analysis, final_views = analyse_job(job.views, context)
     is_kept = keep and job.run_directory is not None and not whole_file
     timelines = [timeline(view) for view in final_views] if is_kept or with_timelines else []
@@ -83,11 +87,17 @@ def analyze(
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """Views, one per rank; the job's context; and the run directory, if one was given."""
+    """Views, one per rank; the job's context; and what it was read from, with the manifest of a run."""
 
     views: list[RankView]
     context: JobContext
-    run_directory: Path | None
+    files: TraceFiles
+    manifest: RunManifest | None
+
+    @property
+    def run_directory(self) -> Path | None:
+        """The run directory, if one was given."""
+        return self.files.run_directory
 
 
 def read_job(
@@ -116,7 +126,22 @@ def read_job(
         pace = read_pace(files.run_directory, files.capture)
         unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None
         context = replace(context, data_waits_ns=pace.data_waits_ns, unprofiled_step_ms=unprofiled_ms)
-    return JobInput(list(found.views.values()), context, files.run_directory)
+    return JobInput(list(found.views.values()), context, files, manifest)
+
+
+def _run_facts(job: JobInput, fan_out: FanOut) -> RunFacts | None:
+    """What the run directory tells of the job beside the analysed capture; None without step records."""
+    steps = None if job.run_directory is None else job_steps(read_attempts_steps(job.run_directory))
+    if steps is None:
+        return None
+    earlier = []
+    for paths in job.files.earlier_captures:
+        with suppress(DataError):  # an older capture that cannot be read is no evidence
+            tasks, mapping = task_paths(paths, fan_out), map_for(paths, fan_out)
+            views = view_files(tasks, whole_file=False, map_files=mapping).views
+            earlier.append(capture_of(list(views.values()), job.context.mesh))
+    attempts = [] if job.manifest is None else job.manifest.attempts
+    return RunFacts(steps, attempts, job.context.num_cpus, earlier)
 
 
 def _silent_ranks(run_directory: Path | None) -> list[Notice]:

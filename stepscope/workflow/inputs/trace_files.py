@@ -37,6 +37,13 @@ class TraceFiles:
     notices: list[Notice]
 
     @property
+    def earlier_captures(self) -> list[list[str]]:
+        """Files of the run's captures before the analysed one."""
+        return (
+            [] if self.run_directory is None else [_traces_in(folder) for folder in _captures(self.run_directory)[:-1]]
+        )
+
+    @property
     def capture(self) -> tuple[int, int] | None:
         """Attempt and first step of the run's capture; None where the files are not of a run."""
         is_captured = self.run_directory is not None and bool(self.paths)
@@ -102,20 +109,26 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
-    captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
-    captures = [folder for folder in captures if _traces_in(folder)]
+    captures = _captures(run)
     if not captures:
         raise DataError(
             "has no captured traces yet",
             where=str(run),
             what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
         )
-    captures.sort(key=_attempt_and_first_step)
     if len(captures) > 1:
         older = ", ".join(folder.name for folder in captures[:-1])
-        notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
+        notices.append(
+            Notice("older_captures", f"details are of {captures[-1].name}; the job's training time also by {older}")
+        )
     _note_unfinished(captures[-1], notices)
     return _traces_in(captures[-1])
+
+
+def _captures(run: Path) -> list[Path]:
+    """Folders of the captures that have traces, in order."""
+    captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    return sorted((folder for folder in captures if _traces_in(folder)), key=_attempt_and_first_step)
 
 
 def _attempt_and_first_step(capture: Path) -> tuple[int, int]:
