@@ -15,6 +15,7 @@ import pytest
 
 import stepscope
 from stepscope.core.loader_waits import Instant
+from stepscope.training.steps import observed_phases
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -103,7 +104,7 @@ def test_a_save_that_fails_fails_as_before_and_the_next_is_seen(checkpoints: _Ch
 def test_what_was_watched_is_torch_s_own_again() -> None:
     save, evaluate, train, backward = torch.save, torch.nn.Module.eval, torch.nn.Module.train, torch.Tensor.backward
     loader_methods = torch.utils.data.DataLoader.__iter__
-    checkpoints, evaluations = _Checkpoints(), ObservedEvaluations(_now)
+    checkpoints, evaluations = _Checkpoints(), ObservedEvaluations(_Clock().now)
     torch.nn.Linear(2, 2).eval()
     assert torch.save is not save
     checkpoints.watch.close()
@@ -112,16 +113,29 @@ def test_what_was_watched_is_torch_s_own_again() -> None:
     assert (torch.Tensor.backward, torch.utils.data.DataLoader.__iter__) == (backward, loader_methods)
 
 
-def _now() -> Instant:
-    return Instant(time.monotonic_ns())
+class _Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.ns
+
+    def now(self) -> Instant:
+        return Instant(self.ns)
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
 
 
 class _Loop:
-    """A training loop without stepscope in it."""
+    """A training loop without stepscope in it, on a clock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: _Clock) -> None:
+        self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-        self.watch = ObservedEvaluations(_now)
+        self.watch = ObservedEvaluations(clock.now)
 
     def train(self) -> None:
         self.model(torch.ones(4, 2)).sum().backward()
@@ -129,7 +143,7 @@ class _Loop:
     def evaluate(self) -> None:
         with torch.no_grad():
             self.model(torch.ones(4, 2))
-        time.sleep(_SECONDS)
+        self.clock.sleep(_SECONDS)
 
     def end_step(self, **phases: int) -> float | None:
         """Seconds of the evaluations of the step that ends, None without one."""
@@ -140,8 +154,10 @@ class _Loop:
 
 
 @pytest.fixture
-def loop() -> Iterator[_Loop]:
-    found = _Loop()
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Loop]:
+    clock = _Clock()
+    monkeypatch.setattr(observed_phases, "time", clock)
+    found = _Loop(clock)
     yield found
     found.watch.close()
 
@@ -152,9 +168,9 @@ def test_from_eval_to_train_is_an_evaluation(loop: _Loop) -> None:
     loop.model.eval()
     loop.evaluate()
     loop.model.train()
-    time.sleep(5 * _SECONDS)
+    loop.clock.sleep(5 * _SECONDS)
     loop.train()
-    assert _SECONDS <= (loop.end_step() or 0) < 4 * _SECONDS
+    assert loop.end_step() == _SECONDS
     loop.train()
     assert loop.end_step() is None
 
@@ -163,7 +179,7 @@ def test_an_evaluation_at_the_end_of_a_step_counts_for_it(loop: _Loop) -> None:
     loop.train()
     loop.model.eval()
     loop.evaluate()
-    assert (loop.end_step() or 0) >= _SECONDS
+    assert loop.end_step() == _SECONDS
     loop.model.train()
     loop.train()
     assert loop.end_step() is None
@@ -197,12 +213,12 @@ def test_phases_inside_of_an_evaluation_are_not_counted_twice(loop: _Loop) -> No
     record = StepRecord(0, 0, 1)
     loop.model.eval()
     loop.evaluate()
-    saving = _now()
-    time.sleep(_SECONDS)
-    record.add_phase("checkpoint", (saving, _now()))
+    saving = loop.clock.now()
+    loop.clock.sleep(_SECONDS)
+    record.add_phase("checkpoint", (saving, loop.clock.now()))
     loop.model.train()
     loop.watch.step_ended(record)
-    assert record.phases["evaluation"] >= _SECONDS * 1e9
+    assert record.phases["evaluation"] == _SECONDS * 1e9
     began, ended = record.phase_intervals["evaluation"][0][0], record.phase_intervals["evaluation"][-1][1]
     assert sum(record.phases.values()) == ended.ns - began.ns
 
@@ -217,20 +233,20 @@ def test_the_wait_for_the_next_batch_to_learn_from_is_no_evaluation(loop: _Loop,
     loop.model.eval()
     with torch.set_grad_enabled(learns):
         for _ in torch.utils.data.DataLoader([torch.ones(2)] * 3):
-            time.sleep(_SECONDS)
+            loop.clock.sleep(_SECONDS)
     next(batches)
-    time.sleep(20 * _SECONDS)  # as the first batch of an epoch takes
+    loop.clock.sleep(20 * _SECONDS)  # as the first batch of an epoch takes
     loop.model.train()
     loop.train()
-    assert 2 * _SECONDS <= (loop.end_step() or 0) < 18 * _SECONDS
+    assert loop.end_step() == 3 * _SECONDS
 
 
 def test_a_loader_read_without_gradients_is_an_evaluation_in_any_mode(loop: _Loop) -> None:
     with torch.no_grad():
         for _ in torch.utils.data.DataLoader([torch.ones(2)] * 3):
-            time.sleep(_SECONDS)
+            loop.clock.sleep(_SECONDS)
     loop.train()
-    assert (loop.end_step() or 0) >= 2 * _SECONDS
+    assert loop.end_step() == 3 * _SECONDS
 
 
 def test_an_error_of_a_loader_passes_and_the_next_wait_is_seen(loop: _Loop) -> None:
