@@ -95,10 +95,12 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     others = [other for other in verdict.secondary if other.cause is not verdict.cause]
     is_known = verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     is_slow = is_known and verdict.cause not in HEALTHY_CAUSES
+    is_slowed = verdict.cause in HOST_CAUSES and capture.on_device  # by the capture itself, nobody knows how much
     return replace(
         analysis,
         verdict=replace(
             verdict,
+            confidence=min(verdict.confidence, BOUND_CONFIDENCE) if is_slowed else verdict.confidence,
             bottleneck=is_slow if is_known else None,
             share=None if row is None else row.fraction,
             fix=_replayed(analysis, verdict.cause, float(step_ms.mean()), verdict.actions) if is_slow else None,
