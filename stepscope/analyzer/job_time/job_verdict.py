@@ -352,7 +352,17 @@ class _Judge:
         if loss.basis == TELEMETRY or loss.is_inferred:
             basis = TELEMETRY if loss.basis == TELEMETRY else "model"
             return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
-        return _replayed(self.analysis, loss.cause, step_ms, actions)
+        return self._replayed_loss(loss, action)
+
+    def _replayed_loss(self, loss: Loss, action: str) -> PredictedFix | None:
+        """The step without a loss: a replay of the captured steps tells which part of it a fix recovers."""
+        gain = next((gain for gain in self.analysis.what_if if gain.fix is loss.cause), None)
+        row = self._rows().get(loss.cause)
+        if gain is None or not gain.measured_step_ms or row is None or not row.ms_per_step:
+            return None
+        recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
+        after = self.losses.step_ms - recovered * loss.ms
+        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
 
     def _next(self, named: Loss | None) -> NextCause | None:
         others = [loss for loss in self.losses.losses if loss is not named]
@@ -374,7 +384,7 @@ class _Judge:
         if loss.basis == TELEMETRY:
             unknown = loss.cause is Cause.UNEXPLAINED
             return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
-        own = self.analysis.verdict.confidence
+        own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
         if loss.is_inferred:
             return min(own, INFERRED_CONFIDENCE)
         certain = own if self.analysis.verdict.cause is loss.cause else min(own, BOUND_CONFIDENCE)
