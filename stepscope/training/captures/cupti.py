@@ -17,25 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from stepscope.core.cupti import DETACH_VARIABLE, why_attached
+
 logger = logging.getLogger(__name__)
-
-DETACH_VARIABLE = "TEARDOWN_CUPTI"
-"""Kineto's environment variable: 1 detaches CUPTI after each recording."""
-
-FIRST_SAFE_CUDA = (12, 6)
-"""In older ones a process with CUDA graphs crashes when CUPTI is attached again."""
 
 _WAIT_SECONDS = 0.5
 _CHECK_SECONDS = 0.001
-
-
-def why_not_detachable(cuda: str | None) -> str | None:
-    """Why CUPTI of this CUDA version stays attached after a recording; None where it can be detached."""
-    if cuda is None:
-        return None  # no CUDA, no CUPTI
-    if _version(cuda) < FIRST_SAFE_CUDA:
-        return f"detaching it is not safe before CUDA 12.6, and torch is built for CUDA {cuda}"
-    return None
 
 
 class CuptiDetachment:
@@ -85,10 +72,7 @@ class CuptiDetachment:
 
         if not torch.cuda.is_available() or torch.version.cuda is None:
             return False
-        choice = os.environ.get(DETACH_VARIABLE, "1")
-        reason = why_not_detachable(torch.version.cuda)
-        if choice != "1":
-            reason = f"{DETACH_VARIABLE}={choice} is set"
+        reason = why_attached(torch.version.cuda, os.environ.get(DETACH_VARIABLE))
         if reason is not None and not self._has_warned:
             self._has_warned = True
             logger.warning("CUPTI stays attached to the process after the capture, which slows later steps: %s", reason)
@@ -110,7 +94,3 @@ def _call_cuda() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with suppress(RuntimeError):  # a CUDA error of training, which training sees itself
             torch.cuda.current_device()
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -19,6 +19,7 @@ from stepscope.workflow.doctor.machine import (
 from stepscope.workflow.doctor.software import (
     ask_driver,
     find_torch,
+    judge_detachment,
     judge_torch,
     look_at_driver,
     look_at_pynvml,
@@ -43,6 +44,7 @@ def _lines(machine: Machine, address: str, agent_socket: str) -> Iterator[Doctor
     yield from look_at_python()
     num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(machine.files))
     yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
+    yield from judge_detachment(torch, machine.environment)
     yield from look_at_pynvml()
     yield from look_at_driver(machine, driver)
     yield from look_at_rights(machine)
