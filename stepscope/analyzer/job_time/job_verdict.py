@@ -154,7 +154,10 @@ def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
         goodput=goodput,
         layers=[
             EvidenceLayer(
-                "telemetry", True, None, f"{int(training.settled.sum())} of {training.num_steps} steps settled"
+                "telemetry",
+                True,
+                None,
+                f"{int(training.settled.sum())} of {counted(training.num_steps, 'step')} settled",
             ),
             EvidenceLayer("trace", True, agrees, note),
         ],
@@ -213,7 +216,11 @@ class _Judge:
         action = actions_for(Cause.WASTED_STEPS, reasons)
         before_ms = losses.step_ms / (1.0 - losses.wasted_share) if losses.wasted_share < 1 else math.inf
         fix = PredictedFix(action[0], losses.step_ms, before_ms / losses.step_ms, TELEMETRY_ERROR, TELEMETRY)
-        what = f"{num_skipped} updates skipped" if num_skipped >= num_lost else f"{num_lost} steps repeated"
+        what = (
+            f"{counted(num_skipped, 'update')} skipped"
+            if num_skipped >= num_lost
+            else f"{counted(num_lost, 'step')} repeated"
+        )
         return Verdict(
             cause=Cause.WASTED_STEPS,
             reasons=reasons,
@@ -239,7 +246,7 @@ class _Judge:
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
-        observed = f"{int(self.training.settled.sum())} of {self.training.num_steps} steps observed"
+        observed = f"{int(self.training.settled.sum())} of {counted(self.training.num_steps, 'step')} observed"
         inferred = " (inferred: nothing recorded names it)" if loss.is_inferred else ""
         return Verdict(
             cause=loss.cause,
