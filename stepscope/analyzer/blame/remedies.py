@@ -44,7 +44,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.GPU_SHARED: "end the other process on this GPU, or give the job a GPU of its own (nvidia-smi lists them)",
     Reason.OVERFLOW: "lower the first loss scale (GradScaler init_scale=2.0**16), or use bfloat16, which needs none",
     Reason.REPEATED: "save checkpoints more often, so that a restart repeats fewer steps; find why it restarts",
-    Reason.READS_VALUE: "read losses and norms every N steps, not every step; replace nonzero and masks by where()",
+    Reason.READS_VALUE: "call .item() on losses and norms every N steps only; replace nonzero and masks by where()",
     Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
     Reason.FEW_MICRO_BATCHES: "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",

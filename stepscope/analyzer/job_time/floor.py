@@ -59,7 +59,8 @@ def device_floor(
     shortest = _shortest_alike(step, kind, duration)
     overlap = _union_ns(activities.start_ns[kernels], activities.end_ns[kernels]) / max(int(duration.sum()), 1)
     each = np.bincount(step, weights=shortest + BETWEEN_KERNELS_NS)[np.unique(step)]
-    paused = duration[(duration - shortest >= MIN_PAUSE_NS) & (duration >= MIN_PAUSE_RATIO * shortest)].sum()
+    longer = duration - shortest
+    paused = longer[(longer >= MIN_PAUSE_NS) & (duration >= MIN_PAUSE_RATIO * shortest)].sum()
     num_steps = len(window.boundary_ns)
     return DeviceFloor(
         kernels_ns=round(float(np.median(each)) * overlap),

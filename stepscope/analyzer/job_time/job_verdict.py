@@ -95,10 +95,12 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     others = [other for other in verdict.secondary if other.cause is not verdict.cause]
     is_known = verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     is_slow = is_known and verdict.cause not in HEALTHY_CAUSES
+    is_slowed = verdict.cause in HOST_CAUSES and capture.on_device  # by the capture itself, nobody knows how much
     return replace(
         analysis,
         verdict=replace(
             verdict,
+            confidence=min(verdict.confidence, BOUND_CONFIDENCE) if is_slowed else verdict.confidence,
             bottleneck=is_slow if is_known else None,
             share=None if row is None else row.fraction,
             fix=_replayed(analysis, verdict.cause, float(step_ms.mean()), verdict.actions) if is_slow else None,
@@ -152,7 +154,10 @@ def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
         goodput=goodput,
         layers=[
             EvidenceLayer(
-                "telemetry", True, None, f"{int(training.settled.sum())} of {training.num_steps} steps settled"
+                "telemetry",
+                True,
+                None,
+                f"{int(training.settled.sum())} of {counted(training.num_steps, 'step')} settled",
             ),
             EvidenceLayer("trace", True, agrees, note),
         ],
@@ -211,7 +216,11 @@ class _Judge:
         action = actions_for(Cause.WASTED_STEPS, reasons)
         before_ms = losses.step_ms / (1.0 - losses.wasted_share) if losses.wasted_share < 1 else math.inf
         fix = PredictedFix(action[0], losses.step_ms, before_ms / losses.step_ms, TELEMETRY_ERROR, TELEMETRY)
-        what = f"{num_skipped} updates skipped" if num_skipped >= num_lost else f"{num_lost} steps repeated"
+        what = (
+            f"{counted(num_skipped, 'update')} skipped"
+            if num_skipped >= num_lost
+            else f"{counted(num_lost, 'step')} repeated"
+        )
         return Verdict(
             cause=Cause.WASTED_STEPS,
             reasons=reasons,
@@ -237,7 +246,7 @@ class _Judge:
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
-        observed = f"{int(self.training.settled.sum())} of {self.training.num_steps} steps observed"
+        observed = f"{int(self.training.settled.sum())} of {counted(self.training.num_steps, 'step')} observed"
         inferred = " (inferred: nothing recorded names it)" if loss.is_inferred else ""
         return Verdict(
             cause=loss.cause,
@@ -350,7 +359,17 @@ class _Judge:
         if loss.basis == TELEMETRY or loss.is_inferred:
             basis = TELEMETRY if loss.basis == TELEMETRY else "model"
             return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
-        return _replayed(self.analysis, loss.cause, step_ms, actions)
+        return self._replayed_loss(loss, action)
+
+    def _replayed_loss(self, loss: Loss, action: str) -> PredictedFix | None:
+        """The step without a loss: a replay of the captured steps tells which part of it a fix recovers."""
+        gain = next((gain for gain in self.analysis.what_if if gain.fix is loss.cause), None)
+        row = self._rows().get(loss.cause)
+        if gain is None or not gain.measured_step_ms or row is None or not row.ms_per_step:
+            return None
+        recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
+        after = self.losses.step_ms - recovered * loss.ms
+        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
 
     def _next(self, named: Loss | None) -> NextCause | None:
         others = [loss for loss in self.losses.losses if loss is not named]
@@ -372,7 +391,7 @@ class _Judge:
         if loss.basis == TELEMETRY:
             unknown = loss.cause is Cause.UNEXPLAINED
             return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
-        own = self.analysis.verdict.confidence
+        own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
         if loss.is_inferred:
             return min(own, INFERRED_CONFIDENCE)
         certain = own if self.analysis.verdict.cause is loss.cause else min(own, BOUND_CONFIDENCE)

@@ -16,6 +16,8 @@ STARVED_FACTOR = 1.25
 """Least ratio of the step to the step without waiting for workers that are too few; below it they are nearly enough."""
 MIN_WAITING_STEPS = 0.5
 """Least share of steps that wait for workers that are too few, unless waits come at the period of the workers."""
+ONE_RANK_SHARE = 0.8
+"""Least part of the job's waiting that one rank's waits are for their period to be that of its workers."""
 MIN_WAIT_SHARE = 0.1
 """Least part of a step for it to be one that waits."""
 
@@ -45,6 +47,8 @@ def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: 
     factor = step_ms / max(step_ms - wait_ms, 1e-9)
     waiting = float(np.mean(waits_ms > MIN_WAIT_SHARE * steps.period_ms[training.settled]))
     workers = next((round(item.value) for item in evidence if item.metric == "period_of_waits"), None)
+    if float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms:  # ranks wait by turns: the period is not the workers'
+        workers = None
     if factor > STARVED_FACTOR and (workers is not None or waiting >= MIN_WAITING_STEPS):
         reasons = [Reason.STARVED]
     evidence = [replace(item, ranks=[rank]) for item in evidence]

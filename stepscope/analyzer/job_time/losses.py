@@ -42,7 +42,10 @@ def step_losses(steps: JobSteps) -> StepLosses:
     lost = np.zeros(len(steps))
     ms, column = {}, {}
     for loss in HostLoss:
-        held_up = held_up + steps.host_ms[loss]
+        own = steps.host_ms[loss]
+        if loss is HostLoss.RUN_DELAY:  # a thread may lack its CPU as well while it collects or loads
+            own = own * (1.0 - np.minimum(held_up / np.maximum(steps.period_ms, 1e-9)[:, None], 1.0))
+        held_up = held_up + own
         so_far = np.minimum(held_up.max(axis=1), steps.period_ms)
         ms[loss] = np.maximum(so_far - lost, 0.0)
         column[loss] = steps.host_ms[loss].argmax(axis=1)
