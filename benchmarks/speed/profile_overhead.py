@@ -5,15 +5,17 @@
 
 The step is that of a transformer (`training_step`) of the given length. Cases, compared with the same loop without
 stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture active), `telemetry` (also with scalars
-on the device, the model watched, and an OpenTelemetry meter if installed). Captures are compared with torch.profiler
-with the same options: the profiled steps, the stop of the recording, and the steps after it, in which torch exports and
-stepscope writes on another thread.
+on the device, the model watched, and an OpenTelemetry meter if installed). Of steps with a wait for data and a phase it
+prints the time inside of stepscope's calls (p50, p99, by the host's clock: on an idle machine). Captures are compared
+with torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in
+which torch exports and stepscope writes on another thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import logging
 import statistics
@@ -113,6 +115,26 @@ def host_cost_us(num_steps: int, out: Path) -> float:
         return (time.perf_counter() - started) / num_steps * 1e6
 
 
+def call_times_us(workload: Workload, num_steps: int, out: Path) -> dict[str, float]:
+    """Microseconds that the training thread spends inside stepscope a step: `prof.data`, `prof.phase`, `prof.step`."""
+    inside = []
+    with stepscope.profile("calls", out, once(wait=_NEVER)) as prof:
+        batches = iter(prof.data(itertools.repeat(None)))
+        for _ in range(_SETTLE + num_steps):
+            asked = time.perf_counter()
+            next(batches)
+            phase = prof.phase("work")
+            phase.__enter__()
+            begun = time.perf_counter()
+            workload.step()
+            ended = time.perf_counter()
+            phase.__exit__(None, None, None)
+            prof.step(tokens=1, loss=1.0)
+            inside.append(1e6 * (begun - asked + time.perf_counter() - ended))
+    p50, p99 = statistics.quantiles(inside[_SETTLE:], n=100)[49::49]
+    return {"p50": p50, "p99": p99}
+
+
 def _capture_by_torch(workload: Workload, out: Path) -> dict[str, float]:
     target = out / "torch.json.gz"
     profiler = torch.profiler.profile(
@@ -188,6 +210,9 @@ def main() -> None:
                 seconds = seconds_per_step(mark, 20_000, workload.synchronize)
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
+            case["calls_us"] = call_times_us(workload, 1000, out)
+            shares = {name: f"{us:.0f} us ({us / workload.step_ms / 10:.2f}%)" for name, us in case["calls_us"].items()}
+            print(f"  inside of prof.data, prof.phase and prof.step: {shares}")
             for name, ratio in armed_cost(workload, options.blocks, out).items():
                 print(f"  {name:<9} / bare: {ratio}")
                 case[name] = ratio._asdict()

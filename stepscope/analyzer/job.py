@@ -18,6 +18,8 @@ from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_t
 from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
+from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
+from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
@@ -104,7 +106,14 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
             *left_out,
         ],
     )
-    return without_unnamed(analysis, by_rank), list(by_rank.values())
+    capture = captured_steps(by_rank, aligned.table, what_if)
+    return with_job_time(without_unnamed(analysis, by_rank), capture, context.run), list(by_rank.values())
+
+
+def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
+    """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
+    aligned = _explain(views, mesh)
+    return captured_steps(aligned.views, aligned.table, [])
 
 
 def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:

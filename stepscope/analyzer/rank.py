@@ -11,6 +11,7 @@ from stepscope.analyzer.collectives.device_calls import device_calls
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.collectives.openings import Beginning
 from stepscope.analyzer.intervals import covered_time, single
+from stepscope.analyzer.job_time.floor import device_floor
 from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -125,6 +126,7 @@ def _view_device(
         on_device=True,
         notices=notices,
         graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
+        floor=device_floor(trace, activities, steps, window, own.segments),
     )
 
 

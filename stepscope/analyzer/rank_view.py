@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import Call
 from stepscope.analyzer.intervals import Intervals
+from stepscope.analyzer.job_time.floor import DeviceFloor
 from stepscope.analyzer.kernels.rank_kernels import RankKernels, no_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.idle_time import HostWork
@@ -48,6 +49,7 @@ class RankView:
         on_device: whether the breakdown is of a device (else of the host's main thread).
         graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
         timeline: input of a replay without a device.
+        floor: kernels of a step back to back; None without a device or a step.
     """
 
     rank: int
@@ -71,6 +73,7 @@ class RankView:
     notices: list[Notice]
     graph: RankGraph | None = None
     timeline: HostTimeline | None = None
+    floor: DeviceFloor | None = None
 
     @property
     def has_device_activities(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.analyzer.collectives.calls import CallId, Matches
 from stepscope.analyzer.collectives.clocks import Clocks
 from stepscope.analyzer.collectives.process_groups import dimension_of_members, mesh_sizes_by_traffic
+from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_kernel_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
@@ -36,6 +37,7 @@ class JobContext:
         truncated_files: traces left out because they end too early.
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
         network_bytes_per_second: of each GPU's network card in one direction.
+        run: what the run directory tells of all steps; None from traces alone.
     """
 
     unprofiled_step_ms: float | None = None
@@ -46,6 +48,7 @@ class JobContext:
     notices: tuple[Notice, ...] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
     network_bytes_per_second: float | None = None
+    run: RunFacts | None = None
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

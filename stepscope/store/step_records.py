@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -45,6 +45,12 @@ class _StepLine(msgspec.Struct, gc=False):
     state: str = "wait"
     export_ns: _Time = 0
     prepare_ns: _Time = 0
+    device_ns: _Time | None = None
+    exposed_data_wait_ns: _Time | None = None
+    exposed_phases: dict[str, _Time] = msgspec.field(default_factory=dict)
+    run_delay_ns: _Time | None = None
+    num_compilations: _Time = 0
+    compile_ns: _Time = 0
 
 
 def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[Notice]]:
@@ -55,9 +61,38 @@ def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[No
     Raises:
         OSError: a file cannot be read.
     """
+    steps_of, notices = _all_steps(_files_by_rank(run_directory))
+    return _latest(steps_of), notices
+
+
+def read_attempts_steps(run_directory: Path) -> list[layout.RankSteps]:
+    """Read the steps of all attempts of a run, also those that a later one repeated, of at most MAX_RANKS_OF_JOB ranks.
+
+    Lines that cannot be read are ignored. In a run from before step lines had attempts, one begins where the index
+    falls back.
+    """
+    files = _spread(_files_by_rank(run_directory), MAX_RANKS_OF_JOB)
+    with suppress(OSError):
+        steps_of, _ = _all_steps(files)
+        return [layout.RankSteps(rank, _with_attempts(steps)) for rank, steps in steps_of.items() if steps]
+    return []
+
+
+def _with_attempts(steps: list[layout.Step]) -> list[layout.Step]:
+    attempt, last_index = 1, -1
+    numbered = []
+    for step in steps:
+        attempt = max(attempt + (step.index <= last_index), step.attempt)
+        last_index = step.index
+        numbered.append(replace(step, attempt=attempt))
+    return numbered
+
+
+def _all_steps(files: list[tuple[int, Path]]) -> tuple[dict[int, list[layout.Step]], list[Notice]]:
+    """All steps by rank, and notices of lines that could not be read."""
     steps_of: dict[int, list[layout.Step]] = {}
     notices = []
-    for rank, path in _files_by_rank(run_directory):
+    for rank, path in files:
         steps = steps_of.setdefault(rank, [])
         num_unreadable = 0
         for line, text in _read_lines(path):
@@ -68,7 +103,7 @@ def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[No
         if num_unreadable:
             lines = counted(num_unreadable, "line is not a step and is", "lines are not steps and are")
             notices.append(Notice("unreadable_lines", f"{path}: {lines} left out"))
-    return _latest(steps_of), notices
+    return steps_of, notices
 
 
 def _latest(steps_of: dict[int, list[layout.Step]]) -> list[layout.RankSteps]:
@@ -132,6 +167,9 @@ def _step(line: _StepLine, text: bytes) -> layout.Step:
 
 MAX_RANKS_READ = 16
 """Ranks wait for each other at every step, so a few of them show the job's pace; a thousand files take minutes."""
+
+MAX_RANKS_OF_JOB = 256
+"""Ranks whose every step counts to the training time of the job."""
 
 WARM_UP_SHARE = 0.1
 MAX_WARM_UP_STEPS = 10
@@ -267,10 +305,12 @@ def ranks_without_steps(run_directory: Path) -> list[int]:
 
 def _some_files(run_directory: Path) -> list[tuple[int, Path]]:
     """The files of at most MAX_RANKS_READ ranks, spread evenly."""
-    files = _files_by_rank(run_directory)
-    if len(files) <= MAX_RANKS_READ:
-        return files
-    return [files[place * len(files) // MAX_RANKS_READ] for place in range(MAX_RANKS_READ)]
+    return _spread(_files_by_rank(run_directory), MAX_RANKS_READ)
+
+
+def _spread(files: list[tuple[int, Path]], most: int) -> list[tuple[int, Path]]:
+    """At most so many of the files, spread evenly."""
+    return files if len(files) <= most else [files[place * len(files) // most] for place in range(most)]
 
 
 def _timed_steps(path: Path) -> list[_TimedStep]:

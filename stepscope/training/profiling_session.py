@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
+from stepscope.core.loader_waits import Instant, Interval
 from stepscope.core.text.wording import headline, verdict_lines
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
@@ -40,8 +41,15 @@ from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
 from stepscope.training.steps import spans
+from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.gradients import LocalGradientNorm
-from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
+from stepscope.training.steps.listeners import (
+    PendingSteps,
+    StepListeners,
+    make_observers,
+    make_settled_listeners,
+    make_step_listeners,
+)
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
 from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime, open_step_file
 
@@ -112,9 +120,14 @@ class Profile:
         self._figures = StepScalarReader(self._scalar_reader)
         self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
+        self._device_clock = DeviceClock()
         self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
         self._spans = spans.SpanRecorder(
-            self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
+            self._open_spans.open,
+            self._open_spans.close,
+            self._device_clock.now,
+            self.count_data_wait,
+            self.count_phase,
         )
 
     def __enter__(self) -> Profile:
@@ -157,6 +170,7 @@ class Profile:
         record = self._step
         self._close_annotation()
         record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
+        record.device = self._device_clock.end_step()
         record.figures, record.deferred = self._figures.read(figures)
         self._times.add(record)
         self._listeners.step_ended(record)
@@ -267,7 +281,9 @@ class Profile:
         weakref.finalize(
             self, self._agent_link.close, 0.0
         ).atexit = False  # never left: at exit `ShutdownHandler` does more
-        self._settling = PendingSteps([*make_settled_listeners(context), self._agent_link], self._writer.add)
+        self._settling = PendingSteps(
+            [*make_settled_listeners(context), self._agent_link, self._times], self._writer.add
+        )
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
             self._manifest = ManifestWriter(context, labels)
@@ -280,7 +296,11 @@ class Profile:
             before_stepping_aside=self._open_spans.close_all,
             step_time=self._agent_link.step_time,
         )
-        listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients]
+        phase = weakref.WeakMethod(self.phase)
+        observed = make_observers(
+            lambda name: None if (alive := phase()) is None else alive(name), self._open_spans.names, self._device_clock
+        )
+        listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients, *observed]
         self._listeners = StepListeners(listeners)
         tasks = [self._writer, self._manifest, *listeners]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
@@ -371,16 +391,20 @@ class Profile:
         self._open_spans.close(annotation)
 
     @_harmless
-    def count_data_wait(self, duration_ns: int) -> None:
+    def count_data_wait(self, interval: Interval) -> None:
         """Add to the current step a wait for data outside `prof.data`."""
         if self._step is not None:
-            self._step.data_wait_ns += duration_ns
+            self._step.add_data_wait(interval)
 
     @_harmless
-    def count_phase(self, name: str, duration_ns: int) -> None:
+    def count_phase(self, name: str, interval: Interval) -> None:
         """Add to the current step time of a phase outside `prof.phase`."""
         if self._step is not None:
-            self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
+            self._step.add_phase(name, interval)
+
+    def now(self) -> Instant:
+        """The current instant, for the ends of an interval."""
+        return self._device_clock.now()
 
     @_harmless
     def stop_for(self, error: Exception) -> None:

@@ -8,10 +8,13 @@ views.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepscope.analyzer.job import analyse_job
+from stepscope.analyzer.job import analyse_job, capture_of
+from stepscope.analyzer.job_time.job_verdict import RunFacts
+from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline_document
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis, MeshSizes
@@ -20,7 +23,7 @@ from stepscope.core.errors import DataError, none_usable
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
-from stepscope.store.step_records import ranks_without_steps, read_pace, stuck_steps
+from stepscope.store.step_records import ranks_without_steps, read_attempts_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
 from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
 from stepscope.workflow.rank_views import view_files
@@ -70,7 +73,8 @@ def analyze(
         UnreachableError: a URL's store or the cluster does not answer.
     """
     job = read_job(paths, whole_file=whole_file, capture=capture, fan_out=fan_out, on_progress=on_progress)
-    context = replace(job.context, network_bytes_per_second=network_bytes_per_second)
+    run = None if whole_file else _run_facts(job, fan_out)
+    context = replace(job.context, network_bytes_per_second=network_bytes_per_second, run=run)
     analysis, final_views = analyse_job(job.views, context)
     is_latest = capture in (None, job.num_captures)
     is_kept = keep and job.run_directory is not None and not whole_file and is_latest
@@ -127,12 +131,18 @@ def analyze_captures(
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """A job's traces as views, one per rank; its context; the run directory, if one was given; number of captures."""
+    """Views, one per rank; the job's context; and what it was read from, with the manifest of a run."""
 
     views: list[RankView]
     context: JobContext
-    run_directory: Path | None
+    files: TraceFiles
+    manifest: RunManifest | None
     num_captures: int = 1
+
+    @property
+    def run_directory(self) -> Path | None:
+        """The run directory, if one was given."""
+        return self.files.run_directory
 
 
 def read_job(
@@ -169,7 +179,22 @@ def read_job(
         unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None
         context = replace(context, data_waits_ns=pace.data_waits_ns, unprofiled_step_ms=unprofiled_ms)
     num_captures = max(files.num_captures, found.num_captures)
-    return JobInput(list(found.views.values()), context, files.run_directory, num_captures)
+    return JobInput(list(found.views.values()), context, files, manifest, num_captures)
+
+
+def _run_facts(job: JobInput, fan_out: FanOut) -> RunFacts | None:
+    """What the run directory tells of the job beside the analysed capture; None without step records."""
+    steps = None if job.run_directory is None else job_steps(read_attempts_steps(job.run_directory))
+    if steps is None:
+        return None
+    others = []
+    for paths in job.files.other_captures:
+        with suppress(DataError):  # another capture that cannot be read is no evidence
+            tasks, mapping = task_paths(paths, fan_out), map_of_engine(paths, fan_out)
+            views = view_files(tasks, whole_file=False, map_files=mapping).views
+            others.append(capture_of(list(views.values()), job.context.mesh))
+    attempts = [] if job.manifest is None else job.manifest.attempts
+    return RunFacts(steps, attempts, job.context.num_cpus, others)
 
 
 def _silent_ranks(run_directory: Path | None) -> list[Notice]:

@@ -12,22 +12,21 @@ import logging
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from stepscope.core.loader_waits import LoaderWaits
 from stepscope.core.text.numbers import counted
-from stepscope.zero_code.step_detection import LoaderWaits, StepCycle
+from stepscope.zero_code.step_detection import StepCycle
 
 if TYPE_CHECKING:
+    from stepscope.core.loader_waits import Instant
     from stepscope.training.profiling_session import Profile
 
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
 _FOREIGN_THREAD: Any = getattr(threading, "_DummyThread", ())
 
@@ -73,7 +72,6 @@ class AutomaticRun:
         self._thread: int | None = None
         self._depth = 0
         self._is_asking = False
-        self._is_saving = False
         self._waits = LoaderWaits()
         self._cycle = StepCycle()
         self._num_steps = 0
@@ -150,9 +148,13 @@ class AutomaticRun:
         if self._counts_unseen and not self._is_off:
             self._end_step()
 
+    def batch_asked(self) -> Instant | None:
+        """When the wait for a batch begins; None where it is not recorded."""
+        return self._profile.now() if self._is_wait_recorded() and self._profile is not None else None
+
     @_harmless(False)
-    def batch_asked(self) -> bool:
-        """Whether the wait for a batch that begins is recorded; of nested loaders the outer one's is."""
+    def _is_wait_recorded(self) -> bool:
+        """Whether the wait that begins is recorded; of nested loaders the outer one's is."""
         if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
             return False
         if threading.get_ident() != self._thread and not self._is_on_training_thread():
@@ -164,37 +166,24 @@ class AutomaticRun:
         self._is_asking = self._profile is not None
         return self._is_asking
 
-    @_harmless(None)
-    def loader_began(self, iterator: Any, started_ns: int) -> None:
-        self._is_asking = False
-        self._waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
+    def loader_began(self, iterator: Any, asked: Instant) -> None:
+        self._record_wait(self._waits.began, iterator, asked)
 
-    @_harmless(None)
-    def batch_came(self, iterator: Any, started_ns: int, *, learns: bool) -> None:
-        """The wait is over: a batch came. `learns`: gradients are recorded."""
-        self._is_asking = False
-        self._waits.gave(_loader(iterator), started_ns, time.perf_counter_ns(), learns=learns)
+    def batch_came(self, iterator: Any, asked: Instant) -> None:
+        learns = sys.modules["torch"].is_grad_enabled()
+        self._record_wait(functools.partial(self._waits.gave, learns=learns), iterator, asked)
 
-    @_harmless(None)
-    def loader_ran_out(self, iterator: Any, started_ns: int) -> None:
-        self._is_asking = False
-        self._waits.ran_out(_loader(iterator), started_ns, time.perf_counter_ns())
+    def loader_ran_out(self, iterator: Any, asked: Instant) -> None:
+        self._record_wait(self._waits.ran_out, iterator, asked)
 
     def loader_failed(self) -> None:
         self._is_asking = False
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Around what writes a checkpoint: the phase `checkpoint`, in which no other begins."""
-        if self._profile is None or self._is_off or self._is_saving or threading.get_ident() != self._thread:
-            yield
-            return
-        self._is_saving = True
-        try:
-            with self._profile.phase(CHECKPOINT):  # which never raises itself
-                yield
-        finally:
-            self._is_saving = False
+    @_harmless(None)
+    def _record_wait(self, record: Callable[..., None], iterator: Any, asked: Instant) -> None:
+        self._is_asking = False
+        if self._profile is not None:
+            record(iterator, asked, self._profile.now())
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
@@ -222,11 +211,9 @@ class AutomaticRun:
         if not self._profile.is_measuring:  # a profile of the user's own has taken its place
             self._is_off = True
             return
-        data_wait_ns, evaluation_ns = self._waits.update()
-        if data_wait_ns:
-            self._profile.count_data_wait(data_wait_ns)
-        if evaluation_ns:
-            self._profile.count_phase(EVALUATION, evaluation_ns)
+        waits, _ = self._waits.update()  # the profile itself sees evaluations, and checkpoints
+        for wait in waits:
+            self._profile.count_data_wait(wait)
         self._profile.step()
         self._num_steps += 1
 
@@ -267,11 +254,6 @@ def _was_profiled() -> bool:
     """Whether a profile of the user's own has measured this process."""
     session = sys.modules.get("stepscope.training.profiling_session")
     return session is not None and session.was_measured()
-
-
-def _loader(iterator: Any) -> int:
-    """What an iterator has in common with the others of its loader."""
-    return id(getattr(iterator, "_index_sampler", iterator))
 
 
 def _at_exit(end: Any) -> None:

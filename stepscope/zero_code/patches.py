@@ -1,4 +1,4 @@
-"""Patches of torch, DeepSpeed and safetensors for `stepscope run`, applied as soon as each module is imported.
+"""Patches of torch and DeepSpeed for `stepscope run`, applied as soon as each module is imported.
 
 Every wrapper passes arguments, results and exceptions through unchanged. Before the first update, and in processes that
 never make one, a wrapper costs a fraction of a microsecond.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from stepscope.core.loader_waits import timed_batches, timed_beginning
 from stepscope.zero_code.automatic_run import AutomaticRun
 
 _run = AutomaticRun()
@@ -21,7 +21,7 @@ _torch: Any = None
 
 
 def module_imported(module: ModuleType) -> None:
-    """Patch a module of torch, DeepSpeed or safetensors for `stepscope run`, as it has just been imported."""
+    """Patch a module of torch or DeepSpeed for `stepscope run`, as it has just been imported."""
     global _torch
     _torch = sys.modules.get("torch")
     _PATCHES[module.__name__](module)
@@ -83,34 +83,16 @@ def _watch_loading(module: Any) -> None:
 def _watch_loaders(module: Any) -> None:
     """The wait for a batch, and the beginning of an iteration, which starts the workers."""
     loader, iterator = module.DataLoader, module._BaseDataLoaderIter
-    loader.__iter__ = _timed(loader.__iter__, lambda _, begun, started_ns: _run.loader_began(begun, started_ns))
-    iterator.__next__ = _timed(iterator.__next__, _batch_came)
-
-
-def _batch_came(iterator: Any, _: Any, started_ns: int) -> None:
-    _run.batch_came(iterator, started_ns, learns=_torch.is_grad_enabled())
-
-
-def _watch_saving(*names: str) -> Callable[[Any], None]:
-    """Small ones count too: those of optimizer, scheduler and random state beside the model's."""
-
-    def watch(module: Any) -> None:
-        for name in names:
-            if hasattr(module, name):
-                setattr(module, name, _as_checkpoint(getattr(module, name)))
-
-    return watch
+    loader.__iter__ = timed_beginning(lambda: _run)(loader.__iter__)
+    iterator.__next__ = timed_batches(lambda: _run)(iterator.__next__)
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "deepspeed.runtime.engine": _watch_deepspeed,
-    "safetensors.torch": _watch_saving("save_file", "save_model"),
     "torch.amp.grad_scaler": _watch_grad_scaler,
     "torch.autograd": _watch_gradients,
     "torch.distributed.checkpoint.state_dict": _watch_loading,
-    "torch.distributed.checkpoint.state_dict_saver": _watch_saving("save", "async_save", "save_state_dict"),
     "torch.optim.optimizer": _watch_optimizers,
-    "torch.serialization": _watch_saving("save"),
     "torch.utils.data.dataloader": _watch_loaders,
 }
 
@@ -177,34 +159,3 @@ def _first_argument(optimizer: Any = None, /, *_: Any, **__: Any) -> Any:
 
 def _optimizer_of_scaler(_: Any = None, /, optimizer: Any = None, *__: Any, **___: Any) -> Any:
     return optimizer
-
-
-def _timed(ask: Callable[[Any], Any], came: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
-    """Method of a loader or its iterator whose wait is timed; `came` takes it, what came, and when it was asked."""
-
-    @functools.wraps(ask)
-    def timed(self: Any) -> Any:
-        if not _run.batch_asked():
-            return ask(self)
-        started_ns = time.perf_counter_ns()
-        try:
-            found = ask(self)
-        except StopIteration:
-            _run.loader_ran_out(self, started_ns)
-            raise
-        except BaseException:
-            _run.loader_failed()
-            raise
-        came(self, found, started_ns)
-        return found
-
-    return timed
-
-
-def _as_checkpoint(save: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(save)
-    def saving(*args: Any, **kwargs: Any) -> Any:
-        with _run.saving():
-            return save(*args, **kwargs)
-
-    return saving

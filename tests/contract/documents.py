@@ -62,7 +62,7 @@ from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReport
 from stepscope.training.run.run_files import write_manifest
 from stepscope.training.steps.gradients import CLIPPED_NORM, LOCAL_NORM
 from stepscope.training.steps.gradients import _named as loss_scale_figures
-from stepscope.training.steps.listeners import GcPauses, MemoryFigures
+from stepscope.training.steps.process_metrics import GcPauses, MemoryFigures
 from stepscope.training.steps.telemetry import StepRecord
 from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer
@@ -221,10 +221,22 @@ def _messages() -> dict[str, list[Any]]:
 
 def _step_lines() -> Iterator[Any]:
     """Lines of steps with all figures that are measured without being asked for, and one of the training code's own."""
-    for number, record in enumerate(samples(StepRecord, deferred=[], attempt=2, figures={ANY_KEY: float("nan")})):
+    for number, record in enumerate(
+        samples(
+            StepRecord,
+            deferred=[],
+            device=None,
+            data_waits=[],
+            phase_intervals={},
+            attempt=2,
+            figures={ANY_KEY: float("nan")},
+        )
+    ):
         if number:
             record.figures = {ANY_KEY: 0.5}
-            record.export_ns = record.prepare_ns = 0
+            record.export_ns = record.prepare_ns = record.num_compilations = record.compile_ns = 0
+            record.device_ns = record.exposed_data_wait_ns = record.run_delay_ns = None
+            record.exposed_phases = {}
             record.anomalies, record.attempt = [], 1
         else:
             record.figures |= {

@@ -80,6 +80,8 @@ def test_what_profile_writes_is_read_back(tmp_path: Path) -> None:
     record = StepRecord(3, 10, 30, data_wait_ns=5, phases={"save": 7}, figures={"loss": float("nan"), "tokens": 8})
     record.anomalies.append(Anomaly("loss_not_finite", "loss", None, None, None))
     record.captured, record.state, record.attempt, record.export_ns, record.prepare_ns = True, "active", 2, 11, 13
+    record.device_ns, record.exposed_data_wait_ns, record.exposed_phases = 21, 0, {"save": 6}
+    record.run_delay_ns, record.num_compilations, record.compile_ns = 0, 1, 17
     _write(tmp_path, "rank0.jsonl", record.as_line().decode())
     (rank,), notices = subject.read_run_steps(tmp_path)
     assert rank.steps == [
@@ -97,11 +99,23 @@ def test_what_profile_writes_is_read_back(tmp_path: Path) -> None:
             state="active",
             export_ns=11,
             prepare_ns=13,
+            device_ns=21,
+            exposed_data_wait_ns=0,
+            exposed_phases={"save": 6},
+            run_delay_ns=0,
+            num_compilations=1,
+            compile_ns=17,
         )
     ]
     assert notices == []
 
 
 def test_every_reserved_name_is_a_field_that_is_written_and_read() -> None:
-    written = {each.name for each in fields(StepRecord)} - {"figures", "deferred"} | {"non_finite"}
+    written = {each.name for each in fields(StepRecord)} - {
+        "figures",
+        "deferred",
+        "device",
+        "data_waits",
+        "phase_intervals",
+    } | {"non_finite"}
     assert RESERVED_FIELDS == written == set(subject._StepLine.__struct_fields__)

@@ -105,7 +105,7 @@ spec = importlib.util.spec_from_file_location("startup", {path!r})
 startup = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(startup)
 before = list(sys.path)
-startup._stepscope_looks_into(types.ModuleType("torch.serialization"))
+startup._stepscope_looks_into(types.ModuleType("torch.distributed.checkpoint.state_dict"))
 assert sys.path == before
 print(sys.modules["stepscope.zero_code.patches"].__file__)
 """

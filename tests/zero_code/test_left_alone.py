@@ -174,6 +174,7 @@ def test_an_optimizer_of_slots_is_measured_like_any_other(run_script: RunScript)
 
 
 _FAILING = """
+from stepscope.core.loader_waits import LoaderWaits
 from stepscope.zero_code import step_detection
 
 def failing(*_, **__):
@@ -182,7 +183,7 @@ def failing(*_, **__):
 if WHERE == "an update":
     step_detection.StepCycle.counts = step_detection.StepCycle.ends_with = failing
 else:
-    step_detection.LoaderWaits.began = step_detection.LoaderWaits.gave = step_detection.LoaderWaits.ran_out = failing
+    LoaderWaits.began = LoaderWaits.gave = LoaderWaits.ran_out = failing
 loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
 train(3)
 print(len(list(loader)))

@@ -89,13 +89,14 @@ def why_data_is_late(
         return [Reason.STARVED], []
     worst = late[0]
     waits = np.array(waits_by_rank.get(worst.rank, worst.host_work.load_waits_ns), np.int64)
-    reasons, evidence = _loader_pattern(waits, worst.rank)
+    reasons, evidence = loader_pattern(waits, worst.rank)
     if any(view.host_work.loads_in_process for view in late):
         reasons.append(Reason.NO_WORKERS)
     return reasons, evidence
 
 
-def _loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
+def loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
+    """Reason of a rank's waits for its data loader, in order of the batches, and the evidence of their pattern."""
     if len(waits_ns) < MIN_BATCHES or not waits_ns.any():
         return [Reason.STARVED], []
     # one very long wait (an epoch's end, a cold cache) would dominate the rest

@@ -157,8 +157,51 @@ class SecondaryCause:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedFix:
+    """Analysis document: the mean training time of a useful step once the verdict's cause is removed.
+
+    Attributes:
+        action: what to change, as the user writes it.
+        step_ms: None where only bounds are known.
+        error: relative error of the model on runs with a measured answer; None where unknown.
+        basis: telemetry | replay | model | bound.
+        interval_ms: least and largest step.
+    """
+
+    action: str
+    step_ms: float | None
+    speedup: float | None
+    error: float | None
+    basis: str
+    interval_ms: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NextCause:
+    """Analysis document: the next loss, as a share of training time."""
+
+    cause: Cause
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Analysis document: what a known change to the same work would save; not a loss."""
+
+    action: str
+    step_ms: float
+    speedup: float
+    basis: str = "model"
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """Analysis document: the main cause in one line, with evidence and advice."""
+    """Analysis document: the main cause in one line, with evidence and advice.
+
+    Attributes:
+        bottleneck: whether a loss reaches a tenth of training time; None where unknown.
+        share: of training time, of the cause; None where unknown.
+    """
 
     cause: Cause
     reasons: list[Reason]
@@ -168,6 +211,98 @@ class Verdict:
     evidence: list[Evidence]
     actions: list[str]
     secondary: list[SecondaryCause]
+    bottleneck: bool | None = None
+    share: float | None = None
+    fix: PredictedFix | None = None
+    next: NextCause | None = None
+    headroom: list[Headroom] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrend:
+    """Analysis document: steps that get longer.
+
+    Attributes:
+        ms_per_step: growth of a step from one to the next.
+        since_step: the step from which on they are longer than at first.
+        first_ms, last_ms: median of the first and of the last fifth.
+        grows_with: figures of the step records that grow as well.
+    """
+
+    ms_per_step: float
+    since_step: int
+    first_ms: float
+    last_ms: float
+    grows_with: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Analysis document: the parts of a run's wall-clock time, ms; they add up to it.
+
+    Attributes:
+        lost_steps: steps that a restart repeated, at their first execution.
+        tail: after the last step.
+    """
+
+    start_up: float
+    training: float
+    profiling: float
+    lost_steps: float
+    restarts: float
+    tail: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceLayer:
+    """Analysis document: one source of evidence: telemetry | trace | counters. `agrees` is None where not compared."""
+
+    layer: str
+    used: bool
+    agrees: bool | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnexplainedSteps:
+    """Analysis document: slow steps for which no record and no capture gives a cause.
+
+    Attributes:
+        num_steps: of all steps.
+        share: of training time, beyond what an ordinary step takes.
+        every: they are every n-th step; None where they are not.
+        ranks: ranks that end them later than the others.
+    """
+
+    num_steps: int
+    share: float
+    every: int | None
+    ranks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """Analysis document: training time of the job over all steps and ranks.
+
+    Attributes:
+        training_ms: sum over all steps of all attempts, `num_steps` x `mean_step_ms`.
+        wall_ms: the parts of `goodput` together; None from traces alone.
+        basis: the sources, joined by "+": telemetry, trace, counters.
+        breakdown: share of training time by category; adds up to 1.
+        goodput: None from traces alone.
+    """
+
+    num_steps: int
+    training_ms: float
+    mean_step_ms: float
+    median_step_ms: float
+    wall_ms: float | None
+    basis: str
+    breakdown: dict[str, float]
+    goodput: Goodput | None
+    layers: list[EvidenceLayer]
+    unexplained: UnexplainedSteps | None = None
+    trend: StepTrend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +533,7 @@ class Analysis:
     communication_by_dimension: list[DimensionCost] = field(default_factory=list)
     arrivals: list[RankArrivals] = field(default_factory=list)
     """latest first"""
+    job_time: JobTime | None = None
     schema: str = ANALYSIS_SCHEMA
 
 

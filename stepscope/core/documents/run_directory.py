@@ -102,6 +102,8 @@ class RunManifest:
     simulated_compute: bool = False
     """layers sleep instead of computing"""
     labels: dict[str, str] = field(default_factory=dict)
+    cpu_affinity: str = ""
+    """the processors that rank 0 may use at its start, as the kernel lists them ("0-3,8"); empty when unknown"""
     schema: str = RUN_SCHEMA
 
 
@@ -146,6 +148,13 @@ class Step:
         state: of the profiler's schedule: wait, warmup, active.
         export_ns: time spent after the step to write a trace; not part of a step.
         prepare_ns: time spent after the step to set up and start the profiler; not part of a step.
+        device_ns: the GPU's time from the end of the step before to the end of this one, by CUDA events; None: unknown.
+        exposed_data_wait_ns: the GPU's time from the beginning to the end of the waits for batches: less than
+            `data_wait_ns` where earlier work kept the GPU busy. None: unknown.
+        exposed_phases: the same for each phase, its own GPU work included; unknown ones are absent.
+        run_delay_ns: time that the threads which launch the work (the training thread, autograd's) were runnable and
+            had no CPU. None: unknown.
+        num_compilations, compile_ns: compilations by torch.compile that ended in the step, and their time.
     """
 
     index: int
@@ -161,6 +170,12 @@ class Step:
     state: str = "wait"
     export_ns: int = 0
     prepare_ns: int = 0
+    device_ns: int | None = None
+    exposed_data_wait_ns: int | None = None
+    exposed_phases: dict[str, int] = field(default_factory=dict)
+    run_delay_ns: int | None = None
+    num_compilations: int = 0
+    compile_ns: int = 0
 
 
 RESERVED_FIELDS = frozenset(each.name for each in fields(Step)) - {"figures"}

@@ -5,15 +5,28 @@ Trace quality has lines too. Terminal, report and pages share all of them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
-from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Pipeline, TraceQuality, Verdict
+from stepscope.core.documents.analysis import (
+    AnalysedJob,
+    MeshSizes,
+    Pipeline,
+    PredictedFix,
+    TraceQuality,
+    Verdict,
+)
 from stepscope.core.text import numbers
 from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
 _METRIC_TITLES = {
     "fraction_of_step": "Share of the captured time",
+    "share_of_training_time": "Share of training time",
+    "waiting_steps": "Steps that wait for data",
+    "slow_steps": "Slow steps",
+    "slow_step_every": "Slow steps come every",
+    "usable_cpus": "CPUs that a rank may use",
     "share_caused_by_these_ranks": "Caused by these ranks",
     "pipeline_structural": "Bubble by the schedule alone",
     "pipeline_imbalance": "Bubble by uneven stages",
@@ -193,7 +206,7 @@ def _sentence(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-_ONE = {"calls": "call", "batches": "batch", "times": "time"}
+_ONE = {"calls": "call", "batches": "batch", "times": "time", "steps": "step"}
 """Singular of units that count things."""
 _SMALLEST = 0.001
 """Smaller values than this are shown as '<0.001'."""
@@ -224,8 +237,19 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         ranks = f" on {where}" if evidence.ranks else ""
         lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
     lines += [f"  > {action}" for action in verdict.actions]
+    lines += [f"  Fix: {_fix_words(verdict.fix)}"] if verdict.fix is not None and verdict.fix.basis != "replay" else []
     lines += [f"  also: {other.summary}" for other in verdict.secondary]
     return lines
+
+
+def _fix_words(fix: PredictedFix) -> str:
+    """The step after a fix: 'about 41.0 ms per step, 4.6x faster (model error 15%)', or between which bounds."""
+    if fix.step_ms is None:
+        low, high = fix.interval_ms or (math.nan, math.nan)
+        return f"{low:,.1f} to {high:,.1f} ms per step (bounds)"
+    faster = "" if fix.speedup is None else f", {fix.speedup:.1f}x faster"
+    error = "" if fix.error is None else f" (model error {fix.error:.0%})"
+    return f"about {fix.step_ms:,.1f} ms per step{faster}{error}"
 
 
 def _value(evidence: Evidence) -> str:

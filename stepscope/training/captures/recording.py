@@ -15,14 +15,18 @@ import json
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
 from stepscope.core.process import Patch
+from stepscope.training.captures.cupti import CuptiDetachment
 from stepscope.training.captures.trace_export import save_recording, write_trace
 from stepscope.training.run.run_files import partial_path
+
+DETACHMENT = CuptiDetachment()
+"""One a process, as CUPTI is."""
 
 
 class Recording:
@@ -63,6 +67,7 @@ class Recording:
         from torch.profiler.profiler import _KinetoProfile  # documented in spite of its name
 
         refuse_second_profiler()
+        DETACHMENT.wait()
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )
@@ -109,7 +114,7 @@ class Recording:
             OSError: it cannot be written.
             RuntimeError: another profiler ended the recording.
         """
-        self.stop()
+        self.stop(detach=False)
         if self.num_whole_steps:
             self._plain.parent.mkdir(parents=True, exist_ok=True)
             self._has_plain = True
@@ -131,8 +136,11 @@ class Recording:
         finally:
             self._profiler = None
 
-    def stop(self) -> None:
+    def stop(self, *, detach: bool = True) -> None:
         """Stop recording; the result is kept for `finish`.
+
+        Args:
+            detach: detach CUPTI, unless another recording follows at once.
 
         Raises:
             RuntimeError: another profiler ended the recording, which is lost.
@@ -145,7 +153,8 @@ class Recording:
             raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
         whole_steps = range(self.first_step, self.first_step + self.num_whole_steps)
         self._profiler.add_metadata_json(WHOLE_STEPS_KEY, json.dumps(list(whole_steps)))
-        self._profiler.stop_trace()
+        with DETACHMENT.ending_recording() if detach else nullcontext():
+            self._profiler.stop_trace()
 
     def _recording(self) -> Any:
         """torch's result, handed over once; None afterwards."""

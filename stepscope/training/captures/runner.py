@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.training.captures.plan import CapturePlan, CaptureWindow
-from stepscope.training.captures.recording import OtherProfilerWatch, Recording
+from stepscope.training.captures.recording import DETACHMENT, OtherProfilerWatch, Recording
 from stepscope.training.captures.trace_export import TraceWriter
 from stepscope.training.steps.telemetry import RecentStepTime, StepRecord
 
@@ -81,6 +81,7 @@ class CaptureRunner:
     def move_to(self, index: int, ended: StepRecord | None) -> None:
         """Between two steps: end the capture that is over, prepare or start the one that step `index` belongs to."""
         self._plan.advance(index)
+        DETACHMENT.check()
         if not self._writer.is_writing:
             self._writer.finish()
             if self._recording is None:
@@ -116,6 +117,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
+            DETACHMENT.wait()
             self._plan.close("training ended before it began")
 
     def discard(self) -> None:
@@ -130,6 +132,7 @@ class CaptureRunner:
             self._writer.finish()
         finally:
             self._watch.stop()
+            DETACHMENT.wait()
             self._plan.close("measuring has stopped")
 
     def _wait_for_writer(self, ended: StepRecord | None) -> None:
@@ -266,6 +269,7 @@ class CaptureRunner:
                 recording.num_whole_steps,
             )
         self._writer.wait()
+        DETACHMENT.wait()
 
 
 @contextmanager

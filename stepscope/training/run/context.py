@@ -15,7 +15,13 @@ from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RunManifes
 from stepscope.core.text.numbers import ranks_words
 from stepscope.training.captures.schedule import Schedule, SlowStep
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.identity import Identity, num_usable_cpus, relevant_environment, software_versions
+from stepscope.training.run.identity import (
+    Identity,
+    cpu_affinity,
+    num_usable_cpus,
+    relevant_environment,
+    software_versions,
+)
 from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_mesh_dimension, mesh_sizes
 from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
 
@@ -118,6 +124,7 @@ class ManifestWriter:
             attempts=[*read_attempts(run_directory), this_attempt],
             simulated_compute=context.settings.simulated_compute,
             labels=labels,
+            cpu_affinity=cpu_affinity(),
         )
 
     def write(self) -> None:

@@ -97,6 +97,18 @@ def num_usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def cpu_affinity() -> str:
+    """The CPUs that this training process may use, as the kernel lists them ("0-3,8"); empty where unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    cpus = sorted(os.sched_getaffinity(0))
+    begins = [cpu for cpu in cpus if cpu - 1 not in cpus]
+    ends = [cpu for cpu in cpus if cpu + 1 not in cpus]
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in zip(begins, ends, strict=True)
+    )
+
+
 def _number(variable: str, default: int) -> int:
     try:
         return int(os.environ.get(variable, ""))

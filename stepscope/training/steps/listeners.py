@@ -1,4 +1,4 @@
-"""Step listeners: their protocols, which of them a run has, process metrics, and the queue of deferred scalars.
+"""Step listeners: their protocols, which of them a run has, and the queue of deferred scalars.
 
 A listener that fails is removed with a warning; training and the other listeners are not affected. A step's line is
 written when all its scalars have arrived from the GPU; training does not wait for that.
@@ -6,25 +6,29 @@ written when all its scalars have arrived from the GPU; training does not wait f
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
 from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
 from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
 from stepscope.training.run.context import RunContext
+from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
+from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
+from stepscope.training.steps.process_metrics import Compilations, GcPauses, MemoryFigures
+from stepscope.training.steps.run_delay import RunDelay
 from stepscope.training.steps.scalars import DeviceScalarReader
+from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -117,6 +121,8 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
     makers: dict[str, Callable[[], StepListener]] = {
         "garbage collector's pauses": GcPauses,
         "memory figures": MemoryFigures,
+        "wait for CPUs": RunDelay,
+        "compilations": Compilations,
         "loss scale": lambda: LossScaleFigures(scalar_reader),
         "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader),
     }
@@ -129,6 +135,23 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
     if plan.when_out:
         makers["watch for memory that runs out"] = lambda: OutOfMemoryReporter(context, plan, context.owners)
     return _make_all(makers)
+
+
+def make_observers(
+    phase: Callable[[str], AbstractContextManager[None] | None], open_spans: Callable[[], list[str]], clock: DeviceClock
+) -> list[StepListener]:
+    """Listeners that see phases which the training code does not name.
+
+    Args:
+        phase: opens a phase; None once nobody measures.
+        open_spans: names of the spans that are open.
+    """
+    return _make_all(
+        {
+            "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
+            "evaluations": lambda: ObservedEvaluations(clock.now),
+        }
+    )
 
 
 def make_settled_listeners(context: RunContext) -> list[SettledListener]:
@@ -184,7 +207,7 @@ class PendingSteps:
         """Take a finished step, and pass on those that are settled by now."""
         with self._lock:
             self._waiting.append(record)
-            while self._waiting and (len(self._waiting) > _MAX_WAITING or _is_settled(self._waiting[0])):
+            while self._waiting and (len(self._waiting) > _MAX_WAITING or self._waiting[0].is_settled):
                 self._pass_on(self._waiting.popleft())
 
     def hurry(self) -> None:
@@ -208,108 +231,13 @@ class PendingSteps:
         try:
             with self._lock:
                 while self._waiting:
-                    while not _is_settled(self._waiting[0]) and time.monotonic() < deadline:
+                    while not self._waiting[0].is_settled and time.monotonic() < deadline:
                         time.sleep(0.001)
                     self._pass_on(self._waiting.popleft())
         finally:
             self._listeners.close()
 
     def _pass_on(self, record: StepRecord) -> None:
-        for deferred in record.deferred:
-            for name, value in deferred.read().items():
-                record.figures.setdefault(name, value)
-            deferred.give_up()  # where it has not come
-        record.deferred.clear()
+        record.settle()
         self._listeners.step_settled(record)
         self._write(record)
-
-
-def _is_settled(record: StepRecord) -> bool:
-    return all(deferred.are_there() for deferred in record.deferred)
-
-
-_MEMORY_INTERVAL_NS = 250_000_000
-"""torch builds a hundred Python objects to report its allocator's state (some 50 us): 0.02 % of this interval."""
-
-
-class MemoryFigures:
-    """Adds memory figures to the first training step that ends in each quarter of a second.
-
-    GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
-    does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
-    or since the training code reset it),
-    `num_alloc_retries` (times it had to free its caches to satisfy an allocation), `num_ooms`.
-    `host_memory_bytes` is what this process alone has resident: pages of files, as of memory-mapped data, and of memory
-    shared with other processes are the kernel's and theirs too.
-    """
-
-    def __init__(self) -> None:
-        self._sampled_ns = 0
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-
-    def step_ended(self, record: StepRecord) -> None:
-        if abs(record.end_ns - self._sampled_ns) < _MEMORY_INTERVAL_NS:  # sampling goes on after a clock was set back
-            return
-        self._sampled_ns = record.end_ns
-        for name, value in (_device_memory() | self._host_memory()).items():
-            record.figures.setdefault(name, value)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _host_memory(self) -> dict[str, int]:
-        try:
-            with open("/proc/self/statm", "rb") as file:
-                resident, shared = map(int, file.read().split()[1:3])
-                return {"host_memory_bytes": (resident - shared) * self._page_bytes}
-        except (OSError, ValueError):  # no Linux, or /proc is hidden
-            return {}
-
-
-def _device_memory() -> dict[str, int]:
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    stats = _stats(torch.cuda)
-    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-    return {
-        "memory_allocated_bytes": allocated["current"],
-        "memory_reserved_bytes": reserved["current"],
-        "memory_peak_bytes": allocated["peak"],
-        "num_alloc_retries": stats["num_alloc_retries"],
-        "num_ooms": stats["num_ooms"],
-    }
-
-
-def _stats(cuda: Any) -> Any:
-    current = cuda.current_device()
-    devices = [current, *(device for device in range(cuda.device_count()) if device != current)]
-    for device in devices:
-        stats = cuda.memory_stats_as_nested_dict(device)  # memory_stats flattens and sorts this in Python as well
-        if stats["reserved_bytes"]["all"]["peak"]:
-            return stats
-    return cuda.memory_stats_as_nested_dict(current)
-
-
-class GcPauses:
-    """Adds `gc_pause_ns` to the training steps in which the garbage collector ran, which stops all threads."""
-
-    def __init__(self) -> None:
-        self._started_ns = 0
-        self._paused_ns = 0
-        gc.callbacks.append(self._collecting)
-
-    def step_ended(self, record: StepRecord) -> None:
-        if self._paused_ns:
-            record.figures["gc_pause_ns"], self._paused_ns = self._paused_ns, 0
-
-    def close(self) -> None:
-        gc.callbacks.remove(self._collecting)
-
-    def _collecting(self, phase: str, _: dict[str, int]) -> None:
-        now_ns = time.perf_counter_ns()
-        if phase == "start":
-            self._started_ns = now_ns
-        elif self._started_ns:
-            self._paused_ns += now_ns - self._started_ns
-            self._started_ns = 0

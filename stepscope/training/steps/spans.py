@@ -11,12 +11,12 @@ import functools
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stepscope.core.documents.run_directory import PHASE_PREFIX
+from stepscope.core.loader_waits import Instant, Interval
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +32,25 @@ class SpanRecorder:
     Attributes:
         open_span: opens a span of this name in the trace; returns what closes it, or None when measuring is off.
         close_span: closes it.
-        count_data_wait: called with the ns that the loop waited for data.
-        count_phase: called with a phase's name and its ns.
+        now: the current instant.
+        count_data_wait: called with the interval in which the loop waited for data.
+        count_phase: called with a phase's name and its interval.
     """
 
     open_span: Callable[[str], Any]
     close_span: Callable[[Any], None]
-    count_data_wait: Callable[[int], None]
-    count_phase: Callable[[str, int], None]
+    now: Callable[[], Instant]
+    count_data_wait: Callable[[Interval], None]
+    count_phase: Callable[[str, Interval], None]
 
     def wait(self, ask: Callable[[S], T], source: S) -> T:
         """What `ask` answers, `next` or `iter`, timed; exceptions, StopIteration among them, pass through unchanged."""
         span = self.open_span(DATA_SPAN)
-        started_ns = time.monotonic_ns()
+        began = self.now()
         try:
             return ask(source)
         finally:
-            self.count_data_wait(time.monotonic_ns() - started_ns)
+            self.count_data_wait((began, self.now()))
             self.close_span(span)
 
 
@@ -127,14 +129,15 @@ class PhaseSpan:
         self._name = name
         self._recorder = recorder
         self._span: Any = None
-        self._started_ns = 0
+        self._began: Instant | None = None
 
     def __enter__(self) -> None:
         self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
-        self._started_ns = time.monotonic_ns()
+        self._began = self._recorder.now()
 
     def __exit__(self, *error: object) -> None:
-        self._recorder.count_phase(self._name, time.monotonic_ns() - self._started_ns)
+        if self._began is not None:
+            self._recorder.count_phase(self._name, (self._began, self._recorder.now()))
         self._recorder.close_span(self._span)
 
 

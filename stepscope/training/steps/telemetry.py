@@ -1,8 +1,7 @@
 """Step telemetry of this rank: the record of a step, the file of all steps (steps/rank{r}.jsonl), and step times.
 
-Step times are the GPU's where there is one. A host that runs ahead passes the first steps in a fraction of their time,
-so host times do not describe them. A CUDA event costs microseconds and is read only after the GPU has passed it, so the
-host never waits.
+Step times are the GPU's where there is one: a host that runs ahead passes the first steps in a fraction of their time,
+so host times do not describe them.
 """
 
 from __future__ import annotations
@@ -12,18 +11,19 @@ import json
 import logging
 import math
 import statistics
-import sys
 import threading
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
+from stepscope.core.loader_waits import Interval
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
+from stepscope.training.steps.device_times import DeviceStep
 from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,12 @@ MOST_PENDING_STEPS = 50_000
 
 _CLOSES_WITHIN_SECONDS = 10.0
 _MAX_REMEMBERED_STEPS = 10_000
+_MAX_ON_DEVICE = 64  # the steps just before a capture are those to compare it with
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 _quoted = functools.lru_cache(maxsize=1000)(_encode)
+
+_WRITTEN_UNLESS_ZERO = ("export_ns", "prepare_ns", "num_compilations", "compile_ns")
+_WRITTEN_IF_KNOWN = ("device_ns", "exposed_data_wait_ns", "run_delay_ns")
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class StepRecord:
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
             are written as null and named in "non_finite".
         deferred: scalars on their way from the GPU; once read, those that `figures` does not have join it.
+        data_waits, phase_intervals: what the times are of; empty once the GPU has passed them.
+        device: the step on its way through the GPU; None without one, and once it has passed.
         anomalies: what the anomaly detectors found in this step's figures; only written where there is one.
         attempt: only written from 2 on.
     """
@@ -62,10 +68,52 @@ class StepRecord:
     deferred: list[DeferredScalars] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
     attempt: int = 1
+    device_ns: int | None = None
+    exposed_data_wait_ns: int | None = None
+    exposed_phases: dict[str, int] = field(default_factory=dict)
+    run_delay_ns: int | None = None
+    num_compilations: int = 0
+    compile_ns: int = 0
+    data_waits: list[Interval] = field(default_factory=list)
+    phase_intervals: dict[str, list[Interval]] = field(default_factory=dict)
+    device: DeviceStep | None = None
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+    def add_data_wait(self, interval: Interval) -> None:
+        began, ended = interval
+        self.data_wait_ns += ended.ns - began.ns
+        self.data_waits.append(interval)
+
+    def add_phase(self, name: str, interval: Interval) -> None:
+        began, ended = interval
+        self.phases[name] = self.phases.get(name, 0) + ended.ns - began.ns
+        self.phase_intervals.setdefault(name, []).append(interval)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was on its way from the GPU is there."""
+        return all(deferred.are_there() for deferred in self.deferred) and (
+            self.device is None or self.device.has_passed()
+        )
+
+    def settle(self) -> None:
+        """Read what has come from the GPU; what has not come is given up."""
+        for deferred in self.deferred:
+            for name, value in deferred.read().items():
+                self.figures.setdefault(name, value)
+            deferred.give_up()
+        self.deferred.clear()
+        device, self.device = self.device, None
+        if device is not None and device.has_passed():
+            self.device_ns = device.duration_ns()
+            self.exposed_data_wait_ns = device.exposed_ns(self.data_waits) if self.data_waits else None
+            exposed = {name: device.exposed_ns(intervals) for name, intervals in self.phase_intervals.items()}
+            self.exposed_phases = {name: time_ns for name, time_ns in exposed.items() if time_ns is not None}
+        self.data_waits.clear()
+        self.phase_intervals.clear()
 
     def as_line(self) -> bytes:
         parts = [
@@ -75,10 +123,16 @@ class StepRecord:
         ]
         if self.attempt > 1:
             parts.append(f'"attempt":{self.attempt}')
-        if self.export_ns:
-            parts.append(f'"export_ns":{self.export_ns}')
-        if self.prepare_ns:
-            parts.append(f'"prepare_ns":{self.prepare_ns}')
+        for name in _WRITTEN_UNLESS_ZERO:
+            value = getattr(self, name)
+            if value:
+                parts.append(f'"{name}":{value}')
+        for name in _WRITTEN_IF_KNOWN:
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(f'"{name}":{value}')
+        if self.exposed_phases:
+            parts.append(f'"exposed_phases":{_encode(self.exposed_phases)}')
         if self.anomalies:
             parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
         non_finite = []
@@ -170,34 +224,40 @@ class UnprofiledStepTime:
     """
 
     def __init__(self) -> None:
-        self._clock = DeviceClock()
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
+        self._on_device: deque[tuple[int, int]] = deque(maxlen=_MAX_ON_DEVICE)
         self._seen_first = self._seen_capture = False
         self._previous_state = "wait"
 
     def add(self, record: StepRecord) -> None:
+        """Count a finished step."""
         is_settled = self._seen_first and record.state == "wait" and self._previous_state == "wait"
         self._previous_state, self._seen_first = record.state, True
         self._seen_capture |= record.state == "active"
         kept = self._after if self._seen_capture else self._before
         if self._seen_capture and self._before:
             return
-        self._clock.mark(record.index)
         if is_settled and len(kept) < _MAX_REMEMBERED_STEPS:
             kept[record.index] = record.duration_ns
+
+    def step_settled(self, record: StepRecord) -> None:
+        """The GPU has passed the step."""
+        kept = self._before or self._after
+        if record.device_ns is not None and record.index in kept:
+            self._on_device.append((record.index, record.device_ns))
+
+    def close(self) -> None:
+        """What is known stays."""
 
     def unprofiled_step_ms(self) -> float | None:
         """Median of the steps before the first capture without the very first one, in ms.
 
         When there are none: of the steps after it, without the one that still waits for other ranks' export.
         """
-        on_device = self._clock.durations_ns()
-        for kept in (self._before, self._after):
-            durations = [on_device[step] for step in kept if step in on_device] or list(kept.values())
-            if durations:
-                return statistics.median(durations) / 1e6
-        return None
+        kept = self._before or self._after
+        durations = [duration for step, duration in self._on_device if step in kept] or list(kept.values())
+        return statistics.median(durations) / 1e6 if durations else None
 
 
 _turns = count()  # every rank begins equally often, so equal numbers belong together
@@ -247,34 +307,6 @@ def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedS
         begins = resume_point(run_directory, identity, first_step, own_lines=writer.lines_before, turn=turn)
         return OpenedStepFile(run_directory, writer, begins)
     raise AssertionError("count has no end")
-
-
-_MAX_MARKS = 64  # the steps just before a capture are those to compare it with
-
-
-class DeviceClock:
-    """GPU times of training steps: marks their ends on the current CUDA stream."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[int, Any]] = deque(maxlen=_MAX_MARKS)
-
-    def mark(self, step: int) -> None:
-        """Record that `step` ends here; nothing happens in a process that has not used CUDA."""
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append((step, event))
-
-    def durations_ns(self) -> dict[int, int]:
-        """Time from the end of the step before to the end of the step, by step, for those that the GPU has passed."""
-        passed = [(step, event) for step, event in self._marks if event.query()]
-        return {
-            step: int(before.elapsed_time(event) * 1e6)
-            for (step_before, before), (step, event) in pairwise(passed)
-            if step == step_before + 1
-        }
 
 
 _KEPT_STEPS = 64

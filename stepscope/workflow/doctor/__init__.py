@@ -27,6 +27,7 @@ def _lines(node: machine.Machine, address: str, agent_socket: str) -> Iterator[D
     yield from software.look_at_python()
     num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(node.files))
     yield software.judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
+    yield from software.judge_detachment(torch, node.environment)
     yield from software.look_at_pynvml()
     yield from software.look_at_driver(node, driver)
     yield from machine.look_at_rights(node)

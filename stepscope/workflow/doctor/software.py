@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stepscope import __version__
 from stepscope.collectors.host.processes import count_gpus_on_bus
+from stepscope.core.cupti import DETACH_VARIABLE, why_attached
 from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 from stepscope.core.metrics.readings import GPU, MissingReason
 from stepscope.core.text.numbers import counted, form
@@ -223,6 +224,18 @@ def judge_torch(torch: InstalledTorch | None, *, driver_cuda: str, num_gpus: int
         return DoctorLine("torch", _FAIL, found, advice)
     advice = "it works, but kernels compiled at run time may not load: update the driver"
     return DoctorLine("torch", _WARN, found, advice)
+
+
+def judge_detachment(torch: InstalledTorch | None, environment: Mapping[str, str]) -> Iterator[DoctorLine]:
+    """Judge what a capture leaves behind: CUPTI slows steps as long as it is attached. Nothing without CUDA."""
+    if torch is None or torch.cuda is None:
+        return
+    why = why_attached(torch.cuda, environment.get(DETACH_VARIABLE))
+    if why is None:
+        yield DoctorLine("after a capture", _OK, "CUPTI is detached, and steps take what they took before")
+        return
+    advice = f"unset {DETACH_VARIABLE}" if DETACH_VARIABLE in why else "install a torch for CUDA 12.6 or later"
+    yield DoctorLine("after a capture", _WARN, f"CUPTI stays attached, which slows small steps: {why}", advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -54,6 +54,12 @@ class TraceFiles:
     num_captures: int = 1
 
     @property
+    def other_captures(self) -> list[list[str]]:
+        """Files of each of the run's captures but the chosen one."""
+        captures = [] if self.run_directory is None else _captures_of_run(self.run_directory)
+        return [capture.files for capture in captures if not set(capture.files) & set(self.paths)]
+
+    @property
     def capture(self) -> tuple[int, int] | None:
         """Attempt and first step of the run's capture; None where the files are not of a run."""
         is_captured = self.run_directory is not None and bool(self.paths)

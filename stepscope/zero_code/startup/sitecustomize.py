@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 WATCHED = frozenset(
     {
         "deepspeed.runtime.engine",
-        "safetensors.torch",
         "torch.amp.grad_scaler",
         "torch.autograd",
         "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.checkpoint.state_dict_saver",
         "torch.optim.optimizer",
-        "torch.serialization",
         "torch.utils.data.dataloader",
     }
 )

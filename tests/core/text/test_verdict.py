@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.core.documents.analysis import PredictedFix
 from stepscope.core.text.wording import headline, quality_lines, verdict_lines
 from stepscope.core.vocabulary import Evidence
 from tests.dashboard import example_run as example
@@ -97,3 +98,12 @@ def test_what_could_not_be_linked_or_told_apart_is_counted(number: int, launches
 
     assert launches in lines["linked"]
     assert boundaries in lines["steps"]
+
+
+def test_the_step_after_the_fix_has_its_gain_and_error_or_its_bounds() -> None:
+    known = PredictedFix("more workers", 41.04, 4.63, 0.15, "telemetry")
+    bounds = PredictedFix("fewer calls", None, None, None, "bound", (45.5, 65.0))
+    assert "  Fix: about 41.0 ms per step, 4.6x faster (model error 15%)" in verdict_lines(
+        replace(ANALYSIS.verdict, fix=known)
+    )
+    assert "  Fix: 45.5 to 65.0 ms per step (bounds)" in verdict_lines(replace(ANALYSIS.verdict, fix=bounds))

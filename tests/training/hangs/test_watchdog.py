@@ -24,6 +24,7 @@ import stepscope
 from stepscope.training import background_loop
 from stepscope.training.hangs.stall import is_thread_compiling
 from stepscope.training.steps import listeners
+from stepscope.training.steps.telemetry import StepRecord
 from tests.training.processes import Training, fork
 
 torch = pytest.importorskip("torch")
@@ -81,7 +82,7 @@ def test_a_step_that_waits_for_ever_is_told_once_with_where_it_waits(
 def test_steps_that_wait_for_figures_of_the_gpu_are_on_disk_before_anyone_kills_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "_is_settled", lambda _: False)  # a GPU that gets nowhere
+    monkeypatch.setattr(StepRecord, "is_settled", False)  # a GPU that gets nowhere
     monkeypatch.setattr(listeners, "_LONGEST_WAIT_SECONDS", 0.1)
     steps = tmp_path / "r" / "steps" / "rank0.jsonl"
     on_disk: list[str] = []

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from stepscope.training.steps.listeners import GcPauses, StepListeners
+from stepscope.training.steps.listeners import StepListeners
+from stepscope.training.steps.process_metrics import GcPauses
 from stepscope.training.steps.telemetry import StepRecord
 
 

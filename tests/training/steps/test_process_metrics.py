@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from stepscope.training.steps.listeners import MemoryFigures
+from stepscope.training.steps.process_metrics import Compilations, MemoryFigures
 from stepscope.training.steps.telemetry import StepRecord
 
 _MS = 1_000_000
@@ -71,3 +73,69 @@ def test_memory_is_asked_for_at_most_every_quarter_of_a_second() -> None:
     memory = MemoryFigures()
     times_ms = [0, 100, 249, 250, 400, 500, -60_000, -59_900]  # then a clock set back by a minute
     assert [bool(_figures(memory, at_ms)) for at_ms in times_ms] == [True, False, False, True, False, True, True, False]
+
+
+class _Handler:
+    """torch's handler of compilations, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.start_callbacks: list[Any] = []
+        self.end_callbacks: list[Any] = []
+
+    def compile(self, seconds: float = 0.001) -> None:
+        for callback in self.start_callbacks:
+            callback("arguments")
+        time.sleep(seconds)
+        for callback in self.end_callbacks:
+            callback()  # an older torch gives none
+
+
+def _compiled(compilations: Compilations) -> tuple[int, int]:
+    record = StepRecord(0, 0, 1)
+    compilations.step_ended(record)
+    return record.num_compilations, record.compile_ns
+
+
+def test_compilations_of_a_step_are_counted_also_where_torch_compiles_late_or_is_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo.callback", raising=False)
+    compilations, handler = Compilations(), _Handler()
+    assert _compiled(compilations) == (0, 0)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", SimpleNamespace(callback_handler=handler))
+    assert _compiled(compilations) == (0, 0)
+    handler.compile()
+    handler.compile()
+    num, spent_ns = _compiled(compilations)
+    assert num == 2
+    assert 2 * _MS <= spent_ns < 1000 * _MS
+    assert _compiled(compilations) == (0, 0)
+    handler.start_callbacks.clear()
+    handler.end_callbacks.clear()
+    assert _compiled(compilations) == (0, 0)
+    handler.compile()
+    assert _compiled(compilations)[0] == 1
+    compilations.close()
+    assert (handler.start_callbacks, handler.end_callbacks) == ([], [])
+
+
+def test_a_torch_without_callbacks_compiles_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", SimpleNamespace())
+    compilations = Compilations()
+    assert _compiled(compilations) == (0, 0)
+    compilations.close()
+
+
+def test_torch_calls_for_a_compilation_and_a_recompilation() -> None:
+    import torch
+
+    compilations = Compilations()
+    function = torch.compile(lambda tensor: tensor * 2, backend="eager")
+    _compiled(compilations)  # from here on it listens: torch.compile imports what compiles
+    function(torch.ones(3))
+    num, spent_ns = _compiled(compilations)
+    function(torch.ones(3))
+    assert (num, spent_ns > 0, _compiled(compilations)) == (1, True, (0, 0))
+    function(torch.ones(3, dtype=torch.int32))
+    assert _compiled(compilations)[0] == 1
+    compilations.close()

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
+from stepscope.core.loader_waits import Instant, duration_ns
 from stepscope.training.steps.spans import DataSpans, SpanRecorder, wrap_data
 
 _waits: list[int] = []
-_RECORDER = SpanRecorder(lambda _: None, lambda _: None, _waits.append, lambda *_: None)
+_RECORDER = SpanRecorder(
+    lambda _: None,
+    lambda _: None,
+    lambda: Instant(time.monotonic_ns()),
+    lambda wait: _waits.append(duration_ns([wait])),
+    lambda *_: None,
+)
 
 
 def _wrapped(loader: Any) -> Any:

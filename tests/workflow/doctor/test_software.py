@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.documents.machine_checks import DoctorState
-from stepscope.workflow.doctor.software import InstalledTorch, find_torch, judge_torch, look_at_pynvml, look_at_python
+from stepscope.workflow.doctor.software import (
+    InstalledTorch,
+    find_torch,
+    judge_detachment,
+    judge_torch,
+    look_at_pynvml,
+    look_at_python,
+)
 
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
 
@@ -28,6 +35,29 @@ def test_torch_and_driver(torch: InstalledTorch | None, driver_cuda: str, num_gp
     line = judge_torch(torch, driver_cuda=driver_cuda, num_gpus=num_gpus)
     assert line.state is state
     assert (line.what_next != "") == (state is not _OK)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "environment", "state", "words"),
+    [
+        ("12.8", {}, _OK, "is detached"),
+        ("13.0", {"TEARDOWN_CUPTI": "1"}, _OK, "is detached"),
+        ("12.8", {"TEARDOWN_CUPTI": "0"}, _WARN, "TEARDOWN_CUPTI=0 is set"),
+        ("12.4", {}, _WARN, "not safe before CUDA 12.6, and torch is built for CUDA 12.4"),
+    ],
+)
+def test_what_a_capture_leaves_behind(cuda: str, environment: dict[str, str], state: DoctorState, words: str) -> None:
+    (line,) = judge_detachment(InstalledTorch("2.11.0", cuda, None), environment)
+    assert (line.topic, line.state) == ("after a capture", state)
+    assert words in line.found
+    assert (line.what_next != "") == (state is not _OK)
+
+
+@pytest.mark.parametrize(
+    "torch", [None, InstalledTorch("2.13.0+cpu", None, None), InstalledTorch("2.9.0", None, "6.4")]
+)
+def test_without_cuda_a_capture_leaves_nothing(torch: InstalledTorch | None) -> None:
+    assert not list(judge_detachment(torch, {}))
 
 
 def test_the_torch_of_this_python_is_found_without_importing_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.zero_code.step_detection import LoaderWaits
+from stepscope.core.loader_waits import Instant, LoaderWaits, duration_ns
 
 TRAIN, OTHER, EVALUATION = 1, 2, 3
 
@@ -14,9 +14,14 @@ class _Loop:
         self.waits = LoaderWaits()
         self._now_ns = 0
 
-    def _wait(self) -> tuple[int, int]:
+    def _wait(self) -> tuple[Instant, Instant]:
         started_ns, self._now_ns = self._now_ns, self._now_ns + 10
-        return started_ns, self._now_ns
+        return Instant(started_ns), Instant(self._now_ns)
+
+    def update(self) -> tuple[int, int]:
+        """Nanoseconds of the waits and of the evaluations."""
+        waits, evaluations = self.waits.update()
+        return duration_ns(waits), duration_ns(evaluations)
 
     def begin(self, loader: int) -> None:
         self.waits.began(loader, *self._wait())
@@ -39,7 +44,7 @@ def _trained(loop: _Loop, num_updates: int = 2) -> list[tuple[int, int]]:
     results = []
     for _ in range(num_updates):
         loop.batch(TRAIN)
-        results.append(loop.waits.update())
+        results.append(loop.update())
     return results
 
 
@@ -48,7 +53,7 @@ def test_every_batch_of_an_accumulated_update_is_training_s() -> None:
     loop.begin(TRAIN)
     for _ in range(4):
         loop.batch(TRAIN)
-    assert loop.waits.update() == (50, 0)
+    assert loop.update() == (50, 0)
 
 
 def test_an_evaluation_between_updates_is_no_wait_for_data() -> None:
@@ -80,9 +85,9 @@ def test_two_evaluations_one_after_the_other_are_added_up() -> None:
     loop = _Loop()
     _trained(loop)
     loop.evaluate(1)
-    loop.waits.began(OTHER, 2000, 2010)
-    loop.waits.gave(OTHER, 2010, 2020, learns=False)
-    assert loop.waits.update() == (0, 130 + 20)
+    loop.waits.began(OTHER, Instant(2000), Instant(2010))
+    loop.waits.gave(OTHER, Instant(2010), Instant(2020), learns=False)
+    assert loop.update() == (0, 130 + 20)
 
 
 def test_a_loop_that_asks_ahead_has_no_batch_to_ask_for_before_its_last_update() -> None:
@@ -90,10 +95,10 @@ def test_a_loop_that_asks_ahead_has_no_batch_to_ask_for_before_its_last_update()
     loop.begin(TRAIN)
     loop.batch(TRAIN)
     loop.batch(TRAIN)
-    assert loop.waits.update() == (30, 0)
+    assert loop.update() == (30, 0)
     loop.run_out(TRAIN)
     loop.evaluate(2)
-    assert loop.waits.update() == (10, 240)
+    assert loop.update() == (10, 240)
     loop.begin(TRAIN)
     assert _trained(loop)[0] == (20, 0)
 
@@ -104,12 +109,12 @@ def test_two_loaders_that_train_together_both_count_from_the_second_update_on() 
     for _ in range(3):
         loop.batch(OTHER)
         loop.batch(TRAIN)
-        results.append(loop.waits.update())
+        results.append(loop.update())
     assert results == [(10, 0), (20, 0), (20, 0)]
     loop.evaluate(2)
     loop.batch(OTHER)
     loop.batch(TRAIN)
-    assert loop.waits.update() == (20, 240)
+    assert loop.update() == (20, 240)
 
 
 def test_epochs_of_one_batch_are_trained_on() -> None:
@@ -118,8 +123,8 @@ def test_epochs_of_one_batch_are_trained_on() -> None:
         loop.begin(TRAIN)
         loop.batch(TRAIN)
         loop.run_out(TRAIN)
-        assert loop.waits.update() == (30, 0)
+        assert loop.update() == (30, 0)
 
 
 def test_nothing_asked_is_no_wait() -> None:
-    assert LoaderWaits().update() == (0, 0)
+    assert LoaderWaits().update() == ([], [])

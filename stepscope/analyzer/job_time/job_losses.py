@@ -1,0 +1,322 @@
+"""Losses of a job: telemetry of all steps and captures of a few, joined to shares of a useful step's training time.
+
+The records of the steps say what the host was doing; a capture divides what remains. A capture slows the host, so its
+idle time is cut to what unprofiled steps can have: their rest without the kernels back to back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stepscope.analyzer.blame.root_causes import ranks_to_name
+from stepscope.analyzer.job_time.captured_steps import CapturedSteps
+from stepscope.analyzer.job_time.losses import ranks_by_loss
+from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
+from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.core.vocabulary import Cause, Reason
+
+CAUSE_OF_LOSS = {
+    HostLoss.CHECKPOINT: (Cause.CHECKPOINT, None),
+    HostLoss.EVALUATION: (Cause.EVALUATION, None),
+    HostLoss.DATA_WAIT: (Cause.DATA_LOADING, None),
+    HostLoss.COLLECTION: (Cause.HOST_BOUND, Reason.GC),
+    HostLoss.COMPILATION: (Cause.HOST_BOUND, Reason.COMPILE),
+    HostLoss.RUN_DELAY: (Cause.CONTENTION, Reason.CPU_LIMITED),
+}
+
+TELEMETRY, TRACE, BOUND = "telemetry", "trace", "bound"
+
+HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
+"""Causes of idle time that recording makes longer."""
+
+_LEFT_OUT = (Cause.DATA_LOADING, Cause.CHECKPOINT, Cause.PROFILER, Cause.BEFORE_WINDOW)
+"""Known from the records of the steps, or no part of an unprofiled step."""
+
+_OWN_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.UNEXPLAINED)
+"""The job's own work; in a capture `unexplained` is mostly kernels with an unknown limit."""
+
+_DEVICE_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND)
+
+LIKE_STEPS = 0.15
+"""Relative difference up to which a capture stands for a step."""
+
+UNRECORDED_HOST = (0.57, 0.79)
+"""Host time of a step without a profiler / with one that records operators and shapes, as measured on an H200."""
+
+MIN_PAUSED_SHARE = 0.10
+"""Least share of pauses in captured steps for contention to be suspected."""
+
+MIN_COPIED_SHARE = 0.10
+"""Least share of the allocated memory that a slow step copies to pageable host memory for a checkpoint to be
+suspected: the weights are a quarter to a seventh of what training holds."""
+MIN_COPIED_BYTES = 1 << 28
+"""The same where the allocated memory is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One loss of a job, ms of a useful step.
+
+    Attributes:
+        basis: telemetry | trace | bound: seen in all steps, seen in the captured ones, or between `least_ms` and
+            `most_ms`.
+        is_inferred: nothing recorded names the cause.
+        recorded: what the step records call it; None where they do not.
+    """
+
+    cause: Cause
+    ms: float
+    reasons: list[Reason] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    basis: str = TRACE
+    least_ms: float | None = None
+    most_ms: float | None = None
+    is_inferred: bool = False
+    recorded: HostLoss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobLosses:
+    """What a useful step is made of, ms.
+
+    Attributes:
+        step_ms: mean useful step.
+        wasted_share: of training time: steps without a lasting update.
+        losses: largest first.
+        work_ms: by cause, the job's own work.
+        irregular_ms: what ordinary steps take longer than their median, part of the unexplained loss.
+        distortion: captured rest / unprofiled rest - 1; None where no capture stands for the steps.
+    """
+
+    step_ms: float
+    wasted_share: float
+    losses: list[Loss]
+    work_ms: dict[Cause, float]
+    irregular_ms: float
+    distortion: float | None
+
+    def share(self, milliseconds: float) -> float:
+        """Share of training time of so many ms of each useful step."""
+        return (1.0 - self.wasted_share) * milliseconds / self.step_ms if self.step_ms > 0 else 0.0
+
+    def breakdown(self) -> dict[str, float]:
+        """Share of training time by category."""
+        shares: dict[str, float] = defaultdict(float)
+        for cause, milliseconds in self.work_ms.items():
+            shares[cause.value] += self.share(milliseconds)
+        for loss in self.losses:
+            shares[loss.cause.value] += self.share(loss.ms)
+        if self.wasted_share:
+            shares[Cause.WASTED_STEPS.value] += self.wasted_share
+        missing = 1.0 - sum(shares.values())
+        if missing > 1e-9:
+            shares[Cause.UNEXPLAINED.value] += missing
+        return dict(sorted(((name, share) for name, share in shares.items() if share > 0), key=lambda item: -item[1]))
+
+
+def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> JobLosses:
+    """Join the records of all steps with the captures of some."""
+    steps, weight = training.steps, training.weight
+    wasted = steps.is_skipped | training.is_lost
+    useful = weight * ~wasted if (weight * ~wasted).any() else weight
+    step_ms = _mean(steps.period_ms, useful)
+    wasted_ms = float((weight * wasted * steps.period_ms).sum()) if useful is not weight else 0.0
+    recorded = _recorded(training, useful)
+    excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
+    slow_ms = _mean(np.maximum(excess, 0.0), useful)
+    floor_ms = _floor_ms(captures)
+    if floor_ms is not None:
+        recorded, slow_ms = _within(recorded, slow_ms, max(step_ms - floor_ms, 0.0))
+    slow = _slow_losses(training, captures, slow_ms)
+    left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
+    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0))
+    slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
+    rest_ms = max(left_ms - irregular_ms, 0.0)
+    rest = _rest(training, captures, rest_ms)
+    losses = [loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0]
+    return JobLosses(
+        step_ms=step_ms,
+        wasted_share=wasted_ms / training.training_ms if training.training_ms > 0 else 0.0,
+        losses=sorted(losses, key=lambda loss: -loss.ms),
+        work_ms=rest.work_ms,
+        irregular_ms=irregular_ms,
+        distortion=rest.distortion,
+    )
+
+
+def _mean(by_step: Floats, weight: Floats) -> float:
+    total = float(weight.sum())
+    return float((weight * by_step).sum()) / total if total else 0.0
+
+
+def _recorded(training: TrainingTime, weight: Floats) -> list[Loss]:
+    losses = []
+    for loss, (cause, reason) in CAUSE_OF_LOSS.items():
+        milliseconds = _mean(training.losses.ms[loss], weight)
+        ranks = ranks_to_name(ranks_by_loss(training.steps, training.losses, loss, weight))
+        reasons = [] if reason is None else [reason]
+        losses.append(Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss))
+    return losses
+
+
+def _floor_ms(captures: Sequence[CapturedSteps]) -> float | None:
+    known = [capture.floor_ms for capture in captures if capture.floor_ms is not None]
+    return min(known) if known else None
+
+
+def _irregular_ms(training: TrainingTime, weight: Floats) -> float:
+    """What ordinary steps take longer than their median: a capture of a few does not show why."""
+    ordinary = weight * ~training.slow.is_slow
+    return max(_mean(training.losses.rest_ms, ordinary) - training.slow.ordinary_ms, 0.0) * float(
+        ordinary.sum() / weight.sum()
+    )
+
+
+def _within(recorded: list[Loss], slow_ms: float, room_ms: float) -> tuple[list[Loss], float]:
+    """Recorded losses cut to the time in which the GPU can have been idle, the first cause kept longest."""
+    kept = []
+    for loss in recorded:
+        own = min(loss.ms, room_ms)
+        room_ms -= own
+        kept.append(replace(loss, ms=own))
+    return kept, min(slow_ms, room_ms)
+
+
+def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow_ms: float) -> list[Loss]:
+    """What slow steps without a record lost: by a capture of such a step, else unexplained."""
+    if slow_ms <= 0:
+        return []
+    slow = training.slow
+    captured = _captured(training, captures, slow.is_slow)
+    if captured is None:
+        return [Loss(Cause.UNEXPLAINED, slow_ms, [], slow.late_ranks, TELEMETRY)]
+    if _copies_weights(training, captures):
+        return [Loss(Cause.CHECKPOINT, slow_ms, basis=TRACE, is_inferred=True)]
+    plain = _captured(training, captures, ~slow.is_slow)
+    more = np.maximum(captured - (0.0 if plain is None else plain), 0.0)
+    more[[CAUSE_CODE[cause] for cause in (*_LEFT_OUT, *_DEVICE_WORK)]] = 0.0
+    if more.sum() <= 0:
+        return [Loss(Cause.UNEXPLAINED, slow_ms, [], slow.late_ranks, TELEMETRY)]
+    more *= slow_ms / more.sum()
+    return [Loss(CAUSE_ORDER[code], float(more[code])) for code in np.flatnonzero(more).tolist()]
+
+
+def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: Flags) -> Floats | None:
+    """Mean ms by cause of the captured steps of a kind; None without one."""
+    wanted = set(training.steps.index[kind].tolist())
+    rows = [
+        row
+        for capture in captures
+        for index, row in zip(capture.index, capture.cause_ms, strict=True)
+        if index in wanted
+    ]
+    return np.mean(rows, axis=0) if rows else None
+
+
+def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -> bool:
+    """Whether captured slow steps copy as much to pageable memory as a save of the weights does."""
+    slow = set(training.steps.index[training.slow.is_slow].tolist())
+    allocated = training.steps.figures.get("memory_allocated_bytes")
+    least = MIN_COPIED_BYTES if allocated is None else MIN_COPIED_SHARE * float(np.nanmedian(allocated))
+    for capture in captures:
+        recorded = range(min(capture.index), max(capture.index) + 2)  # the last step is in the trace, but not whole
+        num_slow = len(slow.intersection(recorded))
+        if num_slow and capture.pageable_bytes / num_slow >= least:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    losses: list[Loss]
+    work_ms: dict[Cause, float]
+    distortion: float | None
+
+
+def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float) -> _Rest:
+    """What is left of an ordinary step, divided as its captures are."""
+    captures = [capture for capture in captures if len(capture.index)]
+    if not captures:
+        return _Rest([Loss(Cause.UNEXPLAINED, rest_ms, basis=BOUND)] if rest_ms > 0 else [], {}, None)
+    cause_ms = _plain(training, captures)
+    cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
+    collected = _mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))
+    cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] = max(cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] - collected, 0.0)
+    captured_ms = float(cause_ms.sum())
+    distortion = captured_ms / rest_ms - 1.0 if rest_ms > 0 else None
+    of = {CAUSE_ORDER[code]: float(cause_ms[code]) for code in np.flatnonzero(cause_ms).tolist()}
+    if not captures[0].on_device:
+        scale = rest_ms / captured_ms if captured_ms > 0 else 0.0
+        return _divided({cause: own * scale for cause, own in of.items()}, [], distortion)
+    paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
+    extra: list[Loss] = []
+    if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:
+        floor_ms = _floor_ms(captures) or 0.0
+        contended_ms = min(share * rest_ms, max(rest_ms - floor_ms, 0.0))
+        extra = [Loss(Cause.CONTENTION, contended_ms, [Reason.GPU_SHARED], basis=BOUND, is_inferred=True)]
+        work = sum(of.get(cause, 0.0) for cause in _DEVICE_WORK)
+        of |= {cause: of[cause] * floor_ms / work for cause in _DEVICE_WORK if cause in of and work > floor_ms}
+        of.pop(Cause.DEVICE_GAP, None)
+        rest_ms -= contended_ms
+    host = [cause for cause in HOST_CAUSES if cause in of]
+    fixed_ms = sum(own for cause, own in of.items() if cause not in host)
+    idle_ms = max(rest_ms - fixed_ms, 0.0)
+    if fixed_ms > rest_ms > 0:
+        of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
+    divided = _idle(of, host, idle_ms, rest_ms, captures)
+    for cause in host:
+        of.pop(cause)
+    return _divided(of, [*extra, *divided], distortion)
+
+
+def _plain(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Floats:
+    """Mean ms by cause of the captured steps without slow steps' and phases' time, of all where each has such."""
+    steps, losses = training.steps, training.losses
+    in_phase = losses.ms[HostLoss.CHECKPOINT] + losses.ms[HostLoss.EVALUATION]
+    is_plain = ~training.slow.is_slow & (in_phase < LIKE_STEPS * training.slow.ordinary_ms)
+    if captures[0].on_device:  # what a host does before its first launch of a step is in the device's step before
+        is_plain[:-1] &= in_phase[1:] < LIKE_STEPS * training.slow.ordinary_ms
+    plain = _captured(training, captures, is_plain & steps.is_captured)
+    return plain if plain is not None else np.concatenate([capture.cause_ms for capture in captures]).mean(axis=0)
+
+
+def _idle(
+    of: dict[Cause, float], host: list[Cause], idle_ms: float, rest_ms: float, captures: Sequence[CapturedSteps]
+) -> list[Loss]:
+    """The idle time of an unprofiled step by cause: a capture tells what it may be, not how much each takes."""
+    captured_idle_ms = sum(of[cause] for cause in host)
+    if captured_idle_ms <= 0:
+        return [Loss(Cause.UNEXPLAINED, idle_ms, basis=BOUND)]
+    unknown_ms = max(idle_ms - captured_idle_ms - LIKE_STEPS * rest_ms, 0.0)
+    idle_ms -= unknown_ms
+    losses = [Loss(Cause.UNEXPLAINED, unknown_ms, basis=BOUND)]
+    without_blocking = [c.without_blocking_ms for c in captures if c.without_blocking_ms is not None]
+    if Cause.SYNCHRONIZATION in host and without_blocking:
+        free_ms = float(np.mean(without_blocking))
+        most, least = (min(max(rest_ms - factor * free_ms, 0.0), idle_ms) for factor in UNRECORDED_HOST)
+        blocked_ms = min(max(rest_ms - float(np.mean(UNRECORDED_HOST)) * free_ms, 0.0), idle_ms)
+        blocked = Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=BOUND, least_ms=least, most_ms=most)
+        losses.append(blocked)
+        host = [cause for cause in host if cause is not Cause.SYNCHRONIZATION]
+        left_ms, least_left, most_left = idle_ms - blocked_ms, idle_ms - most, idle_ms - least
+    else:
+        left_ms = least_left = most_left = idle_ms
+    total = sum(of[cause] for cause in host)
+    for cause in host:
+        part = of[cause] / total if total > 0 else 0.0
+        # a host that is never late also queues ahead what now starts late
+        most_ms = most_left if cause is Cause.HOST_BOUND else part * most_left
+        losses.append(Loss(cause, part * left_ms, basis=BOUND, least_ms=part * least_left, most_ms=most_ms))
+    return losses
+
+
+def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:
+    """Causes split into the job's own work and losses."""
+    work = {cause: own for cause, own in of.items() if cause in _OWN_WORK}
+    others = [Loss(cause, own) for cause, own in of.items() if cause not in work]
+    return _Rest([*others, *losses], work, distortion)

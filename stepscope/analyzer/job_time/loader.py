@@ -1,0 +1,60 @@
+"""Data loader of a job by the waits of all its steps: whether workers are too few, and how many would do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepscope.analyzer.blame.reasons import loader_pattern
+from stepscope.analyzer.job_time.steps import HostLoss
+from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.core.vocabulary import Evidence, Reason
+
+STARVED_FACTOR = 1.25
+"""Least ratio of the step to the step without waiting for workers that are too few; below it they are nearly enough."""
+MIN_WAITING_STEPS = 0.5
+"""Least share of steps that wait for workers that are too few, unless waits come at the period of the workers."""
+ONE_RANK_SHARE = 0.8
+"""Least part of the job's waiting that one rank's waits are for their period to be that of its workers."""
+MIN_WAIT_SHARE = 0.1
+"""Least part of a step for it to be one that waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFindings:
+    """Findings on the data loader: reasons of its waits with evidence, and the number of workers to set."""
+
+    reasons: list[Reason]
+    evidence: list[Evidence]
+    action: str
+
+
+def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: float) -> LoaderFindings:
+    """Findings on the loader of the rank that waits longest.
+
+    A loader with w workers that are far too slow delivers w batches at once and then stalls, so only every w-th step
+    waits; workers needed = w x step / step without waiting.
+
+    Args:
+        step_ms: mean step of the job.
+        wait_ms: part of it that is waiting for data.
+    """
+    steps = training.steps
+    waits_ms = steps.host_ms[HostLoss.DATA_WAIT][training.settled, steps.ranks.index(rank)]
+    reasons, evidence = loader_pattern((waits_ms * 1e6).astype(np.int64), rank)
+    factor = step_ms / max(step_ms - wait_ms, 1e-9)
+    waiting = float(np.mean(waits_ms > MIN_WAIT_SHARE * steps.period_ms[training.settled]))
+    workers = next((round(item.value) for item in evidence if item.metric == "period_of_waits"), None)
+    if float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms:  # ranks wait by turns: the period is not the workers'
+        workers = None
+    if factor > STARVED_FACTOR and (workers is not None or waiting >= MIN_WAITING_STEPS):
+        reasons = [Reason.STARVED]
+    evidence = [replace(item, ranks=[rank]) for item in evidence]
+    evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
+    if workers is None:
+        action = f"raise num_workers to {factor:.1f} times what it is, and prefetch_factor"
+    else:
+        action = f"num_workers={math.ceil(workers * factor)} (now {workers}, by the period of the waits)"
+    return LoaderFindings(reasons, evidence, action)

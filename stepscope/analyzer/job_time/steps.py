@@ -1,0 +1,183 @@
+"""Steps of a job as a table: one row for each step of each attempt, one column for each rank.
+
+A step of several ranks runs from the latest end of the step before to its own latest end, so that a rank that is late
+once makes one step long, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.core.documents.run_directory import RankSteps, Step
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class HostLoss(StrEnum):
+    """What a step record knows the host to have done instead of launching work; one instant counts to the first."""
+
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    DATA_WAIT = "data_wait"
+    COLLECTION = "collection"
+    COMPILATION = "compilation"
+    RUN_DELAY = "run_delay"
+
+
+_PHASES = {
+    HostLoss.CHECKPOINT: frozenset({"checkpoint", "checkpointing", "save", "saving"}),
+    HostLoss.EVALUATION: frozenset({"evaluation", "evaluate", "eval", "validation", "validate"}),
+}
+"""Names of phases by the loss that they are."""
+
+COLLECTION_FIGURE = "gc_pause_ns"
+OVERFLOW_FIGURE = "overflow"
+_LOSS_FIGURE = "loss"
+_MOSTLY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class JobSteps:
+    """All steps of a job in order of attempt and index; times in ms.
+
+    Attributes:
+        ranks: the ranks of the columns.
+        period_ms: from the latest end of the step before, an attempt's first from its earliest start.
+        end_ms: by step and rank, since the start of the run's first step; NaN without a record.
+        host_ms: by loss, step and rank: how long the host was held up, where measured only the part in which the GPU
+            had nothing queued.
+        is_exposed: whether nearly all waits of a run on GPUs were measured on the device.
+        starts_ms: by attempt, start of its first step.
+        is_profiled: a profiler was set up, recorded or wrote its trace in the step, or just before.
+        is_captured: a profiler recorded the step.
+        has_compiled: a rank compiled in the step.
+        is_skipped: its update was left out: gradients overflowed, or the loss is not finite.
+        figures: means over the ranks, NaN without a value.
+        phases: names of the phases in the step, sorted.
+        origin_ns: time of 0 ms, ns since the epoch.
+    """
+
+    ranks: list[int]
+    attempt: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    period_ms: Floats
+    end_ms: Floats
+    host_ms: dict[HostLoss, Floats]
+    is_exposed: bool
+    starts_ms: dict[int, float]
+    is_profiled: Flags
+    is_captured: Flags
+    has_compiled: Flags
+    is_skipped: Flags
+    figures: dict[str, Floats]
+    phases: list[tuple[str, ...]]
+    origin_ns: int
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def latest_end_ms(self) -> Floats:
+        """Latest end of any rank."""
+        ends: Floats = np.nanmax(self.end_ms, axis=1)
+        return ends
+
+
+def job_steps(records: Sequence[RankSteps]) -> JobSteps | None:
+    """Join the step records of all ranks and attempts; None without a step.
+
+    Args:
+        records: of each rank all steps that it finished, also those that a later attempt repeated.
+    """
+    columns = {rank.rank: column for column, rank in enumerate(records)}
+    keys = sorted({(step.attempt, step.index) for rank in records for step in rank.steps})
+    if not keys:
+        return None
+    rows = {key: row for row, key in enumerate(keys)}
+    origin_ns = min(step.start_ns for rank in records for step in rank.steps)
+    shape = len(keys), len(columns)
+    start, end = np.full(shape, np.nan), np.full(shape, np.nan)
+    host = {loss: np.zeros(shape) for loss in HostLoss}
+    steps_of: list[list[Step]] = [[] for _ in keys]
+    for rank in records:
+        column = columns[rank.rank]
+        attempt, clock_ms = 0, 0.0
+        for step in rank.steps:
+            row = rows[step.attempt, step.index]
+            steps_of[row].append(step)
+            start[row, column] = (step.start_ns - origin_ns) / 1e6
+            host_end_ms = (step.end_ns - origin_ns) / 1e6
+            if step.attempt > attempt:
+                attempt, clock_ms = step.attempt, float(start[row, column])
+            clock_ms = max(clock_ms, host_end_ms) if step.device_ns is None else clock_ms + step.device_ns / 1e6
+            end[row, column] = clock_ms
+            for loss, nanoseconds in _losses_ns(step).items():
+                host[loss][row, column] = nanoseconds / 1e6
+    attempts = np.array([attempt for attempt, _ in keys], np.int64)
+    starts = {a: float(np.nanmin(start[np.flatnonzero(attempts == a)[0]])) for a in np.unique(attempts).tolist()}
+    latest = np.maximum.accumulate(np.nanmax(end, axis=1))
+    begins = np.concatenate(([0.0], latest[:-1]))
+    is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
+    begins[is_first] = [starts[attempt] for attempt in attempts[is_first].tolist()]
+    return JobSteps(
+        ranks=list(columns),
+        attempt=attempts,
+        index=np.array([index for _, index in keys], np.int64),
+        period_ms=np.maximum(latest - begins, 0.0),
+        end_ms=end,
+        host_ms=host,
+        is_exposed=float(np.mean([_is_exposed(step) for steps in steps_of for step in steps])) >= _MOSTLY,
+        starts_ms=starts,
+        is_profiled=_profiled(steps_of, is_first),
+        is_captured=np.array([any(step.captured for step in steps) for steps in steps_of]),
+        has_compiled=np.array([any(step.num_compilations for step in steps) for steps in steps_of]),
+        is_skipped=np.array([any(_is_skipped(step) for step in steps) for steps in steps_of]),
+        figures=_figures(steps_of),
+        phases=[tuple(sorted({name for step in steps for name in step.phases})) for steps in steps_of],
+        origin_ns=origin_ns,
+    )
+
+
+def _losses_ns(step: Step) -> dict[HostLoss, float]:
+    losses = {
+        loss: float(sum(step.exposed_phases.get(name, ns) for name, ns in step.phases.items() if name.lower() in names))
+        for loss, names in _PHASES.items()
+    }
+    exposed_wait = step.exposed_data_wait_ns
+    return losses | {
+        HostLoss.DATA_WAIT: float(step.data_wait_ns if exposed_wait is None else min(exposed_wait, step.data_wait_ns)),
+        HostLoss.COLLECTION: step.figures.get(COLLECTION_FIGURE, 0.0),
+        HostLoss.COMPILATION: float(step.compile_ns),
+        HostLoss.RUN_DELAY: float(step.run_delay_ns or 0),
+    }
+
+
+def _is_exposed(step: Step) -> bool:
+    return step.exposed_data_wait_ns is not None or not step.data_wait_ns
+
+
+def _is_skipped(step: Step) -> bool:
+    return bool(step.figures.get(OVERFLOW_FIGURE)) or _LOSS_FIGURE in step.non_finite
+
+
+def _profiled(steps_of: Sequence[Collection[Step]], is_first: Flags) -> Flags:
+    """Steps that a profiler touches: recorded, warmed up, or begun after it was prepared or its trace written."""
+    touched = np.array([any(s.captured or s.state != "wait" for s in steps) for steps in steps_of])
+    before = np.array([any(s.prepare_ns or s.export_ns for s in steps) for steps in steps_of])
+    touched[1:] |= before[:-1] & ~is_first[1:]
+    return touched
+
+
+def _figures(steps_of: Sequence[Collection[Step]]) -> dict[str, Floats]:
+    names = {name for steps in steps_of for step in steps for name in step.figures}
+    figures = {name: np.full(len(steps_of), np.nan) for name in sorted(names)}
+    for row, steps in enumerate(steps_of):
+        for name in {name for step in steps for name in step.figures}:
+            figures[name][row] = np.mean([step.figures[name] for step in steps if name in step.figures])
+    return figures

@@ -1,0 +1,200 @@
+"""Training time of a run by one formula, and the parts of its wall-clock time.
+
+Training time is the sum over all steps of all attempts, where a step that does not show the job as it runs (an
+attempt's first, one that compiles before the first that does not, one that a profiler touched, one that a host ran
+through while the GPU's queue still filled) counts as the mean of the settled steps of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyzer.job_time.losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
+from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
+from stepscope.analyzer.job_time.trend import step_trend, trend_score
+from stepscope.core.documents.analysis import Goodput, StepTrend
+from stepscope.core.documents.run_directory import Attempt
+
+MAX_FILLING_RATIO = 0.5
+"""A step that the host ran through while the launch queue filled takes less than this part of a later one."""
+SLOWER_AFTER_CAPTURE = 1.05
+MIN_STEPS_TO_COMPARE = 8
+"""Fewer settled steps before or after a capture do not show whether it left training slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTime:
+    """Training time of a run; arrays are by step.
+
+    Attributes:
+        weight: for how many steps a settled one stands; 0 where another stands for the step.
+        is_lost: a later attempt repeated the step.
+    """
+
+    steps: JobSteps
+    losses: StepLosses
+    slow: SlowSteps
+    settled: Flags
+    weight: Floats
+    is_lost: Flags
+    goodput: Goodput
+    trend: StepTrend | None
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.steps)
+
+    @property
+    def training_ms(self) -> float:
+        """Training time over all steps."""
+        return float((self.weight * self.steps.period_ms).sum())
+
+    @property
+    def mean_step_ms(self) -> float:
+        return self.training_ms / self.num_steps
+
+    @property
+    def median_step_ms(self) -> float:
+        return float(np.median(self.steps.period_ms[self.settled]))
+
+    def mean_ms(self, by_step: Floats) -> float:
+        """Mean over all steps of a part of each."""
+        return float((self.weight * by_step).sum()) / self.num_steps
+
+
+def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
+    """Training time and wall-clock parts of a run; attempts as its manifest lists them, empty where unknown."""
+    losses = step_losses(steps)
+    is_start, is_filling = _starting(steps), _filling(steps)
+    settled = ~(is_start | steps.is_profiled | is_filling)
+    slower = _slower_after_capture(steps, losses.rest_ms, settled)
+    settled &= ~slower
+    if not settled.any():
+        settled = ~is_start if (~is_start).any() else np.ones(len(steps), np.bool_)
+    slow = slow_steps(steps, losses.rest_ms, settled)
+    losses = with_surroundings(losses, slow.ordinary_ms)
+    weight, stand_in_ms = _weights(steps, settled, slow.is_slow)
+    is_lost = _lost(steps)
+    excess = steps.period_ms - stand_in_ms
+    counted = {"start_up": is_start & ~settled, "profiling": (steps.is_profiled | slower) & ~settled & ~is_start}
+    goodput = _goodput(
+        steps, attempts, stand_in_ms, is_lost, {name: float(excess[at].sum()) for name, at in counted.items()}
+    )
+    return TrainingTime(
+        steps,
+        losses,
+        slow,
+        settled,
+        weight,
+        is_lost,
+        goodput,
+        step_trend(steps, losses.rest_ms, settled & ~slow.is_slow),
+    )
+
+
+def _starting(steps: JobSteps) -> Flags:
+    """The first step of each attempt, and those that compile before the first one that does not."""
+    is_start = np.zeros(len(steps), np.bool_)
+    for attempt in np.unique(steps.attempt):
+        rows = np.flatnonzero(steps.attempt == attempt)
+        compiled = steps.has_compiled[rows]
+        num = len(rows) if compiled.all() else int(np.argmin(compiled))
+        is_start[rows[: max(num, 1)]] = True
+    return is_start
+
+
+def _filling(steps: JobSteps) -> Flags:
+    """Steps that the host ran through while the launch queue filled: after a start or a capture, far shorter than later
+    ones."""
+    is_filling = np.zeros(len(steps), np.bool_)
+    quiet = ~steps.is_profiled
+    for attempt in np.unique(steps.attempt):
+        rows = np.flatnonzero(steps.attempt == attempt)
+        later = rows[len(rows) // 2 :]
+        later = later[quiet[later]]
+        if not len(later):
+            continue
+        usual = float(np.quantile(steps.period_ms[later], 0.25))
+        is_drained = True
+        for row in rows[1:].tolist():
+            is_drained = is_drained or bool(steps.is_profiled[row])
+            if steps.is_profiled[row]:
+                continue
+            is_drained = is_drained and steps.period_ms[row] < MAX_FILLING_RATIO * usual
+            is_filling[row] = is_drained
+    return is_filling
+
+
+def _slower_after_capture(steps: JobSteps, rest_ms: Floats, settled: Flags) -> Flags:
+    """Steps after an attempt's first capture, if they are longer than the ones before it and neither get longer."""
+    slower = np.zeros(len(steps), np.bool_)
+    for attempt in np.unique(steps.attempt):
+        rows = np.flatnonzero(steps.attempt == attempt)
+        captured = rows[steps.is_captured[rows]]
+        if not len(captured):
+            continue
+        before = rows[(rows < captured[0]) & settled[rows]]
+        after = rows[(rows > captured[0]) & settled[rows]]
+        if min(len(before), len(after)) < MIN_STEPS_TO_COMPARE:
+            continue
+        near, then = rest_ms[before], rest_ms[after]
+        grows = trend_score(near) > 2.0 or trend_score(then) > 2.0
+        noise = 2.0 * float(np.std(near)) / np.sqrt(len(near))
+        least = max(SLOWER_AFTER_CAPTURE * float(np.median(near)), float(np.median(near)) + noise)
+        slower[after] = not grows and float(np.median(then)) > least
+    return slower
+
+
+def _weights(steps: JobSteps, settled: Flags, is_slow: Flags) -> tuple[Floats, Floats]:
+    """For how many steps each settled one stands, and what each step counts as, ms.
+
+    Steps of a kind have the same phases, are slow or not, and keep their update or skip it. Those of a kind without a
+    settled one stand for themselves.
+    """
+    kinds = list(zip(steps.phases, is_slow.tolist(), steps.is_skipped.tolist(), strict=True))
+    number = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+    kind = np.array([number[one] for one in kinds])
+    weight, counts_as = np.zeros(len(steps)), steps.period_ms.copy()
+    for one in range(len(number)):
+        own = kind == one
+        stands = own & settled if (own & settled).any() else own
+        weight[stands] = own.sum() / stands.sum()
+        if stands is not own:
+            counts_as[own & ~settled] = steps.period_ms[stands].mean()
+    return weight, counts_as
+
+
+def _lost(steps: JobSteps) -> Flags:
+    """Steps that a later attempt repeated."""
+    is_lost = np.zeros(len(steps), np.bool_)
+    for attempt in np.unique(steps.attempt)[1:]:
+        first = steps.index[steps.attempt == attempt].min()
+        is_lost |= (steps.attempt < attempt) & (steps.index >= first)
+    return is_lost
+
+
+def _goodput(
+    steps: JobSteps, attempts: Sequence[Attempt], counts_as_ms: Floats, is_lost: Flags, excess_ms: dict[str, float]
+) -> Goodput:
+    """The parts of the wall; what a queue still held at the end of an attempt belongs to the tail."""
+    last_end = steps.latest_end_ms
+    numbers = np.unique(steps.attempt).tolist()
+    begins, ends = [], []
+    for number in numbers:
+        known = attempts[number - 1] if 0 < number <= len(attempts) else None
+        first_ms, last_ms = steps.starts_ms[number], float(last_end[steps.attempt == number].max())
+        begins.append(min((known.start_ns - steps.origin_ns) / 1e6 if known else first_ms, first_ms))
+        ended = (known.end_ns - steps.origin_ns) / 1e6 if known is not None and known.end_ns else last_ms
+        ends.append(max(ended, last_ms))
+    lost = float(counts_as_ms[is_lost].sum())
+    training = float(counts_as_ms.sum()) - lost
+    before = sum(steps.starts_ms[number] - begin for number, begin in zip(numbers, begins, strict=True))
+    start_up = max(before + excess_ms["start_up"], 0.0)
+    profiling = max(excess_ms["profiling"], 0.0)
+    restarts = sum(max(begin - end, 0.0) for begin, end in zip(begins[1:], ends, strict=False))
+    wall = max(ends) - begins[0]
+    tail = max(wall - training - lost - start_up - restarts - profiling, 0.0)
+    return Goodput(start_up, training, profiling, lost, restarts, tail)

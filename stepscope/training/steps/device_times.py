@@ -1,0 +1,100 @@
+"""Device times of training steps: how long the GPU took for a step, and for what the host waited for or did in it.
+
+Marks are CUDA events on the training thread's current stream. The GPU's time between two marks is what happened between
+them costs the job: next to nothing while earlier work keeps the GPU busy, all of it once the GPU has run out of work. A
+mark costs microseconds and is read only after the GPU has passed it, so the host never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.core.loader_waits import Instant, Interval, Mark
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """A finished step on its way through the GPU.
+
+    Attributes:
+        begin: mark at the end of the step before; None where it has none.
+        is_lost: the GPU reported a fault, which is training's own to tell.
+    """
+
+    begin: Mark
+    end: Mark
+    is_lost: bool = False
+
+    def has_passed(self) -> bool:
+        """Whether the GPU has passed the end of the step; also True where that cannot be known."""
+        try:
+            return self.is_lost or bool(self.end.query())
+        except RuntimeError:
+            logger.debug("device times are lost", exc_info=True)
+            self.is_lost = True
+            return True
+
+    def duration_ns(self) -> int | None:
+        """The GPU's time from the end of the step before; None when unknown."""
+        return None if self.is_lost else _time_between(self.begin, self.end)
+
+    def exposed_ns(self, intervals: Iterable[Interval]) -> int | None:
+        """The GPU's time in some intervals of the step; None when that of one is unknown."""
+        times = [None if self.is_lost else _time_between(began.mark, ended.mark) for began, ended in intervals]
+        known = [time_ns for time_ns in times if time_ns is not None]
+        return sum(known) if len(known) == len(times) else None
+
+
+class DeviceClock:
+    """Marks instants of training, and the ends of its steps, on the current CUDA stream.
+
+    Nothing is marked in a process that has not used CUDA, nor while a graph is being captured, and after a failure.
+    """
+
+    def __init__(self) -> None:
+        self._cuda: Any = None
+        self._has_failed = False
+        self._last_end: Mark = None
+
+    def now(self) -> Instant:
+        """The current instant, behind the work that is launched by now; never raises."""
+        return Instant(time.monotonic_ns(), self._mark())
+
+    def end_step(self) -> DeviceStep | None:
+        """End the running step and begin the next; None without a GPU."""
+        begin, self._last_end = self._last_end, self._mark()
+        return None if self._last_end is None else DeviceStep(begin, self._last_end)
+
+    def _mark(self) -> Mark:
+        cuda = self._cuda
+        if cuda is None:  # torch may be imported later than this
+            cuda = self._cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or self._has_failed:
+            return None
+        try:
+            if not cuda.is_initialized() or cuda.is_current_stream_capturing():
+                return None
+            event = cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        except Exception:  # training must never be hurt
+            logger.debug("the GPU takes no marks", exc_info=True)
+            self._has_failed = True
+            return None
+
+
+def _time_between(before: Mark, after: Mark) -> int | None:
+    """Nanoseconds; None where a mark is missing or not passed yet, or they are of two devices."""
+    if before is None or after is None:
+        return None
+    try:
+        return max(int(before.elapsed_time(after) * 1e6), 0)
+    except (RuntimeError, ValueError):
+        return None

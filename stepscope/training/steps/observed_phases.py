@@ -1,0 +1,283 @@
+"""Observed phases: checkpoints and evaluations of a training loop that uses no `prof.phase` for them.
+
+A checkpoint is a call that writes one: of torch, of its distributed checkpoint, of safetensors. An evaluation is the
+reading of a DataLoader that does not train (`loader_waits`), or the time from `model.eval()` to `model.train()` without
+a backward pass; the longer of both counts. A phase of the training code's own that is named so takes precedence.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.core.loader_waits import Instant, Interval, LoaderWaits, duration_ns, timed_batches, timed_beginning
+from stepscope.core.process import Patch
+from stepscope.training.steps.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+
+SAVING_FUNCTIONS: Mapping[str, Collection[str]] = {
+    "torch.serialization": ("save",),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+}
+"""Module -> its functions that write a checkpoint. Small ones count too: of optimizer, scheduler and random state."""
+
+_MIN_EVALUATION_NS = 100_000
+"""A model that is in evaluation mode for less was not evaluated."""
+
+_EVALUATION_NAMES = ("eval", "valid")
+"""What the names of phases contain by which training code tells of evaluations itself."""
+
+
+class ObservedCheckpoints:
+    """Opens the phase `checkpoint` around calls that write one, made by the thread that makes this object.
+
+    Args:
+        phase: opens a phase; None once nobody measures.
+        open_phases: names of the phases that are open.
+    """
+
+    def __init__(
+        self, phase: Callable[[str], AbstractContextManager[None] | None], open_phases: Callable[[], list[str]]
+    ) -> None:
+        self._phase = phase
+        self._open_phases = open_phases
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._is_saving = False
+        self._patches: list[Patch] = []
+        self._not_seen = set(SAVING_FUNCTIONS)
+        self._look_for_modules()
+
+    def step_ended(self, _: StepRecord) -> None:
+        if not sys.modules.keys().isdisjoint(self._not_seen):
+            self._look_for_modules()
+
+    def close(self) -> None:
+        self._is_saving = True  # nothing begins any more
+        self._not_seen.clear()
+        for patch in self._patches:
+            patch.leave()
+
+    def _look_for_modules(self) -> None:
+        """Watch the functions of modules that are there by now, also under names that others have imported them by."""
+        found = self._not_seen & sys.modules.keys()
+        self._not_seen -= found
+        functions = {
+            id(function)
+            for module in found
+            for name in SAVING_FUNCTIONS[module]
+            if (function := getattr(sys.modules[module], name, None)) is not None
+        }
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if type(names) is not dict or functions.isdisjoint(map(id, list(names.values()))):
+                continue
+            for name in [name for name, value in list(names.items()) if id(value) in functions]:
+                self._patches.append(Patch(module, name, self._watched))
+
+    def _watched(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        reference = weakref.ref(self)  # a run that is never ended is forgotten
+
+        def saving(*args: Any, **kwargs: Any) -> Any:
+            watch = reference()
+            phase = None if watch is None else watch._begin()
+            if watch is None or phase is None:
+                return save(*args, **kwargs)
+            try:
+                with phase:
+                    return save(*args, **kwargs)
+            finally:
+                watch._is_saving = False
+
+        return saving
+
+    def _begin(self) -> AbstractContextManager[None] | None:
+        """The phase around a call; None inside of another, and where nobody is to know of it."""
+        if self._is_saving or threading.get_ident() != self._thread or os.getpid() != self._pid:
+            return None
+        if any(CHECKPOINT in name.lower() for name in self._open_phases()):
+            return None
+        phase = self._phase(CHECKPOINT)
+        self._is_saving = phase is not None
+        return phase
+
+
+@dataclass(slots=True)
+class _OpenEvaluation:
+    """A model in evaluation mode, which may turn out to be one that is never trained.
+
+    Attributes:
+        learning_ask: when a batch was asked for with gradients recorded, and none without since: the evaluation was
+            over by then.
+        patches: of what may end it.
+    """
+
+    model: weakref.ref[Any]
+    began: Instant
+    patches: list[Patch]
+    learning_ask: Instant | None = None
+
+
+class ObservedEvaluations:
+    """Adds the phase `evaluation` to training steps in which the thread that makes this object evaluated the model.
+
+    Args:
+        now: the current instant.
+    """
+
+    def __init__(self, now: Callable[[], Instant]) -> None:
+        self._now = now
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._waits = LoaderWaits()
+        self._is_asking = self._has_failed = False
+        self._open: _OpenEvaluation | None = None
+        self._by_mode: list[Interval] = []
+        import torch.utils.data.dataloader as loaders
+
+        self._torch: Any = sys.modules["torch"]
+        watch = weakref.ref(self)  # a run that is never ended is forgotten
+        self._patches = [
+            Patch(loaders.DataLoader, "__iter__", timed_beginning(watch)),
+            Patch(loaders._BaseDataLoaderIter, "__next__", timed_batches(watch)),
+            self._patch(self._torch.nn.Module, "eval", ObservedEvaluations._eval_called),
+        ]
+
+    def step_ended(self, record: StepRecord) -> None:
+        self._end_evaluation()
+        _, evaluations = self._waits.update()
+        by_mode, self._by_mode = self._by_mode, []
+        if evaluations or by_mode:
+            self._add(max(evaluations, by_mode, key=duration_ns), record)
+
+    def _add(self, evaluations: list[Interval], record: StepRecord) -> None:
+        """Add evaluations without the phases inside of them."""
+        if any(part in name.lower() for name in record.phases for part in _EVALUATION_NAMES):
+            return
+        for phase in [interval for intervals in record.phase_intervals.values() for interval in intervals]:
+            evaluations = [piece for evaluation in evaluations for piece in _without(evaluation, phase)]
+        if duration_ns(evaluations) >= _MIN_EVALUATION_NS:
+            for evaluation in evaluations:
+                record.add_phase(EVALUATION, evaluation)
+
+    def close(self) -> None:
+        self._has_failed = True  # nothing begins any more
+        self._close_evaluation(None)
+        for patch in self._patches:
+            patch.leave()
+
+    def batch_asked(self) -> Instant | None:
+        if self._is_asking or not self._is_of_interest():
+            return None
+        self._is_asking = True
+        learns = self._torch.is_grad_enabled()
+        asked = self._instant(learns)
+        if self._open is not None:
+            self._open.learning_ask = asked if learns else None
+        return asked
+
+    def loader_began(self, iterator: Any, asked: Instant) -> None:
+        self._record_wait(self._waits.began, iterator, asked)
+
+    def batch_came(self, iterator: Any, asked: Instant) -> None:
+        learns = self._torch.is_grad_enabled()
+        self._record_wait(functools.partial(self._waits.gave, learns=learns), iterator, asked)
+
+    def loader_ran_out(self, iterator: Any, asked: Instant) -> None:
+        self._record_wait(self._waits.ran_out, iterator, asked)
+
+    def loader_failed(self) -> None:
+        self._is_asking = False
+
+    def _record_wait(self, record: Callable[..., None], iterator: Any, asked: Instant) -> None:
+        self._is_asking = False
+        try:
+            record(iterator, asked, self._instant(self._torch.is_grad_enabled()))
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+
+    def _instant(self, learns: bool) -> Instant:
+        """Now; batches to learn from are no evaluation, so the GPU need not mark them."""
+        return Instant(time.monotonic_ns()) if learns and self._open is None else self._now()
+
+    def _is_of_interest(self) -> bool:
+        return not self._has_failed and threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def _patch(self, owner: Any, name: str, notify: Callable[..., None]) -> Patch:
+        return Patch(owner, name, functools.partial(_before, weakref.ref(self), notify))
+
+    def _eval_called(self, model: Any) -> None:
+        if self._open is not None or not model.training or not self._is_of_interest():
+            return
+        patches = [
+            self._patch(self._torch.nn.Module, "train", ObservedEvaluations._train_called),
+            self._patch(self._torch.autograd, "_engine_run_backward", ObservedEvaluations._went_backward),
+        ]
+        self._open = _OpenEvaluation(weakref.ref(model), self._now(), patches)
+
+    def _train_called(self, model: Any, mode: bool = True) -> None:
+        if mode and self._open is not None and model is self._open.model():
+            self._end_evaluation()
+
+    def _went_backward(self, *_: object, **__: object) -> None:
+        """That was no evaluation, but a frozen part or a teacher, unless someone set the mode without `train()`."""
+        model = None if self._open is None else self._open.model()
+        self._close_evaluation(self._open.learning_ask if self._open and model is not None and model.training else None)
+
+    def _end_evaluation(self) -> None:
+        if self._open is not None:
+            self._close_evaluation(self._open.learning_ask or self._now())
+
+    def _close_evaluation(self, ended: Instant | None) -> None:
+        """Keep the open evaluation; None: it was none."""
+        evaluation, self._open = self._open, None
+        if evaluation is None:
+            return
+        for patch in evaluation.patches:
+            patch.leave()
+        if ended is not None:
+            self._by_mode.append((evaluation.began, ended))
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("stepscope goes on without evaluations: %s: %s", type(error).__name__, error)
+
+
+def _without(interval: Interval, inner: Interval) -> list[Interval]:
+    """What is left of an interval without one that lies in it; another changes nothing."""
+    (began, ended), (inner_began, inner_ended) = interval, inner
+    if not began.ns <= inner_began.ns <= inner_ended.ns <= ended.ns:
+        return [interval]
+    return [(began, inner_began), (inner_ended, ended)]
+
+
+def _before(
+    find: Callable[[], ObservedEvaluations | None], notify: Callable[..., None], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wrapper that notifies the observer before the call."""
+    from torch.compiler import is_compiling
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # first, so that compiled code knows nothing of us
+            return original(*args, **kwargs)
+        observer = find()
+        if observer is not None:
+            try:
+                notify(observer, *args, **kwargs)
+            except Exception as error:  # training must never be hurt
+                observer._give_up(error)
+        return original(*args, **kwargs)
+
+    return call

@@ -1,0 +1,146 @@
+"""Process metrics of training steps: memory, garbage collections, compilations by torch.compile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from stepscope.training.steps.telemetry import StepRecord
+
+_MEMORY_INTERVAL_NS = 250_000_000
+"""torch builds a hundred Python objects to report its allocator's state (some 50 us): 0.02 % of this interval."""
+
+
+class MemoryFigures:
+    """Adds memory figures to the first training step that ends in each quarter of a second.
+
+    GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
+    does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
+    or since the training code reset it),
+    `num_alloc_retries` (times it had to free its caches to satisfy an allocation), `num_ooms`.
+    `host_memory_bytes` is what this process alone has resident: pages of files, as of memory-mapped data, and of memory
+    shared with other processes are the kernel's and theirs too.
+    """
+
+    def __init__(self) -> None:
+        self._sampled_ns = 0
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def step_ended(self, record: StepRecord) -> None:
+        if abs(record.end_ns - self._sampled_ns) < _MEMORY_INTERVAL_NS:  # sampling goes on after a clock was set back
+            return
+        self._sampled_ns = record.end_ns
+        for name, value in (_device_memory() | self._host_memory()).items():
+            record.figures.setdefault(name, value)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _host_memory(self) -> dict[str, int]:
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                resident, shared = map(int, file.read().split()[1:3])
+                return {"host_memory_bytes": (resident - shared) * self._page_bytes}
+        except (OSError, ValueError):  # no Linux, or /proc is hidden
+            return {}
+
+
+def _device_memory() -> dict[str, int]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    stats = _stats(torch.cuda)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return {
+        "memory_allocated_bytes": allocated["current"],
+        "memory_reserved_bytes": reserved["current"],
+        "memory_peak_bytes": allocated["peak"],
+        "num_alloc_retries": stats["num_alloc_retries"],
+        "num_ooms": stats["num_ooms"],
+    }
+
+
+def _stats(cuda: Any) -> Any:
+    current = cuda.current_device()
+    devices = [current, *(device for device in range(cuda.device_count()) if device != current)]
+    for device in devices:
+        stats = cuda.memory_stats_as_nested_dict(device)  # memory_stats flattens and sorts this in Python as well
+        if stats["reserved_bytes"]["all"]["peak"]:
+            return stats
+    return cuda.memory_stats_as_nested_dict(current)
+
+
+class GcPauses:
+    """Adds `gc_pause_ns` to the training steps in which the garbage collector ran, which stops all threads."""
+
+    def __init__(self) -> None:
+        self._started_ns = 0
+        self._paused_ns = 0
+        gc.callbacks.append(self._collecting)
+
+    def step_ended(self, record: StepRecord) -> None:
+        if self._paused_ns:
+            record.figures["gc_pause_ns"], self._paused_ns = self._paused_ns, 0
+
+    def close(self) -> None:
+        gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, _: dict[str, int]) -> None:
+        now_ns = time.perf_counter_ns()
+        if phase == "start":
+            self._started_ns = now_ns
+        elif self._started_ns:
+            self._paused_ns += now_ns - self._started_ns
+            self._started_ns = 0
+
+
+class Compilations:
+    """Adds `num_compilations` and `compile_ns` to the training steps in which torch.compile compiled.
+
+    One that begins within another is part of it. Nothing is imported for it: until the training code does, nothing
+    compiles.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._started_ns = 0
+        self._num = self._spent_ns = 0
+        self._listen()
+
+    def step_ended(self, record: StepRecord) -> None:
+        if self._num:
+            record.num_compilations, record.compile_ns = self._num, self._spent_ns
+            self._num = self._spent_ns = 0
+        self._listen()
+
+    def close(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            with suppress(ValueError):  # torch._dynamo.reset() has removed it
+                handler.start_callbacks.remove(self._started)
+                handler.end_callbacks.remove(self._ended)
+
+    def _listen(self) -> None:
+        """Have torch call, once it has what calls, and again after torch._dynamo.reset()."""
+        if self._handler is None:
+            module = sys.modules.get("torch._dynamo.callback")
+            handler = getattr(module, "callback_handler", None)
+            if not hasattr(handler, "start_callbacks") or not hasattr(handler, "end_callbacks"):
+                return  # an older torch, or one that is still being imported
+            self._handler = handler
+        if self._started not in self._handler.start_callbacks:
+            self._handler.start_callbacks.append(self._started)
+            self._handler.end_callbacks.append(self._ended)
+
+    def _started(self, *_: object) -> None:
+        self._started_ns = time.perf_counter_ns()
+
+    def _ended(self, *_: object) -> None:
+        if self._started_ns:
+            self._num += 1
+            self._spent_ns += time.perf_counter_ns() - self._started_ns
+            self._started_ns = 0

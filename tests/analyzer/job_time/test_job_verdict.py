@@ -1,0 +1,142 @@
+"""The verdict is about the training time of all steps; a capture of a few divides what their records leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.analyzer.job_time.job_verdict import RunFacts
+from stepscope.analyzer.job_time.steps import job_steps
+from stepscope.analyzer.summaries import JobContext
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.vocabulary import Cause, Reason
+from tests.analyzer.build import TraceBuilder
+from tests.analyzer.job_time.records import MS, captured, rank_steps
+from tests.analyzer.readings import analyse
+
+_CAPTURED_US = 80_000
+
+
+def _trace(kernels_us: tuple[int, int, int] = (40_000, 40_000, 40_000)) -> TraceBuilder:
+    """Three captured steps of 80 ms, each with one kernel that the host launches once a step."""
+    trace = TraceBuilder()
+    for place, length in enumerate(kernels_us):
+        begin = 1_000 + place * _CAPTURED_US
+        trace.step(4 + place, begin, begin + _CAPTURED_US)
+        trace.kernel(begin + 10, begin + 10 + length, launch=begin + 1)
+    return trace
+
+
+def _analysed(
+    length_ms: Callable[[int], float],
+    more: Callable[[int], dict[str, Any]] = lambda _: {},
+    *,
+    trace: TraceBuilder | None = None,
+    num_cpus: int | None = None,
+) -> Analysis:
+    lengths = [80.0 if 4 <= index <= 6 else length_ms(index) for index in range(40)]
+    records = rank_steps(0, lengths, lambda index: captured(4, 6)(index) | more(index))
+    steps = job_steps([records])
+    assert steps is not None
+    return analyse(trace or _trace(), context=JobContext(run=RunFacts(steps, num_cpus=num_cpus)))
+
+
+def test_idle_time_that_only_the_capture_has_is_no_bottleneck() -> None:
+    analysis = _analysed(lambda _: 42.0)
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert (verdict.bottleneck, verdict.fix) == (False, None)
+    assert job_time.breakdown[Cause.HOST_BOUND] < 0.1
+    assert job_time.mean_step_ms == pytest.approx(42)
+    assert sum(job_time.breakdown.values()) == pytest.approx(1)
+
+
+def test_idle_time_of_unprofiled_steps_is_the_hosts_at_a_confidence_below_nine_tenths() -> None:
+    verdict = _analysed(lambda _: 60.0).verdict
+    assert (verdict.cause, verdict.bottleneck) == (Cause.HOST_BOUND, True)
+    assert verdict.share == pytest.approx(20 / 60, abs=0.01)
+    assert verdict.confidence < 0.9
+    assert verdict.fix is not None
+    assert (verdict.fix.basis, verdict.fix.step_ms) == ("bound", None)
+    assert verdict.fix.interval_ms == pytest.approx((40, 40), abs=0.1)
+
+
+def test_one_core_for_all_launching_threads_is_a_reason() -> None:
+    assert _analysed(lambda _: 60.0, num_cpus=1).verdict.reasons[0] is Reason.CPU_LIMITED
+
+
+def test_recorded_waits_are_a_loss_as_far_as_the_gpu_can_have_been_idle() -> None:
+    hidden = _analysed(lambda _: 42.0, lambda _: {"data_wait_ns": 15 * MS})
+    assert hidden.verdict.bottleneck is False
+    assert hidden.job_time is not None
+    assert hidden.job_time.breakdown[Cause.DATA_LOADING] == pytest.approx(2 / 42, abs=0.001)
+    starved = _analysed(lambda _: 200.0, lambda _: {"data_wait_ns": 155 * MS}).verdict
+    assert (starved.cause, starved.reasons) == (Cause.DATA_LOADING, [Reason.STARVED])
+    assert starved.share == pytest.approx(0.775)
+    assert starved.fix is not None
+    assert starved.fix.step_ms == pytest.approx(45)
+    assert starved.confidence >= 0.9
+
+
+def test_workers_that_are_far_too_few_starve_a_loop_that_waits_for_every_second_batch() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"data_wait_ns": 320 * MS if index % 2 else 0}
+
+    verdict = _analysed(lambda index: 362.0 if index % 2 else 42.0, more).verdict
+    assert verdict.reasons == [Reason.STARVED]
+    assert verdict.fix is not None
+    assert verdict.fix.action == "num_workers=10 (now 2, by the period of the waits)"
+
+
+def test_collections_are_the_hosts_with_their_own_share() -> None:
+    verdict = _analysed(lambda _: 200.0, lambda _: {"figures": {"gc_pause_ns": 120.0 * MS}}).verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.HOST_BOUND, [Reason.GC])
+    assert verdict.share == pytest.approx(0.6)
+
+
+def test_skipped_updates_waste_their_steps() -> None:
+    verdict = _analysed(lambda _: 42.0, lambda index: {"figures": {"overflow": float(index < 10)}}).verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.WASTED_STEPS, [Reason.OVERFLOW])
+    assert verdict.share == pytest.approx(10 / 40)
+    assert verdict.fix is not None
+    assert verdict.fix.speedup == pytest.approx(4 / 3)
+
+
+def test_evaluation_is_named_though_no_capture_holds_it() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"phases": {"evaluation": 100 * MS}} if index % 5 == 0 else {}
+
+    verdict = _analysed(lambda index: 150.0 if index % 5 == 0 else 42.0, more).verdict
+    assert verdict.cause is Cause.EVALUATION
+    assert verdict.share == pytest.approx((8 * 108) / (8 * 150 + 32 * 42), abs=0.01)  # with what surrounds the phase
+
+
+def test_slow_steps_without_a_record_or_capture_are_unexplained() -> None:
+    analysis = _analysed(lambda index: 400.0 if index % 8 == 7 else 42.0)
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert job_time.unexplained is not None
+    assert (verdict.cause, verdict.bottleneck) == (Cause.UNEXPLAINED, True)
+    assert (job_time.unexplained.num_steps, job_time.unexplained.every) == (5, 8)
+    assert "slow_step()" in verdict.actions[0]
+    assert verdict.confidence < 0.9
+
+
+def test_kernels_that_pause_for_milliseconds_show_another_process_on_the_gpu() -> None:
+    verdict = _analysed(lambda _: 60.0, trace=_trace((70_000, 20_000, 60_000))).verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.CONTENTION, [Reason.GPU_SHARED])
+    assert verdict.confidence <= 0.7
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(60 * (1 - 30 / 80), rel=0.02)
+
+
+def test_without_records_the_captured_steps_are_all_that_is_known() -> None:
+    analysis = analyse(_trace())
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert (job_time.basis, job_time.goodput, job_time.num_steps) == ("trace", None, 2)
+    assert (verdict.cause, verdict.bottleneck) == (Cause.HOST_BOUND, True)
+    assert verdict.share == pytest.approx(analysis.ledger[Cause.HOST_BOUND.value])  # type: ignore[index]
+    assert verdict.confidence < 0.9

@@ -1,0 +1,72 @@
+"""Steps of several ranks run from latest end to latest end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyzer.job_time.steps import HostLoss, JobSteps, job_steps
+from stepscope.core.documents.run_directory import RankSteps, Step
+from tests.analyzer.job_time.records import MS, rank_steps
+
+
+def _joined(*ranks: RankSteps) -> JobSteps:
+    steps = job_steps(ranks)
+    assert steps is not None
+    return steps
+
+
+def test_no_record_is_no_table() -> None:
+    assert job_steps([]) is None
+    assert job_steps([RankSteps(0)]) is None
+
+
+def test_a_rank_that_is_late_once_makes_one_step_long() -> None:
+    late = rank_steps(0, [100, 430, 95, 100])
+    waiting = rank_steps(1, [100, 95, 430, 100])
+    assert _joined(late, waiting).period_ms.tolist() == [100, 430, 95, 100]
+
+
+def test_an_attempt_begins_with_its_own_start() -> None:
+    again = rank_steps(0, [10, 20], attempt=2, first=1, start_ns=900_000 * MS)
+    steps = _joined(RankSteps(0, [*rank_steps(0, [10, 30]).steps, *again.steps]))
+    assert steps.period_ms.tolist() == [10, 30, 10, 20]
+    assert steps.attempt.tolist() == [1, 1, 2, 2]
+
+
+def test_device_times_replace_the_host_that_runs_ahead() -> None:
+    ahead = rank_steps(0, [50, 2, 2, 2], lambda index: {"device_ns": 40 * MS} if index else {})
+    assert _joined(ahead).period_ms.tolist() == [50, 40, 40, 40]
+
+
+def test_exposed_waits_replace_the_hosts() -> None:
+    def more(_: int) -> dict[str, object]:
+        return {
+            "data_wait_ns": 15 * MS,
+            "exposed_data_wait_ns": 2 * MS,
+            "phases": {"Validation": 9 * MS, "other": MS},
+            "exposed_phases": {"Validation": 7 * MS},
+        }
+
+    steps = _joined(rank_steps(0, [50], more))
+    assert steps.host_ms[HostLoss.DATA_WAIT].tolist() == [[2.0]]
+    assert steps.host_ms[HostLoss.EVALUATION].tolist() == [[7.0]]
+    assert steps.host_ms[HostLoss.CHECKPOINT].tolist() == [[0.0]]
+
+
+def test_skipped_updates_are_those_that_overflow_or_lose_their_loss() -> None:
+    steps = [
+        Step(0, 0, MS, figures={"overflow": 1.0}),
+        Step(1, MS, 2 * MS, non_finite=["loss"]),
+        Step(2, 2 * MS, 3 * MS, figures={"overflow": 0.0}, non_finite=["grad_norm"]),
+    ]
+    assert _joined(RankSteps(0, steps)).is_skipped.tolist() == [True, True, False]
+
+
+@given(st.lists(st.lists(st.integers(1, 500), min_size=6, max_size=6), min_size=1, max_size=4))
+def test_the_periods_add_up_to_the_time_from_first_start_to_last_end(lengths: list[list[int]]) -> None:
+    steps = _joined(*(rank_steps(rank, own) for rank, own in enumerate(lengths)))
+    assert steps.period_ms.sum() == pytest.approx(max(sum(own) for own in lengths))
+    assert np.all(steps.period_ms >= 0)
