@@ -92,7 +92,7 @@ class Reason(StrEnum):
     COMPILE = "compile"
     """`host_bound`: dynamo compiles or autotunes inside the step."""
     GRAPH_CAPTURE = "graph_capture"
-    """`host_bound`: a CUDA graph is captured, and captured kernels do not run."""
+    """`host_bound`: capture of a CUDA graph, whose kernels do not run meanwhile."""
     CPU_OPTIMIZER = "cpu_optimizer"
     """`host_bound`: the optimizer's step launches nothing, its parameters are offloaded."""
     CPU_LIMITED = "cpu_limited"
