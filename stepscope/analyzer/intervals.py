@@ -71,6 +71,8 @@ def join(*sets: Intervals) -> Intervals:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The time that both cover."""
+    if not len(a) or not len(b):
+        return empty()
     _, start, end = pieces(a.start, a.end, b)
     return Intervals(start, end)
 
