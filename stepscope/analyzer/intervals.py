@@ -71,6 +71,8 @@ def join(*sets: Intervals) -> Intervals:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """Intersection of two sets of time spans."""
+    if not len(a) or not len(b):
+        return empty()
     _, start, end = pieces(a.start, a.end, b)
     return Intervals(start, end)
 

@@ -262,11 +262,12 @@ def _blocking_launches(trace: TraceColumns, activities: Activities | None) -> tu
     """
     if activities is None:
         return empty(), empty()
-    blocks = np.flatnonzero(_blocks(activities) & ~are_among(activities.launch_row, graph_launches(trace)))
-    launched = np.flatnonzero(activities.launch_ns != NONE)
-    launched = launched[np.argsort(activities.launch_ns[launched], kind="stable")]
-    _, first = np.unique(trace.name[activities.row[launched]], return_index=True)
-    is_first = np.isin(blocks, launched[first])
+    blocks = np.flatnonzero(_blocks(activities))
+    blocks = blocks[~are_among(activities.launch_row[blocks], graph_launches(trace))]
+    first_launch = np.full(len(trace.names), np.iinfo(np.int64).max)
+    linked = np.flatnonzero(activities.launch_ns != NONE)
+    np.minimum.at(first_launch, trace.name[activities.row[linked]], activities.launch_ns[linked])
+    is_first = activities.launch_ns[blocks] <= first_launch[trace.name[activities.row[blocks]]]
     return (
         union(activities.launch_ns[blocks[is_first]], activities.launch_end_ns[blocks[is_first]]),
         union(activities.launch_ns[blocks[~is_first]], activities.launch_end_ns[blocks[~is_first]]),

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, empty, intersect, join, subtract, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, blocking_copies
 from stepscope.analyzer.ledger.steps import QUEUED_NS
 from stepscope.trace.columns import NONE, Category, Rows, TraceColumns
-from stepscope.trace.rows import are_among, distinct
+from stepscope.trace.rows import are_among, distinct, row_mask
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Missing(StrEnum):
@@ -82,26 +85,35 @@ def launch_calls(trace: TraceColumns) -> Rows:
 
 def unrecorded_work(trace: TraceColumns, activities: Activities) -> UnrecordedWork:
     """Find the unrecorded work of a rank with device activities."""
-    kernels = _launches(trace, activities, _LAUNCHES_KERNELS)
-    graphs = _launches(trace, activities, _LAUNCHES_GRAPH)
+    launched = row_mask(trace, activities.launch_row)
+    kernels = _launches(trace, activities, launched, _LAUNCHES_KERNELS)
+    graphs = _launches(trace, activities, launched, _LAUNCHES_GRAPH)
     spans: dict[Missing, Intervals] = {}
     for kind, found in (
         (Missing.GRAPH_REPLAYS, _since_launches(trace, activities, graphs.lost)),
         (Missing.LAUNCHES, _since_launches(trace, activities, kernels.lost)),
         (Missing.WAITS, _silent_waits(trace, activities)),
-        (Missing.EARLIER_WORK, _behind_earlier_work(activities)),
+        (Missing.EARLIER_WORK, _behind_earlier_work(trace, activities)),
     ):
         spans[kind] = subtract(found, join(*spans.values()))
     return UnrecordedWork(spans, kernels, graphs)
 
 
-def _launches(trace: TraceColumns, activities: Activities, pattern: re.Pattern[str]) -> Launches:
-    """Launches by name, without those that a graph captures instead of running them."""
+def _launches(trace: TraceColumns, activities: Activities, launched: Mask, pattern: re.Pattern[str]) -> Launches:
+    """Launches by name, without those that a graph captures instead of running them.
+
+    Args:
+        launched: by row of the trace, whether an activity is linked to it.
+    """
     rows = trace.rows_named(pattern.search, Category.RUNTIME)
-    rows = rows[trace.correlation[rows] > 0]
-    rows = rows[~contains(graph_captures(trace), trace.start_ns[rows])] if len(rows) else rows
-    is_kept = are_among(trace.correlation[rows], trace.correlation[activities.row])
-    return Launches(rows, rows[~is_kept])
+    lost = rows[~launched[rows]]
+    if not len(lost):
+        return Launches(rows, lost)
+    captures = graph_captures(trace)
+    rows = rows[~contains(captures, trace.start_ns[rows])]
+    lost = lost[(trace.correlation[lost] > 0) & ~contains(captures, trace.start_ns[lost])]
+    # a runtime call that contains the driver call of the same work is not lost, although it is not linked
+    return Launches(rows, lost[~are_among(trace.correlation[lost], trace.correlation[activities.row])])
 
 
 def graph_captures(trace: TraceColumns) -> Intervals:
@@ -152,9 +164,12 @@ def _silent_waits(trace: TraceColumns, activities: Activities) -> Intervals:
     return union(silent_from[is_silent], end[is_silent])
 
 
-def _behind_earlier_work(activities: Activities) -> Intervals:
+def _behind_earlier_work(trace: TraceColumns, activities: Activities) -> Intervals:
     """Idle time before the first activity of each stream, if that was queued meanwhile or before the trace began."""
-    _, first = np.unique(activities.stream, return_index=True)
+    lane = trace.lane[activities.row]
+    first = np.full(len(trace.lanes), NONE, np.intp)
+    first[lane[::-1]] = np.arange(len(lane))[::-1]  # the last assignment wins: the first of each stream
+    first = first[first != NONE]
     start = activities.start_ns[first]
     ended = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(activities.end_ns)))[first]
     queued = activities.launch_end_ns[first]

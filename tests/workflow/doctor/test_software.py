@@ -53,7 +53,10 @@ def test_what_a_capture_leaves_behind(cuda: str, environment: dict[str, str], st
     assert (line.what_next != "") == (state is not _OK)
 
 
-@pytest.mark.parametrize(
+_WITHOUT_CUDA = [None, InstalledTorch("2.13.0+cpu", None, None), InstalledTorch("2.9.0", None, "6.4")]
+
+
+@pytest.mark.parametrize("torch", _WITHOUT_CUDA)
     "torch", [None, InstalledTorch("2.13.0+cpu", None, None), InstalledTorch("2.9.0", None, "6.4")]
 )
 def test_without_cuda_a_capture_leaves_nothing(torch: InstalledTorch | None) -> None:
