@@ -57,8 +57,6 @@ _WITHOUT_CUDA = [None, InstalledTorch("2.13.0+cpu", None, None), InstalledTorch(
 
 
 @pytest.mark.parametrize("torch", _WITHOUT_CUDA)
-    "torch", [None, InstalledTorch("2.13.0+cpu", None, None), InstalledTorch("2.9.0", None, "6.4")]
-)
 def test_without_cuda_a_capture_leaves_nothing(torch: InstalledTorch | None) -> None:
     assert not list(judge_detachment(torch, {}))
 
