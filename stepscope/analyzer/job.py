@@ -105,7 +105,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(aligned.table)
     rows = with_kernel_reasons(root_causes(inputs, resampled), roofline, job)
-    known = [row for row in rows if not inputs.is_guess(row)] if inputs.unexplained_loss < UNEXPLAINED_THRESHOLD else []
+    verdict = judge(rows, resampled, inputs)
+    is_known = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
+    known = [row for row in rows if is_known and not inputs.is_guess(row)]
     what_if, left_out = _gains(aligned, known, context)
     analysis = Analysis(
         job=job,
@@ -113,7 +115,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=add_gain_to_verdict(judge(rows, resampled, inputs), what_if),
+        verdict=add_gain_to_verdict(verdict, what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
