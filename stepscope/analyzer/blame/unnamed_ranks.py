@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Analysis, RootCause, Verdict
@@ -63,8 +62,7 @@ def _file_words(view: RankView, views: Mapping[int, RankView]) -> str:
     """The file, with its folder where another has the same name, and its place in the parallel dimensions."""
     file = view.header.file
     if sum(other.header.file == file for other in views.values()) > 1:
-        folder = PurePath(view.header.path.replace("::", "/")).parent.name
-        file = f"{folder}/{file}"
+        file = view.header.file_in_folder
     place = place_words(view.header.place)
     return f"{place} ({file})" if place else file
 
