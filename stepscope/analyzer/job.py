@@ -28,6 +28,7 @@ from stepscope.analyzer.blame.unnamed_ranks import fixes_without_unnamed, withou
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
+from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
 from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_schedule, explain
@@ -99,6 +100,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         oversubscribed=oversubscribed,
         movable=_movable_share(aligned, columns),
         communication=transfer_faults(collectives, by_rank, job.num_steps),
+        parallelism=low_parallelism([view.kernel_sums for view in by_rank.values()], roofline),
         data_waits_ns=context.data_waits_ns,
     )
     resampled = resample(aligned.table)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
-from stepscope.analyzer.blame.remedies import COSTS, actions_for
+from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
@@ -97,7 +97,7 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons, with_stacks=inputs.with_stacks(named.cause)),
+        actions=actions_for(named.cause, named.reasons, inputs.own_remedies(named.cause)),
         secondary=_secondary(losses[1:], inputs),
     )
 
@@ -141,7 +141,7 @@ def _healthy(
         summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{faster}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=actions_for(row.cause, row.reasons),
+        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause)),
         secondary=_secondary(losses, inputs),
     )
 
@@ -200,7 +200,9 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
     if row.cause is Cause.PIPELINE_BUBBLE and inputs.pipeline is not None:
         p = inputs.pipeline
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
-    return f"{COSTS.get(row.cause, cause_phrase(row.cause) + ' costs')} {cost}{pipeline}{where}"
+    by_reason = COSTS_OF_REASON.get(row.reasons[0]) if row.reasons else None
+    costs = by_reason or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
+    return f"{costs} {cost}{pipeline}{where}"
 
 
 def _where(row: RootCause, inputs: VerdictInputs) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.blame.remedies import REMEDIES_WITH_STACKS
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.communication import TransferFault
+from stepscope.analyzer.kernels.low_parallelism import LowParallelism
 from stepscope.analyzer.missing_evidence import MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Job, Pipeline, RootCause, TraceQuality
@@ -140,6 +142,7 @@ class VerdictInputs:
         oversubscribed: more runnable ranks than cores.
         movable: share of the job's time that a clock error of the residual moves between waiting and transfer.
         communication: faults of the exposed transfers.
+        parallelism: kinds of latency-bound kernels; None without kernels.
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
     """
 
@@ -154,15 +157,19 @@ class VerdictInputs:
     oversubscribed: bool = False
     movable: float = 0.0
     communication: Sequence[TransferFault] = ()
+    parallelism: LowParallelism | None = None
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def causing(self, cause: Cause) -> list[RankView]:
         """Views of the ranks that caused it, worst first."""
         return [self.views[rank] for rank in self.table.ranks_of(cause)]
 
-    def with_stacks(self, cause: Cause) -> bool:
-        """Whether the traces of all ranks that caused it record Python stacks."""
-        return all(view.header.with_stacks for view in self.causing(cause))
+    def own_remedies(self, cause: Cause) -> dict[Reason, str]:
+        """Remedies of its reasons that depend on the job."""
+        if cause is Cause.LATENCY_BOUND and self.parallelism is not None:
+            return self.parallelism.remedies
+        with_stacks = all(view.header.with_stacks for view in self.causing(cause))
+        return dict(REMEDIES_WITH_STACKS) if with_stacks else {}
 
     def is_guess(self, row: RootCause) -> bool:
         """Whether a row is communication that may as well be waiting for a late rank."""
@@ -225,6 +232,7 @@ _REASONS_OF_CAUSE: dict[Cause, Callable[[VerdictInputs], ReasonsWithEvidence]] =
     Cause.DEVICE_GAP: _gaps,
     Cause.HOST_BOUND: _host,
     Cause.IMBALANCE: _imbalance,
+    Cause.LATENCY_BOUND: lambda inputs: ([], []) if inputs.parallelism is None else inputs.parallelism.reasons(),
     Cause.PIPELINE_BUBBLE: lambda _: ([Reason.FEW_MICRO_BATCHES], []),
     Cause.STRAGGLER: _straggler,
     Cause.SYNCHRONIZATION: lambda inputs: why_blocked(inputs.causing(Cause.SYNCHRONIZATION)),

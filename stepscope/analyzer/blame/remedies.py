@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stepscope.core.vocabulary import Cause, Reason
 
@@ -20,7 +20,7 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.CHECKPOINT: ("save asynchronously (torch.distributed.checkpoint.async_save) or less often",),
     Cause.COPY: ("pin host memory, copy with non_blocking=True on a side stream",),
     Cause.DEVICE_GAP: ("look for cross-stream waits; CUDA graphs remove launch latency",),
-    Cause.LATENCY_BOUND: ("fuse small kernels (torch.compile) or raise the batch size",),
+    Cause.LATENCY_BOUND: ("see the kernels table for the operators and grids of these kernels",),
     Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
     Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
     Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
@@ -62,6 +62,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.NO_TENSOR_CORES: "autocast to a 16-bit type, or set_float32_matmul_precision('high') for TF32 (Ampere on)",
     Reason.INEFFICIENT_KERNELS: "see the kernels table for the shapes: pad odd sizes to multiples of 8",
     Reason.UNFUSED: "torch.compile the element-wise chains; foreach or fused=True for the optimizer",
+    Reason.SHORT_KERNELS: "fuse them (torch.compile), or give each more work (larger batches, several tensors at once)",
+    Reason.FEW_BLOCKS: "see the kernels table: which operators launch fewer blocks than the GPU has multiprocessors",
     Reason.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
     Reason.PAGEABLE_MEMORY: "pin_memory=True in the loader and .to(device, non_blocking=True)",
     Reason.LEAK: "find who keeps tensors over steps (memory snapshot): detach() what is collected, clear lists",
@@ -89,9 +91,9 @@ _INSTEAD_OF_ACTIONS = frozenset({Reason.NOT_STARTED})
 MAX_ACTIONS = 3
 
 
-def actions_for(cause: Cause, reasons: Sequence[Reason], *, with_stacks: bool = False) -> list[str]:
-    """The remedies of the reasons, the strongest first, then the cause's own; `with_stacks`: the traces have stacks."""
-    remedies = REMEDIES | REMEDIES_WITH_STACKS if with_stacks else REMEDIES
+def actions_for(cause: Cause, reasons: Sequence[Reason], own_remedies: Mapping[Reason, str] | None = None) -> list[str]:
+    """The remedies of the reasons, the strongest first, then the cause's own; `own_remedies` are of this job."""
+    remedies = {**REMEDIES, **(own_remedies or {})}
     own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else ACTIONS.get(cause, ())
     return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *own)))[:MAX_ACTIONS]
 
@@ -107,6 +109,11 @@ COSTS: dict[Cause, str] = {
     Cause.CHECKPOINT: "saving checkpoints costs",
     Cause.COPY: "exposed copies cost",
     Cause.DEVICE_GAP: "gaps between queued kernels cost",
-    Cause.LATENCY_BOUND: "kernels too small to fill the GPU take",
+    Cause.LATENCY_BOUND: "kernels that leave most of the GPU empty take",
     Cause.PROFILER: "the profiler itself costs",
 }
+COSTS_OF_REASON: dict[Reason, str] = {
+    Reason.SHORT_KERNELS: "kernels under 20 us, too short to fill the GPU, take",
+    Reason.FEW_BLOCKS: "kernels with too few blocks to fill the GPU take",
+}
+"""Instead of the cause's words where this is its first reason."""

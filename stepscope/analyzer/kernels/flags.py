@@ -57,6 +57,8 @@ class Sum(IntEnum):
     """FITTED_NS weighted with the theoretical occupancy"""
     ACHIEVED_NS = 8
     """FITTED_NS weighted with the occupancy that the grid allows"""
+    SHORT_NS = 9
+    """owned time of latency-bound kernels under 20 us"""
 
 
 FLAGS = slice(len(Sum), len(Sum) + len(Flag))

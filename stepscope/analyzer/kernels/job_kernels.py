@@ -20,6 +20,7 @@ from stepscope.analyzer.kernels.flags import (
     Sum,
     flagged,
 )
+from stepscope.analyzer.kernels.low_parallelism import more_blocks
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
 from stepscope.analyzer.kernels.rank_kernels import (
     CopySums,
@@ -148,7 +149,6 @@ _ADVICE = {
         "16-bit: make the dimensions multiples of 8"
     ),
     Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
-    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
     Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
     Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
     Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",
@@ -194,7 +194,8 @@ def _of_flag(
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
         message += f"; the largest is {short_kernel_name(worst.name)}{where}"
-    return KernelFinding(flag.name.lower(), time / window_ms, time, message, _ADVICE[flag])
+    advice = more_blocks(worst) if flag is Flag.SMALL_GRID else _ADVICE[flag]
+    return KernelFinding(flag.name.lower(), time / window_ms, time, message, advice)
 
 
 def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> KernelFinding:

@@ -29,11 +29,11 @@ from stepscope.analyzer.kernels.flags import (
 from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, is_nvidia
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.roofline.kernel_limits import KernelLimits
+from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.analyzer.rows import combinations, distinct
 from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
-from stepscope.core.vocabulary import CATEGORY_ORDER
+from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
 
 _MODULE_FRAME = "nn.Module: "
@@ -306,6 +306,8 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     sums[:, Sum.DURATION_NS] = total(limits.duration_ns * owns)
     sums[:, Sum.MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
     sums[:, Sum.FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
+    is_latency_bound = limits.category == CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
+    sums[:, Sum.SHORT_NS] = total(owned_ns * (is_latency_bound & (limits.duration_ns < SHORT_KERNEL_NS)))
     for flag, mask in flags.items():
         sums[:, FLAGS.start + flag] = total(owned_ns * mask)
     sums[:, CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))

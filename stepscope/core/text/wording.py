@@ -41,6 +41,10 @@ _METRIC_TITLES = {
     "no_tensor_cores_share": "Time in matrix kernels without tensor cores",
     "inefficient_kernels_share": "Time in kernels far from their limit",
     "unfused_share": "Time in element-wise chains that are not fused",
+    "short_kernels_share": "Of it, in kernels under 20 us",
+    "few_blocks_share": "Of it, in kernels of few blocks",
+    "few_blocks_grid": "Blocks of the largest of these kernels",
+    "few_blocks_duration": "Its mean duration",
     "tiny_kernels_share": "Time in tiny kernels",
     "tiny_share_of_kernels": "Kernels that are tiny",
     "pageable_share_of_host_copies": "Host copies from or to pageable memory",
@@ -50,7 +54,7 @@ _METRIC_TITLES = {
 _FORMULA_MINUS = re.compile(r"(?<=\b[A-Z])-(?=[A-Z0-9]\b)")
 
 _CAUSE_TITLES = {
-    Cause.LATENCY_BOUND: "Small kernels",
+    Cause.LATENCY_BOUND: "Low parallelism",
     Cause.PROFILER: "Profiler overhead",
     Cause.BEFORE_WINDOW: "Began before the trace",
     Cause.INSUFFICIENT_EVIDENCE: "Not enough evidence",
@@ -60,7 +64,7 @@ _CAUSE_TITLES = {
 }
 
 _CATEGORY_TITLES = {
-    TimeCategory.LATENCY_BOUND: "Small kernels",
+    TimeCategory.LATENCY_BOUND: "Low parallelism",
     TimeCategory.COMPUTE_OTHER: "Other compute",
     TimeCategory.WAIT: "Waiting for a rank",
     TimeCategory.BUBBLE: "Pipeline bubble",
@@ -74,7 +78,7 @@ _CATEGORY_TITLES = {
 CATEGORY_MEANINGS = {
     TimeCategory.COMPUTE_BOUND: "a kernel runs whose arithmetic is its larger floor",
     TimeCategory.MEMORY_BOUND: "a kernel runs whose memory traffic is its larger floor",
-    TimeCategory.LATENCY_BOUND: "a kernel runs that is too small to fill the GPU",
+    TimeCategory.LATENCY_BOUND: "a kernel runs that leaves most of the GPU empty: it is short or has few blocks",
     TimeCategory.COMPUTE_OTHER: "a kernel runs, what limits it is not known",
     TimeCategory.COMMUNICATION: "only communication runs and everyone has arrived: the transfer itself",
     TimeCategory.WAIT: "only communication runs and a participant has not arrived yet",

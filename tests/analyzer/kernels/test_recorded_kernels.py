@@ -71,7 +71,7 @@ def test_ampere_convolutions_in_tf32_are_left_alone(shared_traces: Path) -> None
 
 def test_operands_that_are_not_aligned_are_found(shared_traces: Path) -> None:
     roofline = roofline_of(shared_traces / "public" / "tracelens" / "h100_google_owlv2_large.json.gz")
-    assert found(roofline)["unaligned"] == pytest.approx(0.213, abs=0.02)
+    assert found(roofline)["unaligned"] == pytest.approx(0.190, abs=0.02)  # of the step with its 129 ms of loading
     assert first(roofline.kernels, "align1").operator == "aten::bmm"
     assert roofline.by_module[0].name == "Owlv2Attention"
     assert found(roofline)["pageable_copies"] == pytest.approx(0.013, abs=0.003)
