@@ -30,8 +30,19 @@ from stepscope.core.documents.nccl_rank_status import (
 from stepscope.core.errors import DataError
 
 RAS_JSON_MARK = '"communicators"'
+RAS_VERSION_MARK = "compiled with CUDA"
 RAS_TEXT_BEGINNINGS = ("Job summ", "Communic", "Group   ", "NCCL ver", "#")
 """How lines begin in which an answer in RAS's text form may."""
+
+
+_SUMMARY = "Job summary"
+_HEAD = re.compile(rf"(.*?)(?:{_SUMMARY}\s*$|NCCL version \S+ {RAS_VERSION_MARK})")
+
+
+def before_ras(line: str) -> str | None:
+    """What a launcher puts before each line, from the first line of an answer in the text form; None of others."""
+    head = _HEAD.match(line) if _SUMMARY in line or RAS_VERSION_MARK in line else None
+    return None if head is None else head[1]
 
 
 def read_ras(text: str, *, file: str, line: int = 0) -> RasStatus:
@@ -111,7 +122,7 @@ def _errors(one: RasCommunicator) -> str:
 
 
 _NUMBER = r"(\d{1,9})"
-_VERSION = re.compile(r"NCCL version (\d\S*) compiled with CUDA")
+_VERSION = re.compile(rf"NCCL version (\d\S*) {RAS_VERSION_MARK}")
 _JOB = re.compile(rf"{_NUMBER} +[\d-]+ +[\d-]+ +{_NUMBER} +{_NUMBER}$")
 """Nodes, processes per node, GPUs per process, processes, GPUs."""
 _TABLE_ROW = re.compile(rf"\d+ +{_NUMBER} +{_NUMBER} +[\d-]+ +{_NUMBER} +\d+ +([A-Z]+) +([A-Z|,+/]+)$")
@@ -176,7 +187,7 @@ class RasTextReader:
         """Read one line; what is not RAS's has no effect."""
         line = raw_line.strip()
         version = _VERSION.match(line)
-        if version is not None or line == "Job summary" or line.startswith("Communicators..."):
+        if version is not None or line == _SUMMARY or line.startswith("Communicators..."):
             if self._has_details():
                 self._statuses = self.statuses()
                 self._begin(number)

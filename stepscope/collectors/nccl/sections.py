@@ -13,7 +13,14 @@ from enum import StrEnum
 
 from stepscope.collectors.nccl.inspector import read_inspector
 from stepscope.collectors.nccl.pattern import without_time
-from stepscope.collectors.nccl.rank_status import RAS_JSON_MARK, RAS_TEXT_BEGINNINGS, RasTextReader, read_ras
+from stepscope.collectors.nccl.rank_status import (
+    RAS_JSON_MARK,
+    RAS_TEXT_BEGINNINGS,
+    RAS_VERSION_MARK,
+    RasTextReader,
+    before_ras,
+    read_ras,
+)
 from stepscope.collectors.nccl.topology import read_topology
 from stepscope.collectors.nccl.wrapped_lines import begins_record
 from stepscope.core.documents.nccl_facts import InspectorCall, PlannedWay, TopologyNode
@@ -64,12 +71,18 @@ class _Document:
 
     def accepts(self, line: str) -> bool:
         """Whether a line may belong to it: a document that is cut off must not swallow the log that follows."""
-        if self.size > _MAX_BLOCK or (not self.is_known and len(self.lines) >= _MAX_LINES_BEFORE_MARK):
+        if self.size > _MAX_BLOCK or (not self.is_known and self._is_foreign(line)):
             return False
         is_piece = not self.lines[-1][1].endswith("\n")  # a long line comes in pieces
         if is_piece or not line.strip():
             return True
         return not begins_record(line) and (self.form is _Form.XML or line.lstrip()[:1] in _JSON_BEGINNINGS)
+
+    def _is_foreign(self, line: str) -> bool:
+        """Whether a document without a mark so far is none of NCCL's: the mark is late, or another document begins."""
+        width = 1 if self.form is _Form.JSON else 5
+        is_another = line.lstrip()[:width] == self.lines[0][1].lstrip()[:width]
+        return is_another or len(self.lines) >= _MAX_LINES_BEFORE_MARK
 
     def text(self) -> str:
         """All lines."""
@@ -84,6 +97,7 @@ class Sections:
         self._lines, self._file = iter(lines), file
         self._again: deque[tuple[int, str]] = deque()
         self._ras_text: RasTextReader | None = None
+        self._before_ras = ""
         self._json_statuses: list[RasStatus] = []
         self.calls: list[InspectorCall] = []
         self.num_unreadable_calls = 0
@@ -101,7 +115,7 @@ class Sections:
         """Lines that belong to no other section, with their numbers."""
         while (numbered := self._next()) is not None:
             number, line = numbered
-            if " NCCL " in line:  # nearly all lines of a log
+            if " NCCL " in line and RAS_VERSION_MARK not in line:  # nearly all lines of a log
                 yield numbered
                 continue
             line = without_time(line)
@@ -116,8 +130,11 @@ class Sections:
             elif _SERIES_MARK in line and self._take_measurement(line):
                 continue
             else:
-                if self._ras_text is not None or first.startswith(RAS_TEXT_BEGINNINGS):
-                    self._feed_ras(number, line)
+                before = before_ras(line)
+                if before is not None:
+                    self._before_ras = before
+                if before is not None or self._ras_text is not None or first.startswith(RAS_TEXT_BEGINNINGS):
+                    self._feed_ras(number, line.removeprefix(self._before_ras))
                 yield numbered
 
     def _next(self) -> tuple[int, str] | None:
@@ -143,10 +160,11 @@ class Sections:
         document = _Document(form, [])
         is_whole = document.add(number, line)
         while not is_whole and (numbered := self._next()) is not None:
-            if not document.accepts(numbered[1]):
+            number, line = numbered[0], without_time(numbered[1])
+            if not document.accepts(line):
                 self._again.appendleft(numbered)
                 break
-            is_whole = document.add(*numbered)
+            is_whole = document.add(number, line)
         if document.is_known:
             self._read(document)
         else:

@@ -47,6 +47,27 @@ def test_several_answers_of_ras_are_told_apart() -> None:
     assert [(one.line, one.rows[0].errors) for one in sections.statuses()] == [(2, "OK"), (5, "MISMATCH"), (7, "OK")]
 
 
+_TIME = "2026-05-02T08:11:18.123Z stdout F "
+
+
+@pytest.mark.parametrize("before", ["", "0: ", "[1,0]<stdout>:", "worker-0 | ", _TIME])
+def test_each_line_of_an_answer_of_ras_has_a_launcher_s_prefix(before: str) -> None:
+    lines = [
+        *("NCCL version 2.26.2 compiled with CUDA 12.4", "Job summary", ""),
+        *("     4          8            1         32       32", "Communicators... (0.00s)"),
+        "    0         1         4         8        32        32   RUNNING      OK",
+    ]
+    _, sections = _read("".join(f"{before}{line}\n" for line in lines))
+    (status,) = sections.statuses()
+    assert (status.version, status.num_gpus, [row.errors for row in status.rows]) == ("2.26.2", 32, ["OK"])
+
+
+@pytest.mark.parametrize("document", [_RAS, _XML])
+def test_each_line_of_a_document_has_the_time_of_kubernetes(document: str) -> None:
+    lines, sections = _read("".join(f"{_TIME}{line}\n" for line in document.splitlines()))
+    assert (lines, len(sections.statuses()) + len(sections.topology)) == ([], 1)
+
+
 _LINE = st.sampled_from(
     ["{", "}", '"communicators": 7', "<system>", "</system>", "<?xml", "text", "[rank0]: a", "1,", ""]
 )
