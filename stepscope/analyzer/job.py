@@ -81,9 +81,10 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(aligned.table)
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
+    verdict = judge(rows, resampled, inputs)
     unprofiled_ms = summaries.comparable_step_ms(by_rank, context.unprofiled_step_ms)
-    is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD
-    certain = [row for row in rows if is_explained and not inputs.is_guess(row)]
+    is_known = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
+    certain = [row for row in rows if is_known and not inputs.is_guess(row)]
     what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)
     known = {gain.fix for gain in what_if}
     others = [row for row in certain if row.cause not in known]
@@ -94,7 +95,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ledger=ledger,
         ranks=[summaries.rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=predictions.add_gain_to_verdict(judge(rows, resampled, inputs), what_if),
+        verdict=predictions.add_gain_to_verdict(verdict, what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),

@@ -13,7 +13,7 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_w
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
-from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import NOTABLE_ACTIVITY, cause_phrase, reason_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
@@ -66,8 +66,8 @@ def root_causes(inputs: VerdictInputs, resampled: Resampled) -> list[RootCause]:
 
 def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs) -> Verdict:
     """The verdict: the largest loss if it is at least a tenth of the step, else what bounds the compute."""
-    if (doubt := _doubt(inputs.quality)) is not None:
-        return _insufficient(inputs, *doubt)
+    if (doubt := _doubt(inputs)) is not None:
+        return doubt
     by_cause = {row.cause: row for row in rows}
     losses = [row for row in rows if row.cause not in _NEVER_NAMED]
     unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
@@ -145,17 +145,21 @@ def _healthy(
     )
 
 
-def _doubt(quality: TraceQuality) -> tuple[str, Evidence] | None:
-    """Why the quality of the traces forbids a verdict, with its evidence, or None."""
+def _doubt(inputs: VerdictInputs) -> Verdict | None:
+    """The verdict where the quality of the traces forbids any other, or None."""
+    quality = inputs.quality
     if quality.steps_without_device > UNTRUSTED_EMPTY_STEPS:
         share = quality.steps_without_device
         evidence = Evidence("steps_without_device", share, "ratio", UNTRUSTED_EMPTY_STEPS)
-        return f"{share:.0%} of the marked steps have no device activity: the profiler lost them", evidence
+        lost = f"{share:.0%} of the marked steps have no device activity: the profiler lost them"
+        remedy = "profile fewer steps, so that activity buffers do not overflow"
+        return _insufficient(inputs, lost, evidence, remedy=remedy)
     if quality.largest_activity > NOTABLE_ACTIVITY and quality.steps_complete > 1:
         share = quality.largest_activity
         evidence = Evidence("largest_activity", share, "ratio", NOTABLE_ACTIVITY)
         several = f"a window of {quality.steps_complete} steps"
-        return f"one device activity takes {share:.0%} of {several}: its record is damaged", evidence
+        damaged = f"one device activity takes {share:.0%} of {several}: its record is damaged"
+        return _insufficient(inputs, damaged, evidence, remedy="record again; stepscope trace info shows the damage")
     return None
 
 
@@ -174,8 +178,10 @@ def _main_gap(inputs: VerdictInputs, unknown: float) -> MissingEvidence | None:
     return largest if largest is not None and largest.share > unknown / 2 else None
 
 
-def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Verdict:
-    remedies = [one.remedy for one in inputs.missing if one.share >= NOTABLE_SHARE]
+def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence, *, remedy: str | None = None) -> Verdict:
+    """A verdict that names no cause, with how to record what is missing."""
+    remedies = [remedy] if remedy is not None else []
+    remedies += [one.remedy for one in inputs.missing if one.share >= NOTABLE_SHARE]
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
@@ -183,7 +189,7 @@ def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Ve
         summary=summary,
         ranks=[],
         evidence=[evidence],
-        actions=remedies or actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
+        actions=list(dict.fromkeys(remedies)) or actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
         secondary=[],
     )
 

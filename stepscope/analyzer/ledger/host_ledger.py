@@ -1,7 +1,8 @@
 """Time breakdown of a run without a device (CPU and gloo): category of each instant of the main thread.
 
-Priority: checkpoint and data loading with everything inside them; operators and simulated compute; communication in
-flight without an open operator; the rest is the host's. Nested spans need no stack, as each class is a union of spans.
+Priority: checkpoint and data loading with everything inside them; Python's garbage collection, which is the host's;
+operators and simulated compute; communication in flight without an open operator; the rest is the host's. Nested spans
+need no stack, as each class is a union of spans.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, intersect, join, single, subtract, time_of
-from stepscope.analyzer.ledger.host_spans import host_annotations
+from stepscope.analyzer.ledger.host_spans import garbage_rows, host_annotations
 from stepscope.analyzer.ledger.segments import CategorySpans, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.core.vocabulary import Cause, TimeCategory
@@ -57,6 +58,7 @@ def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -
     for cover, category, cause in (
         (annotations[TimeCategory.CHECKPOINT], TimeCategory.CHECKPOINT, None),
         (annotations[TimeCategory.DATA_LOADING], TimeCategory.DATA_LOADING, None),
+        (time_of(trace, garbage_rows(trace)), TimeCategory.HOST_BOUND, None),
         (operators, TimeCategory.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
         (communicating, TimeCategory.COMMUNICATION_UNSPLIT, None),
         (annotations[TimeCategory.PROFILER], TimeCategory.PROFILER, None),

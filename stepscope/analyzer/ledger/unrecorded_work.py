@@ -113,7 +113,10 @@ def _launches(trace: TraceColumns, activities: Activities, launched: Mask, patte
     rows = rows[~contains(captures, trace.start_ns[rows])]
     lost = lost[(trace.correlation[lost] > 0) & ~contains(captures, trace.start_ns[lost])]
     # a runtime call that contains the driver call of the same work is not lost, although it is not linked
-    return Launches(rows, lost[~are_among(trace.correlation[lost], trace.correlation[activities.row])])
+    lost = lost[~are_among(trace.correlation[lost], trace.correlation[activities.row])]
+    unlinked = (activities.launch_row == NONE) & (activities.start_ns > trace.start_ns[rows].min(initial=2**62))
+    # as many kernels as lost launches may be theirs, without the ids that link them
+    return Launches(rows, lost if len(lost) > np.count_nonzero(unlinked) else lost[:0])
 
 
 def graph_captures(trace: TraceColumns) -> Intervals:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.core.vocabulary import TimeCategory
-from stepscope.trace.columns import ProcessGroup
+from stepscope.core.vocabulary import Reason, TimeCategory
+from stepscope.trace.columns import Category, ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
 from tests.analyzer.readings import analyse, attributed_us, ledger_us, rank_us, view_of
 
@@ -89,3 +89,13 @@ def test_one_gloo_rank_alone_does_not_know_who_was_late() -> None:
     analysis = analyse(trace)
     assert rank_us(analysis, 0, TimeCategory.COMMUNICATION_UNSPLIT) == 600
     assert rank_us(analysis, 0, TimeCategory.WAIT) == 0
+
+
+def test_garbage_collections_inside_operators_are_the_hosts() -> None:
+    trace = TraceBuilder(gpu=None)
+    trace.step(1, 0, 100)
+    trace.operator("MyFunctionBackward", 10, 90)
+    trace.operator("Python GC", 40, 80, thread=77, category=Category.PYTHON_FUNCTION)
+    view = view_of(trace)
+    assert ledger_us(view) == {"compute": 40, "host_bound": 60}
+    assert view.host_work.late_ns[Reason.GC] == 40_000

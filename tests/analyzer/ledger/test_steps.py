@@ -115,9 +115,11 @@ def test_a_single_step_begins_where_earlier_work_ends() -> None:
     assert ledger_us(view) == {"compute": 110, "data_loading": 100, "host_bound": 40, "device_gap": 20}
 
 
-@pytest.mark.parametrize(("launch", "begins"), [(258, 360), (260, 0)])
-def test_a_single_step_begins_with_a_kernel_that_waited_long_for_unrecorded_work(launch: int, begins: int) -> None:
-    trace = one_step(launch=launch + 0)
+@pytest.mark.parametrize(("waited", "begins"), [(500, 1000), (499, 0)])
+def test_a_single_step_begins_with_a_kernel_that_waited_long_for_unrecorded_work(waited: int, begins: int) -> None:
+    trace = TraceBuilder()
+    trace.step(4, 0, 2000)
+    trace.kernel(1000, 1900, launch=999 - waited)
     assert view_of(trace).window.start_ns == begins * US
 
 

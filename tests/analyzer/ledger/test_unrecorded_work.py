@@ -130,6 +130,15 @@ def test_a_trace_without_steps_begins_when_earlier_work_is_done() -> None:
     assert (window.start_ns, window.end_ns, window.before_ns) == (900_000, 950_000, 895_000)
 
 
+def test_launches_and_kernels_without_common_ids_are_unlinked_and_not_lost() -> None:
+    trace = gap_trace()
+    for number in range(3):
+        trace.lost_launch(400 + 100 * number)
+        trace.kernel(450 + 100 * number, 460 + 100 * number)
+    trace.kernel(900, 910, launch=890)
+    assert unknown_us(trace) == {Missing.LINKS: 50 + 90 + 90}
+
+
 def test_idle_time_before_unlinked_kernels_has_no_cause() -> None:
     trace = gap_trace(launch=None)
     trace.kernel(400, 410, launch=200)
