@@ -66,9 +66,8 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False, begin
             where=trace.header.path,
             what_next="profile with activities=[CPU, CUDA]",
         )
-    if trace.header.devices or len(launch_calls(trace)):
-        return _view_unrecorded_device(trace, rank, steps)
-    return _view_host(trace, rank, steps)
+    is_gpu_job = len(launch_calls(trace)) or (trace.header.devices and trace.header.backend != "gloo")
+    return _view_unrecorded_device(trace, rank, steps) if is_gpu_job else _view_host(trace, rank, steps)
 
 
 def _view_device(

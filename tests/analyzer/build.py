@@ -70,6 +70,7 @@ class TraceBuilder:
     host: str | None = "node0"
     groups: tuple[ProcessGroup, ...] = ()
     gpu: str | None = "NVIDIA H100 80GB HBM3"
+    backend: str = "nccl"
     path: str = "trace.json"
     with_stacks: bool = False
     ns: int = NS_PER_US
@@ -320,7 +321,7 @@ class TraceBuilder:
             path=self.path,
             rank=self.rank,
             world_size=self.world_size,
-            backend="nccl",
+            backend=self.backend,
             host_name=self.host,
             base_time_ns=self.base_ns,
             devices=() if self.gpu is None else (TraceDevice(0, self.gpu, 132, None),),

@@ -167,8 +167,11 @@ def test_a_gpu_job_without_gpu_activities_is_no_cpu_job(  # pytorch/kineto#996
     assert "missing_device_activities" in notice_codes(analysis)
 
 
-def test_without_gpu_and_launches_it_is_a_cpu_job() -> None:
-    analysis = analyse(without_device(launches=False, gpu=None))
+@pytest.mark.parametrize(("gpu", "backend"), [(None, "nccl"), ("NVIDIA H100 80GB HBM3", "gloo")])
+def test_without_gpu_and_launches_it_is_a_cpu_job(gpu: str | None, backend: str) -> None:
+    trace = without_device(launches=False, gpu=gpu)
+    trace.backend = backend
+    analysis = analyse(trace)
     assert analysis.job.device_kind == "cpu"
     assert analysis.verdict.cause is Cause.COMPUTE_BOUND
 

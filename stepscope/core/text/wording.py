@@ -88,7 +88,7 @@ _CATEGORY_TITLES = {
     TimeCategory.COPY: "Memory copies",
     TimeCategory.DEVICE_GAP: "Gaps between kernels",
     TimeCategory.PROFILER: "Profiler overhead",
-    TimeCategory.IDLE_OTHER: "Idle, unexplained",
+    TimeCategory.IDLE_OTHER: "Unexplained",
 }
 
 CATEGORY_MEANINGS = {
@@ -107,7 +107,7 @@ CATEGORY_MEANINGS = {
     TimeCategory.HOST_BOUND: "nothing runs: the host has not launched the next kernel yet",
     TimeCategory.DEVICE_GAP: "nothing runs although the next kernel is queued",
     TimeCategory.PROFILER: "nothing runs: the profiler is at work",
-    TimeCategory.IDLE_OTHER: "nothing runs and the trace does not say why",
+    TimeCategory.IDLE_OTHER: "nothing recorded runs and the trace does not show why",
 }
 """When time counts to each category, as the end of a sentence that begins 'At this instant'."""
 
