@@ -18,10 +18,9 @@ from pathlib import Path
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
-from stepscope.agent.config.settings import node_name
+from stepscope.agent.config.settings import node_name, ras_address
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.gpus.supervisor import ProbeTiming
-from stepscope.agent.hangs.hang_detection import ras_address
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory

@@ -156,8 +156,8 @@ def wait_for_sources(sources: AgentSources, stop: threading.Event, *, seconds: f
     return True
 
 
-def silent_gpus(states: Sequence[SourceState]) -> list[str]:
-    """One line of the agent on each GPU whose driver does not answer."""
+def _silent_gpus(states: Sequence[SourceState]) -> list[str]:
+    """Agent's sources: one line on each GPU whose driver does not answer."""
     return [
         f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
         for state in states
@@ -176,7 +176,7 @@ def summary_of_sources(states: Sequence[SourceState]) -> str:
         if reading.metric == GPU + "up" and reading.value
     }
     down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
-    down += silent_gpus(states)
+    down += _silent_gpus(states)
     up = [state.name for state in states if not state.reason and state.name != GPUS]
     read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
     return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")
@@ -234,7 +234,7 @@ def check_agent_sources(sources: AgentSources, *, samples_seconds: float = _SAMP
         wait_for_sources(sources, never, seconds=_ANSWER_SECONDS)
         never.wait(samples_seconds)
         states = sources.states()
-    silent = silent_gpus(states)
+    silent = _silent_gpus(states)
     reports = tuple(
         SourceReport(
             state.name,

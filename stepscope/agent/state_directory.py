@@ -21,7 +21,7 @@ _ROOT_DIRECTORY = "/var/lib/stepscope"
 
 
 def state_directory(configured: str = "", environment: Mapping[str, str] | None = None) -> Path:
-    """Path of the agent's state directory; it is not created.
+    """Agent: path of its state directory on this machine; it is not created.
 
     Args:
         configured: by a setting; empty: systemd's STATE_DIRECTORY, else /var/lib/stepscope for root, else the user's.
@@ -107,7 +107,7 @@ _MIN_LENGTH, _MAX_LENGTH = 16, 512
 
 
 def read_agent_token(file: Path, *, create: bool = False) -> str:
-    """The agent's token in a file that holds nothing else.
+    """Agent: its token, read from a file that holds nothing else.
 
     Args:
         create: create the file with a random token where it does not exist, readable only for the agent's user.
@@ -136,7 +136,7 @@ def read_agent_token(file: Path, *, create: bool = False) -> str:
 
 
 def agent_token(directory: Path, file: Path | None = None) -> str | None:
-    """Token of the agent, created if missing. None where it cannot be had, which is logged.
+    """Agent: its token, created in its state directory or `file` if missing. None where it cannot be had: logged.
 
     Args:
         directory: the state directory, which holds it where no file is given.

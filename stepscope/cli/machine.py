@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import FILE, json_option, print_warnings
+from stepscope.cli.options import FILE, json_option
+from stepscope.cli.terminal.answers import print_warnings
 from stepscope.core.documents import machine_checks
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.protocol.messages import SOCKET_VARIABLE

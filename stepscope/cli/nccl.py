@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, json_option, print_warnings
+from stepscope.cli.options import enters_only_run, json_option
+from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.nccl import MEAN_OVER_SIZES, NcclReport, NetworkUse, RasSummary, nccl_document
 from stepscope.core.errors import printable

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import agent_client_options, print_warnings
+from stepscope.cli.options import agent_client_options
+from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console
 from stepscope.core.documents.node import StatusFinding, StatusReport, node_document
 from stepscope.core.errors import DataError, printable

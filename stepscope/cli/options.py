@@ -1,10 +1,10 @@
-"""Options and outputs that several commands share: JSON, warnings, agents, cluster engines."""
+"""Options that several commands share: JSON, agents, cluster engines."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from stepscope.core.vocabulary import Notice
     from stepscope.workflow.nodes.agent_client import AgentClient
 
 
@@ -23,28 +22,6 @@ FOLDER = click.Path(file_okay=False)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-
-def print_document(document: Any) -> None:
-    """Print a command's answer as one line of JSON."""
-    from stepscope.store.documents import encode_document
-
-    click.echo(encode_document(document).decode())
-
-
-def print_report(report: Any, print_text: Callable[[Any], None], *, as_json: bool) -> None:
-    """Print a command's report as one line of JSON, or as text by `print_text`; warnings go to stderr."""
-    if as_json:
-        print_document(report)
-    else:
-        print_text(report)
-    print_warnings(report.warnings)
-
-
-def print_warnings(notices: Iterable[Notice]) -> None:
-    """Print each warning of a command as a line on stderr."""
-    for notice in notices:
-        click.echo(f"warning: {notice.message}", err=True)
 
 
 def enters_only_run(function: _Function) -> _Function:
@@ -202,7 +179,7 @@ _LARGEST_ON_HEAP_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory while a command reads traces, here and in forked processes."""
+    """Commands: have glibc keep freed memory while one reads traces, here and in forked processes."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, json_option, print_document, print_report
+from stepscope.cli.options import enters_only_run, json_option
+from stepscope.cli.terminal.answers import print_document, print_report
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.hang import HangReport, WaitingGroup, group_words
 from stepscope.core.documents.memory import Compared, JobKind, MemoryComparison, MemoryReport, own_call

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli import CommandGroup, options
+from stepscope.cli.terminal.answers import print_document, print_report, print_warnings
 from stepscope.cli.terminal.console import file_progress, report_console, report_table
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
@@ -92,27 +93,27 @@ def analyze_command(
 
 def _show_analysis(result: AnalysisResult, *, as_json: bool) -> None:
     if as_json:
-        options.print_document(result.analysis)
+        print_document(result.analysis)
         return
     from stepscope.cli.terminal.analysis import print_analysis
 
     print_analysis(result.analysis)
-    options.print_warnings(result.analysis.warnings)
+    print_warnings(result.analysis.warnings)
     if result.kept_in is not None:
         click.echo(f"kept in {result.kept_in}; see it with: stepscope dashboard --runs {result.kept_in}", err=True)
 
 
 def _show_all(analyses: CaptureAnalyses, *, as_json: bool) -> None:
     if as_json:
-        options.print_document(analyses)
+        print_document(analyses)
         return
     from stepscope.cli.terminal.analysis import print_analysis
 
     for one in analyses.captures:
         click.echo(f"CAPTURE {one.capture}")
         print_analysis(one.analysis)
-        options.print_warnings(one.analysis.warnings)
-    options.print_warnings(analyses.warnings)
+        print_warnings(one.analysis.warnings)
+    print_warnings(analyses.warnings)
 
 
 @click.command("report")
@@ -183,12 +184,12 @@ def compare_command(
     finally:  # the comparison is shown even if the file cannot be written
         try:
             if as_json:
-                options.print_document(comparison)
+                print_document(comparison)
             else:
                 from stepscope.cli.terminal.analysis import print_comparison
 
                 print_comparison(comparison)
-                options.print_warnings(comparison.warnings)
+                print_warnings(comparison.warnings)
         except BrokenPipeError:  # as in `compare ... | head -1`
             if not any_failed:
                 raise
@@ -234,11 +235,11 @@ def whatif_command(
             on_progress=on_progress,
         )
     if as_json:
-        options.print_document(report)
+        print_document(report)
         return
 
     _print_what_if(report)
-    options.print_warnings(report.warnings)
+    print_warnings(report.warnings)
 
 
 def _print_what_if(report: WhatIfReport) -> None:
@@ -312,7 +313,7 @@ def trace_info_command(files: tuple[str, ...], as_json: bool) -> None:
 
     with file_progress("reading") as on_progress:
         trace_info = read_trace_info(files, on_progress=on_progress)
-    options.print_report(trace_info, _print_trace_info, as_json=as_json)
+    print_report(trace_info, _print_trace_info, as_json=as_json)
 
 
 def _print_trace_info(trace_info: TraceInfo) -> None:

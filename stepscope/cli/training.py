@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import FOLDER, json_option, print_report
+from stepscope.cli.options import FOLDER, json_option
+from stepscope.cli.terminal.answers import print_report
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 

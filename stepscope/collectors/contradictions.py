@@ -54,7 +54,7 @@ class SilentCounters:
         """The sentence about each GPU whose counters are ignored; `silent` are GPUs found silent now."""
         for labels, values in gpus.items():
             counters = [values[name] for name in PROFILING_METRICS if name in values]
-            zeros = zero_counters_of(values) if labels in silent else None
+            zeros = _zero_counters_of(values) if labels in silent else None
             if zeros is not None:
                 self._silent[labels] = zeros, zeros.silence
             elif any(counters) or not counters:
@@ -135,7 +135,7 @@ def _contradictions_in(values: Mapping[str, float]) -> list[tuple[str, str]]:
     counters = [values[name] for name in ACTIVITY if name in values]
     if busy is None:
         return []
-    zeros = zero_counters_of(values)
+    zeros = _zero_counters_of(values)
     if zeros is not None and zeros.are_silent:
         found.append((SILENT, zeros.silence))
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
@@ -213,9 +213,11 @@ class ZeroCounters:
         return f"all profiling counters were 0 when it last worked ({facts}); not known until they count"
 
 
-def zero_counters_of(values: Mapping[str, float]) -> ZeroCounters | None:
-    """Zero counters of one GPU; None where its engine was active, or has no counter. With MIG the highest values of its
-    instances count."""
+def _zero_counters_of(values: Mapping[str, float]) -> ZeroCounters | None:
+    """Collectors: zero counters of one GPU; None where its engine was active, or has no counter.
+
+    With MIG the highest values of its instances count.
+    """
     if any(values.get(name) for name in ACTIVITY) or not any(name in values for name in _ENGINE):
         return None
     busy, power, limit = (values.get(GPU + name) for name in ("utilization_ratio", "power_watts", "power_limit_watts"))
@@ -246,11 +248,11 @@ class Contradiction:
 
 
 def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
-    """The contradiction of zero profiling counters with utilisation or power; None where the zeros may be true.
+    """Collectors: contradiction of zero profiling counters with utilisation or power; None where they may be true.
 
     With MIG the highest values of its instances count. A missing value contradicts nothing.
     """
-    zeros = zero_counters_of(values)
+    zeros = _zero_counters_of(values)
     if zeros is None or not zeros.may_work:
         return None
     if zeros.are_silent:

@@ -46,7 +46,9 @@ class DumpFile:
 
 
 def find_flight_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
-    """Flight recorder dumps at these files and folders; of two of one rank the pickle, which also has the stacks.
+    """Collectors: flight recorder dumps at these files and folders.
+
+    Of two of one rank the pickle, which also has the stacks.
 
     Raises:
         DataError: a path does not exist.
@@ -79,7 +81,7 @@ def find_flight_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notic
 
 
 def read_flight_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice]]:
-    """All flight recorder dumps that can be read, and a notice of each that cannot.
+    """Collectors: parse all flight recorder dumps that can be read, and a notice of each that cannot.
 
     Raises:
         DataError: none can be read.
@@ -143,7 +145,7 @@ _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wr
 
 
 def read_flight_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
-    """Parse the flight recorder dump of a rank, counted in the whole job.
+    """Collectors: parse the flight recorder dump of a rank, counted in the whole job.
 
     Raises:
         UnsafePickleError: it would do more than hold data.

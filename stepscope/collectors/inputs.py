@@ -42,7 +42,7 @@ def open_input(path: Path, *, what_next: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def malformed_as_data_error(what: str, *, where: str, what_next: str) -> Iterator[None]:
-    """Turn whatever Python error a malformed input causes into a `DataError` that begins with `what`."""
+    """Collectors: turn any Python error of malformed input into a `DataError` that begins with `what`."""
     try:
         yield
     except _PARSE_ERRORS as error:

@@ -21,12 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope import __version__
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
 from stepscope.dashboard.pages.runs import make_run_page, make_runs_page
 from stepscope.dashboard.pages.shell import make_shell, not_found, page_failed
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
 from stepscope.store.runs import RunStore, UnknownRunError
+from stepscope.workflow.panels.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.workflow.panels.report import style_sheet
 
 

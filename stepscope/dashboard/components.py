@@ -12,12 +12,12 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.palette import pattern
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
 from stepscope.core.text.wording import category_words
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels import elements
 from stepscope.workflow.panels.ledger import present_categories
+from stepscope.workflow.panels.palette import pattern
 
 MAX_STEP_ROWS = 256
 """Rows are built before anyone opens the table, so a large job's are left to the command line."""
@@ -70,7 +70,7 @@ def attributes(named: Mapping[str, object]) -> dict[str, Any]:
 
 
 def timeline_canvas_panel(run_id: str, analysis: Analysis) -> elements.Element:
-    """Panel of the dashboard's canvas that assets/20-timeline.js draws, and its steps as a table.
+    """Dashboard: its canvas of time lines, which assets/20-timeline.js draws, and the steps as a table.
 
     The script mounts itself where it finds `data-timeline`; all it needs is in the data attributes.
     """

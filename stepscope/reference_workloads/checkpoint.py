@@ -288,7 +288,7 @@ _Shapes = dict[str, tuple[int, ...]]
 
 
 def check_checkpoint(folder: Path, preset: Preset) -> None:
-    """Compare the index of a workload's checkpoint with the model and with the files that are there.
+    """Reference workload: compare its checkpoint's index with the model's preset and with the files that are there.
 
     Raises:
         DataError: there is no complete checkpoint, or it is of another model.

@@ -1,15 +1,9 @@
-"""Environment of a measurement: GPUs, CPU, versions and code. Nothing in it could hold a secret.
-
-`describe_environment` is the manifest of a bench; `provenance` is the line by which a suite knows results of other
-code, another torch or another device.
-"""
+"""Environment of a measurement: GPUs, CPU, versions and code. Nothing in it could hold a secret."""
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +15,7 @@ _TIMEOUT_SECONDS = 20
 
 
 def describe_environment(device_type: str) -> dict[str, Any]:
-    """GPUs, CPU, versions and commit under which a workload is benchmarked; None for what is unknown."""
+    """Reference workload: GPUs, CPU, versions and commit under which it is benchmarked; None for what is unknown."""
     return {
         "host": socket.gethostname(),
         "cpu": _cpu_name(),
@@ -81,16 +75,6 @@ def _output(*command: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-_CODE = frozenset({".py", ".toml", ".so", ".json"})
-_READ_RESULTS_ONLY = ("cli", "dashboard", "reference_workloads/suite/score.py", "reference_workloads/suite/report.py")
-"""What can change without a run measuring or being called otherwise, so that old results can be scored anew."""
-
-
-def provenance(device_type: str) -> str:
-    """One line by which a suite knows results of other code, another torch or another device."""
-    return f"{code_digest()} with torch {torch_version()} on {device_name(device_type)}"
-
-
 def torch_version() -> str:
     """Version of torch under which a workload ran, with its build: "2.13.0+cu130"."""
     import torch
@@ -105,16 +89,3 @@ def device_name(device_type: str) -> str:
     import torch
 
     return torch.cuda.get_device_name()
-
-
-@cache
-def code_digest() -> str:
-    """Digest of the package's files that a workload's run goes through, with local changes."""
-    root = Path(stepscope.__file__).parent
-    skipped = tuple(root / part for part in _READ_RESULTS_ONLY)
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.suffix in _CODE and not any(path == part or part in path.parents for part in skipped):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]

@@ -53,7 +53,9 @@ def is_main_rank() -> bool:
 
 
 def refuse_launcher(what: str) -> None:
-    """Refuse a command that starts a workload's ranks itself, where a launcher has started this process.
+    """Reference workload: refuse to start its ranks where a launcher has started this process.
+
+    `what` is the command that would start them.
 
     Raises:
         UsageError: it has.
@@ -220,7 +222,7 @@ def _appears(run_directory: Path, first_folder: str) -> bool:
 
 @contextmanager
 def naming_option(folder: Path, option: str) -> Iterator[None]:
-    """Turn errors of writing into an error that names the workload's option for the folder.
+    """Reference workload: turn errors of writing into one that names the option for its folder.
 
     Raises:
         DataError: it cannot be written.

@@ -177,7 +177,10 @@ _DDP_SPLIT_BACKWARD = (
 
 
 def refuse_unsound(layout: ParallelPlan) -> None:
-    """Refuse parallel layouts that torch does not train, or trains wrongly; the UsageError says why."""
+    """Reference workload: refuse plans of layouts that torch does not train, or trains wrongly.
+
+    The UsageError says why.
+    """
     for name in ("sequence_parallel", "loss_parallel"):
         if getattr(layout, name) and layout.tp == 1:
             raise UsageError(

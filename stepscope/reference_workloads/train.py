@@ -283,7 +283,7 @@ def _seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | f
 
 
 def set_timeout(groups: Iterable[dist.ProcessGroup | None], seconds: float) -> None:
-    """Set how long a workload's rank waits in these process groups (None: the default one)."""
+    """Reference workload: set how long a rank waits in these process groups (None: the default one)."""
     for group in groups:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 

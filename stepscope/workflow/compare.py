@@ -81,7 +81,7 @@ def compare(
 
 
 def find_runs(text: str) -> list[str]:
-    """Find the runs of one side of `stepscope compare`.
+    """Workflow of `compare`: the runs of one of its two sides.
 
     Raises:
         DataError: there is no run.

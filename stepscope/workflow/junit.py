@@ -24,7 +24,7 @@ class _Case:
 
 
 def gates_as_junit(comparison: Comparison) -> bytes:
-    """The gates of a comparison as a JUnit document."""
+    """Workflow: JUnit document of a comparison's gates."""
     cases = [
         _Case(
             gate.text,
@@ -38,7 +38,7 @@ def gates_as_junit(comparison: Comparison) -> bytes:
 
 
 def checks_as_junit(preflight: Preflight) -> bytes:
-    """The checks of a preflight as a JUnit document; warnings pass and are listed in its output."""
+    """Workflow: JUnit document of a preflight's checks; warnings pass and are listed in its output."""
     cases = [
         _Case(
             f"{check.check} {gpus_of_check(check)}".rstrip(),
@@ -58,7 +58,7 @@ def checks_as_junit(preflight: Preflight) -> bytes:
 
 
 def gpus_of_check(check: CheckResult) -> str:
-    """GPUs of a preflight's check as text: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
+    """Workflow: GPUs of a preflight's check as text in its output: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
     if check.check == "peer_copy" and len(check.gpus) == 2:
         return f"gpu {check.gpus[0]} to {check.gpus[1]}"
     return f"gpu {number_runs(sorted(check.gpus), dash='-')}" if check.gpus else ""

@@ -55,7 +55,7 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the hang state of a running job, as a process; returns the exit code.
+    """Workflow: print the hang state of a running job, as a process of its own; returns the exit code.
 
     Arguments are the run directory, a user ID whose files count, and a process ID through whose /proc/PID/root the
     directory is found. The last two may be empty or left out.

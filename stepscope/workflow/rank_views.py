@@ -42,7 +42,7 @@ def view_files(
     on_progress: Progress | None = None,
     map_files: FileMap = in_this_process,
 ) -> RankViews:
-    """Read the trace files of one job and make the views of their ranks.
+    """Workflow: read the trace files of one job and have the analyzer make the views of their ranks.
 
     Files whose rank neither their trace nor their name gives come last and get the lowest free ranks, in order.
     Traces from before `since_ns`, the start of the job's last attempt, belong to an earlier attempt. Of several

@@ -33,7 +33,7 @@ from stepscope.workflow.inputs.paths import MAX_LISTED_RUNS, check_readable, par
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:
-    """Hang report from files, folders of dumps, or run directories with a folder flight/.
+    """Workflow of `hang`: report from files, folders of dumps, or run directories with a folder flight/.
 
     Raises:
         DataError: a path does not exist, or no dump can be read.
@@ -98,7 +98,9 @@ def _nothing_in(paths: Sequence[str], what: str, what_next: str) -> DataError:
 
 
 def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
-    """Memory reports by file name for snapshot files, folders or run directories, out-of-memory ones first.
+    """Workflow of `memory`: reports by file name for snapshot files, folders or run directories.
+
+    Out-of-memory ones come first.
 
     Raises:
         DataError: a path does not exist, contains no snapshot, or no snapshot can be read.

@@ -126,7 +126,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
 
 
 def describe_trace(trace: TraceColumns) -> TraceFileInfo:
-    """Describe the contents of one trace: rank, versions, steps, groups, problems."""
+    """Workflow of `trace info`: the contents of one trace: rank, versions, steps, groups, problems."""
     header, quality = trace.header, trace.quality
     start_ns = int(trace.start_ns.min())
     counts = np.bincount(trace.category, minlength=len(Category))

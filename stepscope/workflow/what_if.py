@@ -57,7 +57,9 @@ def what_if(
 
 
 def find_operation_table(paths: Sequence[str]) -> Path | None:
-    """The operation table among the paths: a `.parquet` file, or a folder that contains one; None without a table.
+    """Workflow of `whatif`: the operation table among the paths; None without a table.
+
+    A `.parquet` file, or a folder that contains one.
 
     Raises:
         DataError: there is a table beside other paths, or there are several.
@@ -81,7 +83,7 @@ def _tables_at(path: Path) -> list[Path]:
 
 
 def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Predict a job's step time by replaying an operation table as measured and evened out.
+    """Workflow of `whatif`: read an operation table and replay it as measured and evened out, to predict step time.
 
     Args:
         path: `trace-*.parquet`; its `meta-*.yaml` is read if it is beside it.

@@ -12,6 +12,7 @@ import socket
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -350,6 +351,18 @@ KEYS: dict[str, Key] = keys_of(AgentSettings)
 
 
 def node_name(setting: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Name of this machine: by the agent's settings, else NODE_NAME (a pod's host name is its own), else the host's."""
+    """Agent's configuration: node name from its setting, else NODE_NAME, else the host's name.
+
+    A pod's host name is its own.
+    """
     environment = os.environ if environment is None else environment
     return setting or environment.get("NODE_NAME", "") or socket.gethostname()
+
+
+def ras_address(text: str) -> tuple[str, int] | None:
+    """Agent's configuration: host and port of NCCL's RAS service, from its setting "host:port"; None if malformed."""
+    host, _, port = text.rpartition(":")
+    with suppress(ValueError):
+        if host and 0 < int(port) < 1 << 16:
+            return host.strip("[]"), int(port)
+    return None

@@ -203,7 +203,10 @@ def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ..
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a scrape of the metrics page accepts gzip: it is named without a weight of zero, which forbids it."""
+    """Agent's exporter: whether a scrape of its metrics page accepts gzip.
+
+    It is named, without a weight of zero, which forbids it.
+    """
     for part in accept_encoding.lower().split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
         if name == "gzip":

@@ -346,15 +346,6 @@ class NcclRasSource:
         return into.collection()
 
 
-def ras_address(text: str) -> tuple[str, int] | None:
-    """Host and port of NCCL's RAS service in the agent's settings, "host:port"; None where it is something else."""
-    host, _, port = text.rpartition(":")
-    with suppress(ValueError):
-        if host and 0 < int(port) < 1 << 16:
-            return host.strip("[]"), int(port)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class StalledCommunicator:
     """An NCCL communicator that makes no progress.

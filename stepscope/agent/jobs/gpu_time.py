@@ -208,7 +208,7 @@ class GpuUseClassifier:
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)
         without_job = [one for one in devices if one.device not in by_device]
-        unattributed = frozenset(one.device for one in without_job if is_used_without_job(one))
+        unattributed = frozenset(one.device for one in without_job if _is_used_without_job(one))
         states = dict.fromkeys(unattributed - self._held, UseState.UNKNOWN)  # they may be the last values of a job
         states |= dict.fromkeys(unattributed & self._unattributed, UseState.UNATTRIBUTED)
         self._unattributed, self._held = unattributed, frozenset(by_device)
@@ -216,15 +216,15 @@ class GpuUseClassifier:
 
 
 def _device_sample(usage: DeviceUsage, here: Sequence[Assignment], without_job: UseState | None) -> DeviceSample:
-    held = tuple(JobActivity(one.job.key, kernels_ran(usage, one.pids, is_alone=len(here) == 1)) for one in here)
+    held = tuple(JobActivity(one.job.key, _kernels_ran(usage, one.pids, is_alone=len(here) == 1)) for one in here)
     tells_nothing = usage.activity is None and usage.memory_ratio is None and not held
     if not usage.answers or tells_nothing:
         return DeviceSample(usage.device, held, UseState.UNKNOWN)
     return DeviceSample(usage.device, held, without_job)
 
 
-def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> bool | None:
-    """Whether kernels of a job ran on a device in the last sample; None: not known.
+def _kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> bool | None:
+    """Agent's jobs: whether kernels of a job ran on a device in the last sample; None: not known.
 
     Args:
         device: with its counters and the share of time of each process.
@@ -244,7 +244,7 @@ def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> 
     return False if has_ratios else None
 
 
-def is_used_without_job(device: DeviceUsage) -> bool:
-    """Whether a device without any job is used: kernels run, or memory is held."""
+def _is_used_without_job(device: DeviceUsage) -> bool:
+    """Agent's jobs: whether a device without any job is used: kernels run, or memory is held."""
     ran = device.activity is not None and device.activity >= _MIN_ACTIVITY
     return ran or bool(device.holders) or (device.memory_ratio or 0.0) > _IDLE_MEMORY_RATIO

@@ -293,7 +293,7 @@ def assignments_from_processes(
     kubelet_assignments: Iterable[SourceAssignment],
     finder: JobFinder,
 ) -> Iterator[SourceAssignment]:
-    """Assignments of GPUs to the jobs of the processes that hold them.
+    """Agent's jobs: assignment of GPUs to the jobs of the processes that hold them.
 
     Args:
         kubelet_assignments: a pod whose name is not known is one of those that have the device.
@@ -330,7 +330,7 @@ def _with_pod_name(found: FoundJob, process: Process, pods: Mapping[str, Job]) -
 
 
 def first_slurm_processes(jobs: Mapping[str, SlurmNodeJob], processes: Processes) -> dict[str, dict[str, Process]]:
-    """The oldest process of each Slurm job and step: Slurm started it, the user the others."""
+    """Agent's jobs: the oldest process of each Slurm job and step; Slurm started it, the user the others."""
     found: dict[str, dict[str, Process]] = {}
     for job_id, here in jobs.items():
         for step, pids in here.pids.items():
@@ -347,7 +347,9 @@ def assignments_from_slurm(
     finder: JobFinder,
     unknown: list[str],
 ) -> Iterator[SourceAssignment]:
-    """Assignments of GPUs to the Slurm jobs here: those that a job's cgroup may open, else those in its environment.
+    """Agent's jobs: assignment of GPUs to this node's Slurm jobs, by cgroup, else by environment.
+
+    A job has the GPUs that its cgroup may open, else those in its environment.
 
     Args:
         unknown: receives names of devices that are not known.
@@ -370,7 +372,10 @@ def assignments_from_slurm(
 def assignments_from_kubelet(
     kubelet_devices: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
 ) -> Iterator[SourceAssignment]:
-    """Assignments of the GPUs that the kubelet gave to pods; `unknown` receives names of devices that are not known."""
+    """Agent's jobs: assignment of GPUs to the pods to which the kubelet gave them.
+
+    `unknown` receives names of devices that are not known.
+    """
     for one in kubelet_devices:
         found, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
         if found is not None:
@@ -391,7 +396,7 @@ def assignments_from_job_files(
 
 
 def assignments_from_dcgm_exporter(devices: Iterable[DeviceUsage], finder: JobFinder) -> Iterator[SourceAssignment]:
-    """Assignments of GPUs to jobs and pods on a dcgm-exporter's page."""
+    """Agent's jobs: assignment of GPUs to the jobs and pods on a dcgm-exporter's page."""
     for usage in devices:
         for workload in usage.workloads:
             job: Job | None = None

@@ -269,7 +269,7 @@ _ASK_AGAIN_SECONDS = "60"
 
 
 def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
-    """HTTP routes to list, start, show and cancel captures; all need the agent's token."""
+    """Agent's web server: HTTP routes to list, start, show and cancel captures; all need its token."""
 
     def create(request: Request) -> Reply:
         kind = str(request.headers.get("Content-Type") or "").partition(";")[0].strip().lower()

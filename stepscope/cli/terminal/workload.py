@@ -19,7 +19,7 @@ _FLOPS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6}
 
 
 def print_plan(document: dict[str, Any]) -> None:
-    """Print a workload's estimate to the terminal."""
+    """Terminal: tables of a workload's estimate."""
     console = report_console()
     plan, assumed = document["plan"], document["assumed"]
     num_parameters = _scaled(document["num_parameters"], _COUNTS)
@@ -51,7 +51,7 @@ def print_plan(document: dict[str, Any]) -> None:
 
 
 def print_against_plan(rows: list[dict[str, Any]]) -> None:
-    """Print a workload's estimate against its measurement to the terminal, a row per quantity."""
+    """Terminal: table of a workload's estimate against its measurement, a row per quantity."""
     table = report_table("plan against run", ">planned", ">measured", ">plan / run")
     for row in rows:
         planned, measured = (_quantity(row[key], row["unit"]) for key in ("planned", "measured"))
@@ -136,7 +136,7 @@ def _print_step(console: Console, document: dict[str, Any]) -> None:
 
 
 def print_bench(bench: Bench) -> None:
-    """Print a throughput benchmark to the terminal: scales, scaling law, comparison; warnings go to stderr."""
+    """Terminal: table of a throughput benchmark: scales, scaling law, comparison; warnings go to stderr."""
     console = report_console()
     gpus = [gpu["name"] for gpu in bench.environment.get("gpus", [])]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{bench.environment.get('cpu') or 'CPU'}"

@@ -127,7 +127,7 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
         return
     rows = None
     if options["with_plan"]:
-        rows = rows_against_plan(result, profiled=not options["no_profile"])
+        rows = _rows_against_plan(result, profiled=not options["no_profile"])
     if as_json:
         document = _run_document(name, layout, result, profiled=not options["no_profile"])
         document["injections"] = [] if options["as_control"] else list(options["injections"])
@@ -207,8 +207,8 @@ def _run_document(name: str, layout: WorkloadLayout, result: WorkloadResult, *, 
     }
 
 
-def rows_against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
-    """Rows of `workload run --against-plan`: what, unit, planned, measured, ratio.
+def _rows_against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
+    """Command `workload run --against-plan`: its rows: what, unit, planned, measured, ratio.
 
     Raises:
         UsageError: the estimate does not know the layout or the GPU.

@@ -46,7 +46,7 @@ def parse_limit_bytes(text: str) -> int | None:
 
 
 def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> dict[int, str]:
-    """Read the cgroups of processes, each once; returns the cgroup of each process, where it is known."""
+    """Host: read the cgroups of processes, each once; returns the cgroup of each process, where it is known."""
     mounts = cgroup_mounts(files)
     of_process: dict[int, str] = {}
     done: set[tuple[str, str]] = set()

@@ -10,13 +10,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.collectors.host.files import Fields, Files, not_in_file
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.readings import HOST, MissingReason
-from stepscope.core.text.numbers import number_runs
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """In the order of /proc/stat; `guest` follows there and is part of `user`."""
@@ -293,8 +292,3 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
             return None
         cpus.update(range(first, last + 1))
     return frozenset(cpus)
-
-
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    """CPUs as the kernel writes them: "0-3,8,64-67"."""
-    return number_runs(sorted(set(cpus)), dash="-").replace(", ", ",")

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.collectors.host.files import Fields, Files, not_in_file
-from stepscope.collectors.host.machine import format_cpu_list, parse_cpu_list
+from stepscope.collectors.host.machine import parse_cpu_list
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.readings import GPU, HOST, PROCESS, Collection, MissingReason
+from stepscope.core.text.numbers import format_cpu_list
 
 _SWITCHES = {"voluntary_ctxt_switches": "voluntary", "nonvoluntary_ctxt_switches": "involuntary"}
 _IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}
@@ -142,7 +143,7 @@ class GpuUsers:
 
 
 def gpu_users_of(collection: Collection) -> GpuUsers:
-    """The host's GPUs and their processes in a collection; a process on a MIG instance is one of its GPU."""
+    """Host: the GPUs in a collection, and the host's processes on each; one on a MIG instance is one of its GPU."""
     by_index: dict[str, GpuPlace] = {}
     for reading in collection.readings:
         labels = dict(reading.labels)

@@ -60,7 +60,7 @@ class DeviceUsage:
 
 
 def device_usages_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
-    """All GPUs and MIG instances with the processes that hold them, in the order of their index.
+    """Collector of jobs: all GPUs and MIG instances with the processes that hold them, in the order of their index.
 
     Args:
         collections: of the sources of GPUs. The first that reports a device names it; the others add to it.

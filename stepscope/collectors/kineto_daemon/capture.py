@@ -381,7 +381,9 @@ def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | 
 
 
 def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
-    """Steps between the earliest and the latest rank of a libkineto capture; 0 when all traces are of the same steps.
+    """Kineto daemon: steps between the earliest and the latest rank of a libkineto capture.
+
+    0 when all traces are of the same steps.
 
     Args:
         starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.

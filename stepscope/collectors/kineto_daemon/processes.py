@@ -312,7 +312,9 @@ class _ProcessTree:
 
 
 def kineto_run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
-    """Run name of a job's libkineto traces: the same for all its ranks on this node, unlike that of any other job here.
+    """Kineto daemon: run name of a job's libkineto traces.
+
+    The same for all its ranks on this node, unlike that of any other job here.
 
     Args:
         run_id: of torchrun's rendezvous, None without.
@@ -335,7 +337,9 @@ def kineto_key_of(process: KinetoProcess) -> str:
 
 
 def ranks_to_keep(targets: Iterable[KinetoTarget], in_trace: Mapping[str, int | None]) -> dict[str, int]:
-    """Rank of each libkineto trace by key: of the process's environment, else of its trace, else the next free one.
+    """Kineto daemon: rank of each libkineto trace by key.
+
+    Of the process's environment, else of its trace, else the next free one.
 
     Args:
         in_trace: the rank in the trace of each key.

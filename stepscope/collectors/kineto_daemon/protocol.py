@@ -198,7 +198,7 @@ class KinetoTraceSummary:
 
 
 def kineto_trace_fault(summary: KinetoTraceSummary, num_steps: int) -> str | None:
-    """Why a trace of libkineto is not what was requested, one line; None when it is."""
+    """Kineto daemon: why libkineto's trace is not what was requested, one line; None when it is."""
     if not summary.is_whole:
         return f"the trace is cut short at {summary.num_bytes} bytes"
     if not any(summary.num_events.get(category) for category in _WORK_CATEGORIES):

@@ -102,7 +102,10 @@ class TraceStaging:
 
 
 def remove_left_behind_staging(now_ns: int) -> None:
-    """Remove libkineto's staging folders of killed agents; those of the last hour may belong to a running one."""
+    """Kineto daemon: remove libkineto's staging folders of killed agents.
+
+    Those of the last hour may belong to a running one.
+    """
     with suppress(OSError), _opened("/", PurePosixPath(DEFAULT_FOLDER)) as parent:
         for name in os.listdir(parent):
             if name.startswith(_STAGING_PREFIX):
@@ -184,7 +187,9 @@ class CompressedTrace:
 
 
 def make_capture_folder(run: Path) -> int:
-    """Create the folder of libkineto's next capture of a run; k of `step<k>` counts captures, as the step is unknown.
+    """Kineto daemon: create the folder of libkineto's next capture of a run.
+
+    k of `step<k>` counts captures, as the step is unknown.
 
     Raises:
         OSError: it cannot be created.
@@ -205,7 +210,7 @@ def make_capture_folder(run: Path) -> int:
 def compress_kineto_trace(
     source: int, partial: Path, owner: processes.KinetoPeer, *, max_bytes: int | None
 ) -> CompressedTrace:
-    """Read a trace of libkineto to its end and write it compressed.
+    """Kineto daemon: read a trace of libkineto to its end and write it compressed.
 
     Args:
         owner: the process that wrote it; its user gets the file.
@@ -376,7 +381,7 @@ class CaptureFiles:
 
 
 def error_line(error: Exception) -> str:
-    """The error of a libkineto capture in one line, with the file that it is about."""
+    """Kineto daemon: the error of a libkineto capture in one line, with the file that it is about."""
     text = getattr(error, "strerror", None) or str(error)
     where = getattr(error, "filename", None)
     return f"{where}: {text}" if where else text

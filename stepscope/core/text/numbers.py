@@ -129,6 +129,11 @@ def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
     return ", ".join(dash.join(map(str, run)) for run in runs)
 
 
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """CPUs as text, as the kernel writes them: "0-3,8,64-67"."""
+    return number_runs(sorted(set(cpus)), dash="-").replace(", ", ",")
+
+
 def moment(time_ns: int | None) -> str:
     """A time in ns since the epoch as text: '2026-08-05 14:03 UTC'."""
     if time_ns is None or not 0 <= time_ns <= _MAX_NS:

@@ -10,7 +10,6 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import DataError
-from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
 from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES
@@ -18,6 +17,7 @@ from stepscope.dashboard.components import attributes, timeline_canvas_panel, to
 from stepscope.dashboard.pages.shell import no_runs, not_analysed, not_found, unreadable
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.elements import swatch, tag
+from stepscope.workflow.panels.palette import category_of_cause
 from stepscope.workflow.panels.report import all_panels, page_head
 
 _STATUS = {

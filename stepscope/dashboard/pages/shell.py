@@ -21,7 +21,7 @@ THEME = {
 
 
 def make_shell(root: Path) -> Component:
-    """Frame of the dashboard's pages; the callback on the URL fills `page` and `breadcrumb`."""
+    """Dashboard pages: the frame around each page; the callback on the URL fills `page` and `breadcrumb`."""
     shell: Component = dmc.MantineProvider(
         theme=THEME,
         defaultColorScheme="auto",

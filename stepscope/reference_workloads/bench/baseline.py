@@ -76,7 +76,7 @@ def _is_sound(scale: bench_result.BenchScale) -> bool:
 
 
 def parse_bench_gates(texts: Sequence[str]) -> list[GateCondition]:
-    """Parse the `--gate` conditions of a throughput benchmark.
+    """Bench of workloads: parse the conditions of `--gate` on its throughput.
 
     Raises:
         UsageError: it is malformed, or asks for what a bench does not measure.

@@ -279,7 +279,7 @@ def training_cost(
 
 
 def parse_num_tokens(text: str, *, option: str = "") -> float:
-    """Parse a number of tokens to estimate the cost for: 2T, 1.5B, 300e9.
+    """Estimate of a workload: parse the number of tokens to estimate the cost for: 2T, 1.5B, 300e9.
 
     Args:
         option: where it was given, for errors.

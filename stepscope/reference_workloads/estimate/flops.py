@@ -80,7 +80,7 @@ def key_size(preset: Preset) -> int:
 
 
 def num_parameters(preset: Preset) -> int:
-    """Number of a model's parameters, by its preset alone."""
+    """Estimate of a workload: number of a model's parameters, by its preset alone."""
     whole = ParallelPlan()
     return sum(part.num_parameters for part in stage_parts(whole, preset, 0))
 

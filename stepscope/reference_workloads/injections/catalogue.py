@@ -40,7 +40,7 @@ _CALLED = {int: "a whole number", float: "a number"}
 
 
 def parse_injection(text: str) -> Injection:
-    """Parse `--inject` NAME or NAME:field=value,..., e.g. `slow_loader:milliseconds_per_item=5`.
+    """Injection of a fault: parse NAME or NAME:field=value,..., e.g. `slow_loader:milliseconds_per_item=5`.
 
     Raises:
         UsageError: there is no such fault or field, or the value is not of the field's kind, or out of its bounds.

@@ -197,7 +197,7 @@ def widest_matrix(layer: nn.Module) -> nn.Linear:
 
 
 def control_of(job: TrainingJob) -> TrainingJob:
-    """The control of a faulty job: the same job without its faults, as they all ask for it.
+    """Injections: the control of a faulty job: the same job without its injected faults, as they all ask for it.
 
     Raises:
         UsageError: the layout or model that a fault asks for cannot be.

@@ -102,7 +102,7 @@ class _BlockingReduceScatter(ReduceScatter):
 
 
 def expose_communication(stage: nn.Module, *, overlaps_reduction: bool, prefetches: bool) -> None:
-    """Have a stage under fully_shard or `replicate` reduce, or gather, where no computation hides it."""
+    """Parallelism: have a stage under fully_shard or `replicate` reduce, or gather, where no computation hides it."""
     sharded = [module for module in stage.modules() if isinstance(module, FSDPModule)]
     if not overlaps_reduction:
         for module in sharded:

@@ -159,7 +159,7 @@ _KEPT = frozenset(getattr(torch.ops.aten, name).default for name in _KEPT_NAMES 
 
 
 def recompute(block: nn.Module, how: str) -> None:
-    """Make the block drop its activations: all inside it ("full"), or those of cheap operators ("selective")."""
+    """Parallelism: have a block drop its activations: all ("full"), or those of cheap operators ("selective")."""
     if how == "none":
         return
     forward = block.forward

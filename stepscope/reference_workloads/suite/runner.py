@@ -18,12 +18,12 @@ from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import StepscopeError
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.environment import provenance
 from stepscope.reference_workloads.injections.faults import inject_faults
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.placement import device_type_of, refuse_launcher
 from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun
 from stepscope.reference_workloads.suite.fixtures import write_fixture
+from stepscope.reference_workloads.suite.provenance import provenance
 from stepscope.reference_workloads.suite.results import PredictedFix, SuiteFolder, SuiteRunResult, why_run_failed
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.what_if import FIXABLE, what_if

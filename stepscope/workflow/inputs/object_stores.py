@@ -23,13 +23,13 @@ _CHECK_URL = "check the URL, the endpoint and the network"
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """Exception types of opening, listing or reading a URL; a client that raised is imported already."""
+    """Input URLs: exception types of opening, listing or reading one; a client that raised is imported already."""
     clients = ((sys.modules.get(module), name) for module, name in _CLIENT_ERRORS)
     return (OSError, ImportError, ValueError, *(getattr(module, name) for module, name in clients if module))
 
 
 def store_error(url: str, error: Exception) -> StepscopeError:
-    """The StepscopeError for an error of a store."""
+    """Input URLs: the StepscopeError for an error of an object store."""
     from fsspec.registry import known_implementations
 
     protocol = url.partition("://")[0]

@@ -108,7 +108,7 @@ def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFi
 
 
 def open_ranks(path: str) -> list[TraceColumns]:
-    """Read the trace of a file, a URL or an address in an archive; one per rank where it holds several.
+    """Input: open the trace of a file, a URL or an address in an archive; one per rank where it holds several.
 
     Raises:
         DataError: it cannot be used.

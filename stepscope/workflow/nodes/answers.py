@@ -84,7 +84,7 @@ def ask_node(client: AgentClient) -> node_documents.Node:
 
 
 def read_node(document: Mapping[str, Any]) -> node_documents.Node:
-    """Decode a node's document, which its agent encoded with `node_document`.
+    """Answers of nodes: decode a node's document, which its agent encoded with `node_document`.
 
     Raises:
         msgspec.ValidationError, KeyError, TypeError, AttributeError: it is not such a document.

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepscope.core.documents.analysis import Ledger
-from stepscope.core.palette import pattern
 from stepscope.core.text.numbers import count, percent, ranks_words
 from stepscope.core.text.wording import CATEGORY_MEANINGS, category_words
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
+from stepscope.workflow.panels.palette import pattern
 
 MAX_NAME_CHARS = 160
 """Names from a trace: C++ kernels have names of many kilobytes."""

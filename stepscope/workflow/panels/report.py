@@ -9,7 +9,6 @@ from pathlib import Path
 from stepscope import __version__
 from stepscope.core.documents.analysis import AnalysedJob, Analysis
 from stepscope.core.documents.run_directory import RankTimeline
-from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.core.text.numbers import counted, milliseconds, moment, percent
 from stepscope.core.text.wording import device_words, mesh_words
 from stepscope.store.documents import decode_analysis
@@ -23,13 +22,14 @@ from stepscope.workflow.panels.communication import communication_panel, pipelin
 from stepscope.workflow.panels.elements import Child, Element, name, tag, to_html
 from stepscope.workflow.panels.kernels import kernels_panel
 from stepscope.workflow.panels.ledger import ledger_panel
+from stepscope.workflow.panels.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.workflow.panels.timeline import timeline_panel
 
 
 def report_of_run(
     paths: Sequence[str], destination: Path, *, fan_out: FanOut = HERE, on_progress: Progress | None = None
 ) -> Path:
-    """Write the HTML report of a run; returns the path of the file.
+    """Panels: write the HTML report of a run from its panels; returns the path of the file.
 
     Args:
         paths: as for `analyze`, or one saved analysis (then without time lines). An up-to-date analysis that is kept in

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankTimeline
-from stepscope.core.palette import DARK, LIGHT
 from stepscope.core.text.numbers import milliseconds
 from stepscope.core.vocabulary import CATEGORY_ORDER
 from stepscope.workflow.panels.elements import Element, more, panel, tag
 from stepscope.workflow.panels.ledger import most_different_ranks
+from stepscope.workflow.panels.palette import DARK, LIGHT
 
 SHARE_UNIT = 10_000
 """A column's shares are whole numbers that add up to this, give or take one per category."""

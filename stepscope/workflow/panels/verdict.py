@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
-from stepscope.core.palette import category_of_cause
 from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
 from stepscope.core.text.wording import (
     action_words,
@@ -17,6 +16,7 @@ from stepscope.core.text.wording import (
 )
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence
 from stepscope.workflow.panels import elements as html
+from stepscope.workflow.panels.palette import category_of_cause
 
 MAX_ROWS = 20
 MAX_WARNINGS = 30

@@ -10,7 +10,7 @@ from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, labels_from
 from stepscope.workflow.preflight import workers as processes
-from stepscope.workflow.preflight.gpu_state import GpuState, value_of
+from stepscope.workflow.preflight.gpu_state import GpuState, gpu_value_of
 from stepscope.workflow.preflight.performance import why_worker_failed
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "
@@ -179,7 +179,7 @@ class DriverWatch:
     def pcie(self, index: int) -> tuple[int, int] | None:
         """PCIe generation and lanes that GPU and slot support; None where not known."""
         before = self._before.get(index, Collection())
-        generation, width = (value_of(before, f"pcie_link_{what}_max") for what in ("generation", "width"))
+        generation, width = (gpu_value_of(before, f"pcie_link_{what}_max") for what in ("generation", "width"))
         return None if generation is None or width is None else (int(generation), int(width))
 
     def nvlinks(self, index: int) -> Mapping[str, int] | None:

@@ -58,15 +58,15 @@ class GpuState:
 
     def value(self, name: str, *, at_first: bool = False, **labels: str) -> float | None:
         """A value after everything ran, or before."""
-        return value_of(self.before if at_first else self.after, name, **labels)
+        return gpu_value_of(self.before if at_first else self.after, name, **labels)
 
     def sampled(self, name: str) -> list[float]:
         """The values of all samples under load."""
         return [one.value for sample in self.samples for one in sample.readings if one.metric == GPU + name]
 
 
-def value_of(collection: Collection, name: str, **labels: str) -> float | None:
-    """A value; the sum where several have these labels, None where none has."""
+def gpu_value_of(collection: Collection, name: str, **labels: str) -> float | None:
+    """Preflight: a GPU's value of this name; the sum where several have these labels, None where none has."""
     values = [
         reading.value
         for reading in collection.readings

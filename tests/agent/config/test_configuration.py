@@ -20,7 +20,7 @@ from stepscope.agent.config.configuration import (
     settings_reference,
     shown_setting,
 )
-from stepscope.agent.config.settings import KEYS, AgentSettings, Key, typed_value, value_from_text
+from stepscope.agent.config.settings import KEYS, AgentSettings, Key, ras_address, typed_value, value_from_text
 from stepscope.agent.service import Agent
 from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.core.errors import UsageError
@@ -217,3 +217,11 @@ def test_the_documentation_lists_all_settings() -> None:
     page = PAGES["configuration"]()
     assert "\n".join(settings_reference()) in page
     assert [path for path in KEYS if f"| `{path}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("told", "address"),
+    [("127.0.0.1:28028", ("127.0.0.1", 28028)), ("[::1]:9", ("::1", 9)), ("host", None), ("h:99999", None), ("", None)],
+)
+def test_addresses_of_nccls_ras_service(told: str, address: tuple[str, int] | None) -> None:
+    assert ras_address(told) == address

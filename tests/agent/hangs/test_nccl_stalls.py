@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.hangs.hang_detection import NcclRasSource, StallHistory, ras_address
+from stepscope.agent.hangs.hang_detection import NcclRasSource, StallHistory
 from stepscope.collectors.nccl.rank_status import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
@@ -132,14 +132,6 @@ def test_a_rank_that_is_dead_is_behind() -> None:
     assert stalled.observe(answer, 1.0) == []
     (found,) = stalled.observe(answer, 6.0)
     assert (found.ranks, found.seconds) == ((3,), 5.0)
-
-
-@pytest.mark.parametrize(
-    ("told", "address"),
-    [("127.0.0.1:28028", ("127.0.0.1", 28028)), ("[::1]:9", ("::1", 9)), ("host", None), ("h:99999", None), ("", None)],
-)
-def test_addresses(told: str, address: tuple[str, int] | None) -> None:
-    assert ras_address(told) == address
 
 
 def _rank(**fields: Any) -> TrainingRank:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.host.cgroups import parse_cpu_limit, parse_limit_bytes, parse_membership, parse_mounts
 from stepscope.collectors.host.machine import (
-    format_cpu_list,
     parse_counts,
     parse_cpu_list,
     parse_cpu_stat,
@@ -21,6 +20,7 @@ from stepscope.collectors.host.machine import (
 )
 from stepscope.collectors.host.networks import parse_net_dev, parse_port_rate, parse_port_state, parse_snmp
 from stepscope.collectors.host.processes import parse_fields, parse_process_stat, parse_run_delay
+from stepscope.core.text.numbers import format_cpu_list
 
 PARSERS: tuple[Callable[[str], object], ...] = (
     *(

@@ -15,8 +15,8 @@ import stepscope
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads import environment
 from stepscope.reference_workloads.injections.faults import FaultSite, Injection
+from stepscope.reference_workloads.suite import provenance as suite_provenance
 from stepscope.reference_workloads.suite import runner as suite_run
 from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun, find_cases
 from stepscope.reference_workloads.suite.results import SuiteFolder, SuiteRunResult
@@ -211,7 +211,7 @@ def test_results_of_other_code_or_of_another_device_or_torch_are_made_again(
     for _ in range(2):
         run_suite(cases[:1], folder, SuiteOptions(), print)
     assert made == ["one-healthy"]
-    monkeypatch.setattr(environment, what, lambda *_: "another")
+    monkeypatch.setattr(suite_provenance, what, lambda *_: "another")
     run_suite(cases[:1], folder, SuiteOptions(), print)
     assert made == ["one-healthy"] * 2
 
@@ -222,7 +222,7 @@ def test_code_that_a_run_goes_through_is_in_its_digest(tmp_path: Path, monkeypat
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("1")
     monkeypatch.setattr(stepscope, "__file__", str(tmp_path / "__init__.py"))
-    digest = environment.code_digest.__wrapped__
+    digest = suite_provenance.code_digest.__wrapped__
     digests = []
     for file in files:
         (tmp_path / file).write_text("2")

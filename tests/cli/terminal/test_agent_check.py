@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.agent.sources import AgentCheck, GpuCapabilities, MetricGap, SourceReport
-from stepscope.cli.agent import agent_check_lines
+from stepscope.cli.terminal.agent_check import agent_check_lines
 from stepscope.core.metrics.readings import MissingReason, labels_of
 
 _NAMES = tuple(f"stepscope_gpu_nvlink_errors_of_kind_{number}_total" for number in range(12))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.palette import (
+from stepscope.core.vocabulary import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, Cause, TimeCategory
+from stepscope.workflow.panels.palette import (
     DARK,
     LIGHT,
     MIN_CONTRAST,
@@ -17,7 +18,6 @@ from stepscope.core.palette import (
     pattern,
     variables,
 )
-from stepscope.core.vocabulary import COMPUTE_CATEGORIES, EXPOSED_COMMUNICATION_CATEGORIES, Cause, TimeCategory
 
 
 @pytest.mark.parametrize("heading", TimeCategory)
