@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind
+from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import read_job

@@ -27,8 +27,9 @@ from benchmarks.fuzz.traces import make_trace
 from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.analyzer.job import analyse_job, what_if_job
+from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext, timeline_document
+from stepscope.analyzer.what_if.whole_job import what_if_job
 from stepscope.cli.terminal.analysis import print_analysis, print_comparison
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankTimeline

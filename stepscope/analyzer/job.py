@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.analyzer import summaries
 from stepscope.analyzer.blame.reasons import VerdictInputs
+from stepscope.analyzer.blame.root_cause_table import root_causes
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
-from stepscope.analyzer.blame.unnamed_ranks import fixes_without_unnamed, without_unnamed
+from stepscope.analyzer.blame.unnamed_ranks import without_unnamed
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.collectives import arrivals
 from stepscope.analyzer.collectives.calls import CallId, Matches, match_calls
@@ -20,20 +21,19 @@ from stepscope.analyzer.collectives.normalization import on_job_clock, on_machin
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
-from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
+from stepscope.analyzer.kernels.job_kernels import kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
+from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
 from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import JobContext
-from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge, root_causes
+from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
-from stepscope.analyzer.what_if.replay import ReplayModel, build_model, why_not_replayable
+from stepscope.analyzer.what_if.replay import ReplayModel, build_model
 from stepscope.core.documents.analysis import Analysis, MeshSizes
-from stepscope.core.documents.what_if import WhatIfReport
-from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 
@@ -47,7 +47,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     Returns:
         The analysis, and the views with their final segments, on the job's clock.
     """
-    aligned = _explain(views, context.mesh)
+    aligned = explain_job(views, context.mesh)
     by_rank = aligned.views
     job = summaries.describe_job(by_rank, context)
     quality = summaries.trace_quality(by_rank, aligned.matches, aligned.clocks, job, context)
@@ -61,8 +61,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         columns,
         network_bytes_per_second=context.network_bytes_per_second,
     )
-    roofline = summaries.job_roofline(by_rank)
-    ledger = summaries.job_ledger(by_rank)
+    roofline = kernel_section(by_rank)
+    ledger = job_ledger(by_rank)
     missing = missing_evidence(by_rank)
     inputs = VerdictInputs(
         job=job,
@@ -93,7 +93,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         job=job,
         trace_quality=quality,
         ledger=ledger,
-        ranks=[summaries.rank_ledger(view) for view in by_rank.values()],
+        ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
         verdict=predictions.add_gain_to_verdict(verdict, what_if),
         what_if=what_if,
@@ -113,44 +113,12 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
 
 def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
-    aligned = _explain(views, mesh)
+    aligned = explain_job(views, mesh)
     return captured_steps(aligned.views, aligned.table, [])
 
 
-def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Replay the job with one cause removed at a time; for all `causes` where none is given.
-
-    Raises:
-        DataError: the traces do not allow a replay.
-    """
-    aligned = _explain(views, context.mesh)
-    for one in missing_evidence(aligned.views):
-        if one.share >= UNEXPLAINED_THRESHOLD:
-            raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
-    model = aligned.replay_model()
-    if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
-        report = pipeline_schedule.replay_schedules(aligned.schedules, causes)
-    elif model is None:
-        raise DataError(
-            f"these traces cannot be replayed: {why_not_replayable(aligned.views)}",
-            what_next="profile whole steps on every rank with CPU (and CUDA) activities (stepscope.profile does)",
-        )
-    else:
-        unprofiled_ms = summaries.comparable_step_ms(aligned.views, context.unprofiled_step_ms)
-        report = predictions.predict_fixes(model, unprofiled_ms=unprofiled_ms, causes=causes)
-        if aligned.schedules:
-            report = pipeline_schedule.add_micro_batch_fixes(report, aligned.schedules, causes)
-    fixes = fixes_without_unnamed(report.fixes, aligned.views)
-    return replace(report, fixes=fixes, warnings=[*report.warnings, *context.notices])
-
-
-def replay_model(views: Sequence[RankView]) -> ReplayModel | None:
-    """The job as a graph that can be replayed; None where the traces do not allow it."""
-    return _explain(views, MeshSizes()).replay_model()
-
-
 @dataclass(frozen=True, slots=True)
-class _AlignedJob:
+class AlignedJob:
     """The job after alignment and wait attribution.
 
     Attributes:
@@ -173,7 +141,8 @@ class _AlignedJob:
         return build_model(self.views, self.matches, self.clocks.offset_ns, self.role, before_window.tolist())
 
 
-def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _AlignedJob:
+def explain_job(views: Sequence[RankView], mesh: MeshSizes) -> AlignedJob:
+    """Analyzer, whole job: all ranks' views on one clock, with each wait attributed to its cause."""
     by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
     by_rank, matches, clocks, last = _align(with_common_steps(by_rank), mesh)
     by_rank = {rank: arrivals.split_communication(view, last) for rank, view in by_rank.items()}
@@ -188,7 +157,7 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _AlignedJob:
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
     waits = attribute_waits(by_rank, pieces, last, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain}
-    return _AlignedJob(by_rank, matches, clocks, last, pipelines, schedules, role, cause_table(by_rank, waits, heavy))
+    return AlignedJob(by_rank, matches, clocks, last, pipelines, schedules, role, cause_table(by_rank, waits, heavy))
 
 
 def _align(

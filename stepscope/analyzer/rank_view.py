@@ -92,7 +92,7 @@ class RankView:
 
 
 def comparison_table(view: RankView) -> TimeTable:
-    """A rank's time by cause, with all compute as one, for comparing ranks."""
+    """Analyzer's view of a rank: time by cause, with all compute as one, for comparing ranks."""
     codes = np.where(_IS_COMPUTE[view.segments.category], COMPUTE_CODE, view.segments.cause)
     return TimeTable(view.segments, codes, NUM_COMPARED_CODES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -13,16 +13,13 @@ from stepscope.analyzer.collectives.calls import CallId, Matches
 from stepscope.analyzer.collectives.clocks import Clocks
 from stepscope.analyzer.collectives.process_groups import dimension_of_members, mesh_sizes_by_traffic
 from stepscope.analyzer.job_time.job_verdict import RunFacts
-from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_kernel_share
-from stepscope.analyzer.ledger.device_ledger import fractions
-from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
-from stepscope.core.vocabulary import CATEGORY_ORDER, Notice
+from stepscope.core.vocabulary import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,68 +160,11 @@ def trace_quality(
     )
 
 
-def job_ledger(views: Mapping[int, RankView]) -> analysis.Ledger:
-    """Time breakdown of a job: share of each category in the sum of all ranks' windows."""
-    total = sum(view.window_ns for view in views.values())
-    parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
-    return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
-
-
-def rank_ledger(view: RankView) -> analysis.RankLedger:
-    """Time breakdown of a rank: shares by category, of its window and of each step."""
-    bounds = view.step_bounds_ns
-    steps = []
-    for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        part = _cut(view.segments, start, end)
-        steps.append(analysis.StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
-    return analysis.RankLedger(
-        rank=view.rank,
-        window_ms=view.window_ns / 1e6,
-        step_ms=float(np.mean(view.window.whole_step_ns)) / 1e6,
-        ledger=fractions(view.segments, view.window_ns),
-        hidden_communication=view.hidden_communication_ns / view.window_ns,
-        steps=steps,
-        span_ms=None if view.facts.span_ns is None else view.facts.span_ns / 1e6,
-        rank_source=view.header.rank_source,
-        file=view.header.file,
-        place=view.header.place,
-    )
-
-
-def _cut(segments: Segments, start: int, end: int) -> Segments:
-    first, last = np.searchsorted(segments.end_ns, start, side="right"), np.searchsorted(segments.start_ns, end)
-    inside = slice(first, last)
-    return Segments(
-        np.maximum(segments.start_ns[inside], start),
-        np.minimum(segments.end_ns[inside], end),
-        segments.category[inside],
-        segments.cause[inside],
-    )
-
-
-def job_roofline(views: Mapping[int, RankView]) -> analysis.Roofline:
-    """The roofline section: kernels and copies of all ranks, and how the kernels' limits were decided."""
-    ranks = [view.kernel_sums for view in views.values()]
-    tables = kernel_tables(ranks)
-    total = np.sum([rank.total for rank in ranks], axis=0)
-    copies = copy_table(copy for rank in ranks for copy in rank.copies)
-    window_ms = sum(view.window_ns for view in views.values()) / 1e6
-    parts = [view.coverage for view in views.values()]
-    shares = {
-        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1)
-        for part in fields(analysis.RooflineCoverage)
-    }
-    return analysis.Roofline(
-        analysis.RooflineCoverage(**shares),
-        **tables,
-        copies=copies,
-        tiny_kernels=tiny_kernel_share(total),
-        findings=kernel_findings(total, tables["kernels"], copies, window_ms),
-    )
-
-
 def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> bool:
-    """Whether a CPU run has more runnable ranks than cores; simulated compute sleeps and needs none."""
+    """Analyzer, whole job: whether a traced CPU run has more runnable ranks than cores.
+
+    Simulated compute sleeps and needs no core.
+    """
     if context.num_cpus is None or context.simulated_compute or any(view.on_device for view in views.values()):
         return False
     return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
@@ -260,7 +200,7 @@ def unlike_steps_ms(views: Mapping[int, RankView]) -> tuple[float, float] | None
 
 
 def comparable_step_ms(views: Mapping[int, RankView], unprofiled_step_ms: float | None) -> float | None:
-    """The unprofiled step, where profiled ones can be compared with it."""
+    """Analyzer, whole job: the step's time without profiling, where profiled steps can be compared with it."""
     return unprofiled_step_ms if unlike_steps_ms(views) is None else None
 
 
@@ -277,7 +217,7 @@ def analysis_notices(
     *,
     oversubscribed: bool,
 ) -> list[Notice]:
-    """All notices of an analysis, those about the traces first."""
+    """Analyzer, whole job: collect all notices of an analysis, those about the traces first."""
     notices = [*context.notices]
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs
 from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, actions_for
-from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
+from stepscope.analyzer.blame.root_causes import Resampled
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
@@ -32,36 +32,6 @@ GUESSED_CONFIDENCE = 0.5
 """Highest confidence in a cause that the traces suggest and do not show."""
 
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
-
-
-def root_causes(inputs: VerdictInputs, resampled: Resampled) -> list[RootCause]:
-    """The root-cause table, largest first; causes without time are left out."""
-    table = inputs.table
-    fractions, whole = table.fractions(), table.whole_step_shares()
-    low, high = np.quantile(resampled, INTERVAL, axis=0)
-    spread = table.spread(inputs.movable)
-    low, high = np.maximum(low - spread, 0.0), np.minimum(high + spread, 1.0)
-    least, most = np.quantile(resample_whole(table), INTERVAL, axis=0)
-    least, most = np.maximum(least - spread, 0.0), most + spread
-    rows = []
-    for code, cause in enumerate(CAUSE_ORDER):
-        if fractions[cause] <= 0:
-            continue
-        reasons, evidence = reasons_of(cause, inputs)
-        scale = inputs.job.step_ms if whole[cause] > 0 else None
-        rows.append(
-            RootCause(
-                cause=cause,
-                reasons=reasons,
-                fraction=fractions[cause],
-                ms_per_step=None if scale is None else whole[cause] * scale,
-                interval=(float(low[code]), float(high[code])),
-                ranks=table.ranks_of(cause),
-                evidence=evidence,
-                ms_interval=None if scale is None else (float(least[code]) * scale, float(most[code]) * scale),
-            )
-        )
-    return sorted(rows, key=lambda row: -row.fraction)
 
 
 def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs) -> Verdict:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """The text with characters that are not printable escaped: paths and names in a file may hold terminal codes."""
+    """Core errors: text with unprintable characters escaped; paths and names in a file may hold terminal codes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -91,7 +91,7 @@ def from_os_error(error: OSError, what: str, *, where: str, kind: type[Stepscope
 
 
 def none_usable(errors: Sequence[DataError], what: str, *, where: str = "", what_next: str) -> DataError:
-    """The error to raise when no input can be used: the error of the only one, else their number and the first error.
+    """Core errors: the one to raise when no input can be used: that of the only one, else number and first error.
 
     Args:
         errors: of the inputs, at least one.

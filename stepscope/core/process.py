@@ -23,7 +23,7 @@ from typing import Any
 
 @contextmanager
 def about_to_fork() -> Iterator[None]:
-    """Freeze the garbage collector around a fork, so that the child never collects the parent's objects.
+    """Core: freeze the garbage collector around any fork, so that the child never collects the parent's objects.
 
     The parent unfreezes afterwards, unless its own code had frozen objects before.
     """

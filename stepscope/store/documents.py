@@ -60,7 +60,7 @@ class _TimelineDocument(msgspec.Struct):
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
-    """Decode the analysis in a `stepscope.analysis/1` document; `where` is its origin, for errors.
+    """Store: decode a stored analysis (`stepscope.analysis/1`); `where` is its origin, for errors.
 
     Raises:
         DataError: not JSON, another schema, a field is missing or wrong, a figure is absurdly large, or no rank has a
@@ -76,7 +76,7 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
 
 
 def check_job(job: AnalysedJob, *, where: str) -> None:
-    """Check an analysis that is decoded: refuse a job with impossible sizes.
+    """Store: check a decoded analysis: refuse a job with impossible sizes.
 
     Raises:
         DataError: a size is negative or beyond MAX_WHOLE_NUMBER.
@@ -101,7 +101,7 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
 
 
 def encode_timelines(timelines: list[RankTimeline]) -> bytes:
-    """Encode timelines as a `stepscope.timeline/1` document."""
+    """Store: encode timelines for writing, as a `stepscope.timeline/1` document."""
     document = _TimelineDocument(
         schema=TIMELINE_SCHEMA,
         headings=[category.value for category in CATEGORY_ORDER],
@@ -111,7 +111,7 @@ def encode_timelines(timelines: list[RankTimeline]) -> bytes:
 
 
 def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[RankTimeline]:
-    """Decode the timelines in a `stepscope.timeline/1` document.
+    """Store: decode the stored timelines in a `stepscope.timeline/1` document.
 
     Raises:
         DataError: not JSON, another schema, unknown categories, lists of different lengths, or times beyond 64 bits.
@@ -129,7 +129,7 @@ def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[Ra
 
 
 def decode_document(content: bytes, *, kind: type[_Document], schema: str, where: str) -> _Document:
-    """Decode JSON into `kind` after checking that its `schema` is the one that this version reads.
+    """Store: decode a file's JSON into `kind` after checking that its `schema` is the one that this version reads.
 
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
@@ -148,12 +148,12 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a decoded value is a number to calculate with: finite, of plausible size, and not a boolean."""
+    """Store: whether a decoded value is a number to calculate with: finite, of plausible size, not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
 
 
 def encode_document(document: Any) -> bytes:
-    """Encode a document (dataclass, dict or list) as JSON, with its `schema` first.
+    """Store: encode a document (dataclass, dict or list) as JSON for writing, with its `schema` first.
 
     Text that JSON cannot represent, such as undecodable bytes of a file name, becomes U+FFFD.
     """

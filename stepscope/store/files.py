@@ -11,9 +11,10 @@ from stepscope.core.errors import DataError, from_os_error
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a whole file: `content` to a temporary file beside `path`, renamed to it, replacing what was there.
+    """Store: write a whole file by way of a temporary file beside `path`.
 
-    /dev/stdout, pipes and devices are written to directly: no file may take their place.
+    `content` goes to the temporary file, which is renamed to `path`, replacing what was there. /dev/stdout, pipes and
+    devices are written to directly: no file may take their place.
 
     Raises:
         DataError: the folder cannot be written.
@@ -37,7 +38,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that `write_whole` could write `path`, without changing it.
+    """Store: check before long work that `write_whole` could write `path`, without changing it.
 
     Raises:
         DataError: it could not.
@@ -62,7 +63,7 @@ def _neighbour(path: Path) -> Path:
 
 
 def read_whole(path: Path) -> bytes:
-    """Read the content of a whole file.
+    """Store: read the content of a whole file.
 
     Raises:
         DataError: it does not exist or cannot be read.

@@ -295,7 +295,7 @@ def _beside(steps: Sequence[_TimedStep], attempt: int, first_step: int) -> list[
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:
-    """Ranks of a stored run with an empty file of steps where others have steps: killed before their first."""
+    """Store, step records: ranks with an empty file of steps where others have steps: killed before their first."""
     sizes = {}
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
@@ -350,7 +350,10 @@ class _StuckHead(msgspec.Struct):
 
 
 def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[Notice]:
-    """Notices of a stored run, one for each place where ranks are stuck: 'rank 3 stuck in step 412, in all_reduce'."""
+    """Store, step records: notices of a stored run, one for each place where ranks are stuck.
+
+    For example 'rank 3 stuck in step 412, in all_reduce'.
+    """
     attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
     if attempt is not None and attempt.ended == _FINISHED:
         return []

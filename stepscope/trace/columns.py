@@ -434,7 +434,10 @@ def narrow(column: IntColumn) -> IntColumn:
 
 
 def integers(values: Collection[int]) -> IntColumn:
-    """Integers as a narrow column; those beyond int64 become NONE. struct.pack is faster than np.fromiter."""
+    """Trace columns, of any format: integers as a narrow column; those beyond int64 become NONE.
+
+    struct.pack is faster than np.fromiter.
+    """
     try:
         return narrow(np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64))
     except struct.error:

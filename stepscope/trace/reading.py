@@ -52,12 +52,12 @@ FORMATS = (
 
 
 def has_rank_name(file_name: str) -> bool:
-    """Whether a file in a folder is called like a trace of ranks."""
+    """Trace reading: whether a file in a folder is called like a trace of ranks, in any format."""
     return any(known.read_ranks and known.file_names.search(file_name) for known in FORMATS)
 
 
 def has_operations_name(file_name: str) -> bool:
-    """Whether a file in a folder is called like a table of a job's operations."""
+    """Trace reading: whether a file in a folder is called like a table of a job's operations, in any format."""
     return any(known.read_operations and known.file_names.search(file_name) for known in FORMATS)
 
 
@@ -103,7 +103,7 @@ def read_ranks_stream(stream: Readable, *, path: str, file_bytes: int) -> list[T
 
 
 def read_operations(path: Path) -> OperationTable:
-    """Read a local table of a whole job's operations.
+    """Trace reading: a local table of a whole job's operations, in the format that recognises it.
 
     Raises:
         DataError: not such a table, or the packages that read it are missing.

@@ -104,7 +104,7 @@ def outermost(trace: TraceColumns, rows: IntColumn) -> Rows:
 
 
 def graph_launches(trace: TraceColumns) -> Rows:
-    """Trace rows of the calls that launch a CUDA or HIP graph."""
+    """Trace rows: the calls in a trace's columns that launch a CUDA or HIP graph."""
     return trace.rows_named(lambda name: "GraphLaunch" in name, Category.RUNTIME)
 
 
@@ -113,7 +113,7 @@ SPARSE_IDS = 16
 
 
 def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
-    """For each device activity of a trace, the row of the runtime or driver call that launched it, or NONE.
+    """Trace rows: for each device activity, the row of the runtime or driver call that launched it, or NONE.
 
     Both carry the same correlation id. Several calls may share an id (the profiler started twice, the 32-bit counter
     wrapped, a runtime call contains the driver call that does its work): the last that began before the activity

@@ -474,7 +474,10 @@ class AgentConnection:
 
 
 def socket_path() -> str | None:
-    """Where training looks for the agent's socket: STEPSCOPE_AGENT_SOCKET, else the default; None when it is empty."""
+    """In the training process: where it looks for the agent's socket.
+
+    STEPSCOPE_AGENT_SOCKET, else the default; None when it is empty.
+    """
     return os.environ.get(messages.SOCKET_VARIABLE, messages.DEFAULT_SOCKET) or None
 
 

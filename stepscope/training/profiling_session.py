@@ -227,7 +227,7 @@ class Profile:
             return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
         others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
         ranks = [other.rank for other in others if captures_on_this_rank(self._settings.ranks, other)]
-        return analyse_run(self.run_directory, latest, ranks, self._context.attempt)
+        return _analyse_run(self.run_directory, latest, ranks, self._context.attempt)
 
     @_harmless
     def watch(self, model: Any, *, every: int = 100) -> None:
@@ -470,7 +470,7 @@ _TRACES_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
-def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
+def _analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
     """The analysis of a profile's latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:

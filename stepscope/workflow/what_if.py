@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.operation_slowdown import OperationReplay, RemovalGain, Slowdown, find_slowdown
 from stepscope.analyzer.what_if.operations import OperationGrid, arrange_operations, find_dependencies
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR, PIPELINE_CAUSES
+from stepscope.analyzer.what_if.whole_job import what_if_job
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import counted

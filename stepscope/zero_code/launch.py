@@ -75,7 +75,9 @@ class RunOptions:
 
 
 def take_options(environment: MutableMapping[str, str]) -> RunOptions | None:
-    """The options of `stepscope run` in this environment, which are removed from it; None when there are none.
+    """Zero code: options that `stepscope run` passed to this process by its environment, and removed from it.
+
+    None when there are none.
 
     Raises:
         ValueError, TypeError: it was written by a stepscope of another version.

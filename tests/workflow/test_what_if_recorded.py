@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.what_if.rank_graph import Edges
+from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import read_job

@@ -122,14 +122,17 @@ def _causing_ranks(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, flo
 
 
 def resample(table: CauseTable) -> Resampled:
-    """Bootstrap over steps; deterministic."""
+    """Blame: resample the steps for the uncertainty of each root cause's share (bootstrap); deterministic."""
     chosen = _resampled_steps(len(table.step_ns))
     fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
     return fractions
 
 
 def resample_whole(table: CauseTable) -> Resampled:
-    """Bootstrap over whole steps, in units of the mean whole step: a resample of long steps sums to more than 1."""
+    """Blame: bootstrap of root causes over whole steps, in units of the mean whole step.
+
+    A resample of long steps sums to more than 1.
+    """
     time, length = table.time_ns[: table.num_whole], table.step_ns[: table.num_whole]
     steps: npt.NDArray[np.float64] = time[_resampled_steps(len(length))].mean(axis=1) / length.mean()
     return steps

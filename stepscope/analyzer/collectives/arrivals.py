@@ -165,7 +165,7 @@ def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> R
 
 
 def waits_to_attribute(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
-    """Waits in collectives without a cause yet; overlapping waits belong to the call that began first."""
+    """Collectives: waits for late ranks without a cause yet; overlapping ones belong to the call that began first."""
     segments, calls = view.segments, view.calls
     places = [place for place in range(len(calls)) if CallId(view.rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)

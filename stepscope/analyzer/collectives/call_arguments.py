@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import collective_kind_of_span
 from stepscope.analyzer.collectives.process_groups import names_dimension
-from stepscope.analyzer.element_types import bytes_of_dtype
+from stepscope.analyzer.roofline.element_types import bytes_of_dtype
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 from stepscope.trace.rows import distinct
 
@@ -52,7 +52,7 @@ NO_CONTEXT = LaunchContext()
 
 
 def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
-    """Context of each collective's launch by its thread's lane and its time; NONE where the launch is unknown."""
+    """Collectives: context of each call's launch by its thread's lane and time; NONE where the launch is unknown."""
     rows = trace.rows_named(
         lambda name: collective_kind_of_span(name) is not None or names_dimension(name),
         Category.CPU_OP,
@@ -116,7 +116,7 @@ def _parsed(shapes: Shapes) -> tuple[list[Any], list[Any], list[Any]]:
 
 
 def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
-    """Size of the largest tensor of known type among an operator's inputs."""
+    """Collectives: message size by the largest tensor of known type among an operator's inputs."""
     sizes = []
     for shape, dtype in zip(dims, types, strict=False):
         size = bytes_of_dtype(dtype)

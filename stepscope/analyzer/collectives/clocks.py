@@ -216,7 +216,7 @@ class Clocks:
 def estimate_clocks(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, host_of_rank: Mapping[int, str | None]
 ) -> Clocks:
-    """Align the clocks of all hosts by their collectives; ranks of one named host share a clock.
+    """Collectives: align the clocks of all hosts by their calls; ranks of one named host share a clock.
 
     Offsets come from the ends of common collectives; bounds by messages only tie hosts together that have none. Hosts
     that never meet are compared through others.
@@ -319,7 +319,7 @@ def machine_of_rank(
     host_of_rank: Mapping[int, str | None],
     largest_offset_ns: float,
 ) -> dict[int, str | None]:
-    """The machine of each rank: its host name, numbered where ranks of one name have different clocks.
+    """Collectives: machine of each rank: its host name, numbered where ranks of one name have different clocks.
 
     Idea: the ends of synchronizing collectives coincide within some 20 us on the GPUs of one machine; on two machines
     they are apart by the difference of the clocks.

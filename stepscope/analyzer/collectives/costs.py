@@ -266,7 +266,7 @@ def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: 
 
 
 def transfer_faults(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[TransferFault]:
-    """Faults of the exposed transfers of collectives (slow link, small messages, no overlap), with evidence."""
+    """Collectives: faults of the exposed transfers (slow link, small messages, no overlap), with evidence."""
     exposed = sum(row.exposed_transfer_ms or 0.0 for row in table)
     if exposed <= 0:
         return []

@@ -28,9 +28,9 @@ from stepscope.analyzer.collectives.calls import (
     collective_kind_of_kernel,
 )
 from stepscope.analyzer.collectives.process_groups import dimension_of_call
-from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.roofline.element_types import bytes_of_dtype
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, TraceColumns
 from stepscope.trace.rows import distinct, graph_launches
 

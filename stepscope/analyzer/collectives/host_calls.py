@@ -25,8 +25,8 @@ from stepscope.analyzer.collectives.calls import (
     collective_kind_of_span,
 )
 from stepscope.analyzer.collectives.process_groups import dimension_of_call, dimension_of_group
-from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.roofline.element_types import bytes_of_dtype
 from stepscope.trace.columns import NONE, Category, TraceColumns
 from stepscope.trace.rows import on_lanes
 

@@ -16,7 +16,7 @@ from stepscope.trace.columns import IntColumn
 
 
 def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
-    """A rank's view with all its times on the job's clock, which collectives align."""
+    """Collectives: a rank's view with all its times on the job's clock, which collectives align."""
     rank = view.rank
     if not clocks.offset_ns[rank] and not clocks.drift.get(rank):
         return view
@@ -53,7 +53,7 @@ def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
 def on_machines(
     views: Mapping[int, RankView], calls_of_rank: Mapping[int, list[Call]], matches: Matches
 ) -> dict[int, RankView]:
-    """Views with one host name per machine, as told by the ends of their collectives; a warning where it differs.
+    """Collectives: views with one host name per machine, as the ends of calls show; a warning where it differs.
 
     CPU jobs are left as they are, as the ends of their collectives spread too much, and so are traces without steps:
     calls counted from the start of the file may all be matched one call too early, which looks like another clock.
@@ -73,7 +73,7 @@ def on_machines(
 
 
 def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:
-    """Views with the step numbers that most ranks share, so that collectives match; others are renumbered by order.
+    """Collectives: renumber ranks' steps as most ranks number them, so that calls can be matched.
 
     Calls are matched within steps, so a rank with other numbers would match nothing. It is renumbered only where it
     marks as many steps and ran mostly at the same time; otherwise it recorded another part of the run.

@@ -96,7 +96,7 @@ def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[comparison
 
 
 def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> comparison.Difference:
-    """Compare a rate (more is better); `spread` is its relative standard deviation between runs."""
+    """Comparison of runs: a rate (more is better); `spread` is its relative standard deviation between runs."""
     found = estimate_rates(sides, figure, spread)
     if found is not None:
         return _judge_rate(found)

@@ -223,7 +223,7 @@ class _Clue:
 
 
 def judge_host(window: SampleWindow, busy: float) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
-    """Cause of a host too slow for its GPU, by counters: reasons, evidence, and how certain it is (0.25..1).
+    """Fleet class: cause of a host too slow for its GPU, by counters: reasons, evidence, certainty (0.25..1).
 
     Without clues, or with equally strong ones for both causes, the evidence is insufficient.
     """

@@ -181,7 +181,7 @@ class Bursts:
 
 
 def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | None:
-    """Bursts of an equally spaced series of GPU activity (0..1); None if there are none, or too few samples."""
+    """Fleet class: bursts in equally spaced samples of GPU activity (0..1); None without any, or with few samples."""
     if len(activity) < _MIN_SAMPLES or max(activity) < _FULL:
         return None
     empty = sum(value < _EMPTY for value in activity) / len(activity)

@@ -27,7 +27,7 @@ _NOBODY = hang.HangVerdict(NONE, None, [], [], 0.0, "")
 
 
 def fresh_states(states: Sequence[hang.RankState]) -> list[hang.RankState]:
-    """States of the ranks of a possibly hanging job that still report, by rank."""
+    """Hang analysis: states of the ranks of a possibly hanging job that still report, by rank."""
     newest = max((state.seen_ns for state in states), default=0)
     return sorted(
         (state for state in states if newest - state.seen_ns < hang.STALE_SECONDS * 1e9), key=lambda one: one.rank

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.kernels.occupancy import FULL_WAVES, LaunchFit, Limiter, is_nvidia
+from stepscope.analyzer.kernels.occupancy import FULL_WAVES, LaunchFit, Limiter, has_nvidia_limits
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family
@@ -212,7 +212,7 @@ def _has_tensor_cores(device: TraceDevice | None) -> bool:
     """Whether a device has tensor cores (since Volta); assumed of a device that the trace does not describe."""
     if device is None:
         return True
-    return is_nvidia(device) and (device.compute_capability is None or device.compute_capability >= (7, 0))
+    return has_nvidia_limits(device) and (device.compute_capability is None or device.compute_capability >= (7, 0))
 
 
 def _in_chains(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,17 @@ from stepscope.analyzer.kernels import rank_kernels
 from stepscope.analyzer.kernels.flags import ADVICE, MESSAGES, Columns, Flag, SumColumn, flagged_ns
 from stepscope.analyzer.kernels.low_parallelism import more_blocks
 from stepscope.analyzer.kernels.occupancy import Limiter
+from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
-from stepscope.core.documents.analysis import AnalysedJob, CopyTime, KernelFinding, KernelTime, Roofline, RootCause
+from stepscope.core.documents.analysis import (
+    AnalysedJob,
+    CopyTime,
+    KernelFinding,
+    KernelTime,
+    Roofline,
+    RooflineCoverage,
+    RootCause,
+)
 from stepscope.core.text.numbers import counted, short_kernel_name
 from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Evidence, Reason
 
@@ -38,7 +47,7 @@ def kernel_table(groups: Iterable[rank_kernels.KernelGroups], *, most: int | Non
     return [_kernel_time(key, sums[key], examples[key][1]) for key in kept]
 
 
-def kernel_tables(ranks: Sequence[rank_kernels.RankKernels]) -> dict[str, list[KernelTime]]:
+def _kernel_tables(ranks: Sequence[rank_kernels.RankKernels]) -> dict[str, list[KernelTime]]:
     """All tables of kernels by field of the Roofline document."""
     return {
         "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
@@ -92,7 +101,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
-def copy_table(copies: Iterable[rank_kernels.CopySums]) -> list[CopyTime]:
+def _copy_table(copies: Iterable[rank_kernels.CopySums]) -> list[CopyTime]:
     """Memory copies of all ranks by kind, those with most time first."""
     sums: dict[str, rank_kernels.CopySums] = {}
     for copy in copies:
@@ -117,7 +126,7 @@ MANY_TINY = 0.5
 PAGEABLE_COPIES = "pageable_copies"
 
 
-def kernel_findings(
+def _kernel_findings(
     total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
 ) -> list[KernelFinding]:
     """Findings on a job's kernels (by name) and memory copies (by kind).
@@ -135,10 +144,10 @@ def kernel_findings(
 def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: float) -> bool:
     if not window_ms or flagged_ns(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
         return False
-    return flag is not Flag.TINY_KERNELS or (tiny_kernel_share(total) or 0.0) >= MANY_TINY
+    return flag is not Flag.TINY_KERNELS or (_tiny_kernel_share(total) or 0.0) >= MANY_TINY
 
 
-def tiny_kernel_share(total: npt.NDArray[np.float64]) -> float | None:
+def _tiny_kernel_share(total: npt.NDArray[np.float64]) -> float | None:
     """Share of the kernels that are tiny, by number; None without kernels."""
     return float(total[SumColumn.TINY_COUNT] / total[SumColumn.COUNT]) if total[SumColumn.COUNT] else None
 
@@ -149,7 +158,7 @@ def _of_flag(
     time = flagged_ns(total, flag) / 1e6
     message = f"{time * 1e6 / total[SumColumn.OWNED_NS]:.0%} of kernel time is in {MESSAGES[flag]}"
     if flag is Flag.TINY_KERNELS:
-        message = f"{tiny_kernel_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
+        message = f"{_tiny_kernel_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
@@ -191,7 +200,7 @@ _FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
 
 
 def with_kernel_reasons(row: RootCause, roofline: Roofline, job: AnalysedJob) -> RootCause:
-    """The root cause with the reasons that kernels and copies show."""
+    """Kernels: a root cause with the reasons that kernels and copies show."""
     reasons, evidence = [], []
     recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
     if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_THRESHOLD:
@@ -220,3 +229,23 @@ def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
     flagged_kernels = (kernel for kernel in roofline.kernels if finding.code in kernel.findings)
     mine = sum(kernel.ms for kernel in flagged_kernels if kernel.limit.value == cause.value)
     return min(mine / finding.ms * finding.fraction, finding.fraction)
+
+
+def kernel_section(views: Mapping[int, RankView]) -> Roofline:
+    """Kernels and copies of all ranks as a section of the analysis, and how the kernels' limits were decided."""
+    ranks = [view.kernel_sums for view in views.values()]
+    tables = _kernel_tables(ranks)
+    total = np.sum([rank.total for rank in ranks], axis=0)
+    copies = _copy_table(copy for rank in ranks for copy in rank.copies)
+    window_ms = sum(view.window_ns for view in views.values()) / 1e6
+    parts = [view.coverage for view in views.values()]
+    shares = {
+        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1) for part in fields(RooflineCoverage)
+    }
+    return Roofline(
+        RooflineCoverage(**shares),
+        **tables,
+        copies=copies,
+        tiny_kernels=_tiny_kernel_share(total),
+        findings=_kernel_findings(total, tables["kernels"], copies, window_ms),
+    )

@@ -61,15 +61,15 @@ class _SmLimits:
         return self.max_threads // self.warp_size
 
 
-def is_nvidia(device: TraceDevice) -> bool:
-    """Whether a device is NVIDIA's, so that its occupancy rules and tensor cores apply."""
+def has_nvidia_limits(device: TraceDevice) -> bool:
+    """Kernels: whether a traced device is NVIDIA's, so that its occupancy rules and tensor cores apply."""
     name = device.name.lower()
     return device.warp_size in (None, 32) and not any(word in name for word in ("amd", "radeon", "instinct", "intel"))
 
 
 def _sm_limits(device: TraceDevice) -> _SmLimits | None:
     """A device's limits, or None where the trace lacks them or the device is not NVIDIA's."""
-    if not is_nvidia(device) or not (
+    if not has_nvidia_limits(device) or not (
         device.compute_capability
         and device.num_sms
         and device.max_threads_per_sm
@@ -130,7 +130,7 @@ class LaunchFit:
 
 
 def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -> LaunchFit:
-    """Occupancy of each kernel launch on a device."""
+    """Kernels: occupancy of each kernel launch on a device, by its blocks, registers and shared memory."""
     num_blocks = _counts(launch.num_blocks for launch in launches)
     limits = _sm_limits(device) if device is not None else None
     if limits is None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.kernels.flags import Columns, Flag, Mask, SumColumn, Sums, flag_kernels
-from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, is_nvidia
+from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches, has_nvidia_limits
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
@@ -362,7 +362,7 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) 
     duration = trace.end_ns[rows] - trace.start_ns[rows]
     size = trace.num_bytes[rows]
     link = None
-    if device is not None and device.compute_capability is not None and is_nvidia(device):
+    if device is not None and device.compute_capability is not None and has_nvidia_limits(device):
         generation = _PCIE_GENERATION.get(device.compute_capability[0], 0)
         link = PCIE_BYTES_PER_SECOND.get(generation)
     sums = []

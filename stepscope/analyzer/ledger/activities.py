@@ -59,7 +59,7 @@ class Activities:
 
 
 def device_activities(trace: TraceColumns) -> Activities:
-    """Collect kernels, copies and memsets, and link each to its launch by correlation id."""
+    """Time breakdown: collect kernels, copies and memsets; link each to its launch by correlation id."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
     order = sorted_order(trace.start_ns[rows], streams)

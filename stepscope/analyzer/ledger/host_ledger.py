@@ -29,7 +29,7 @@ _SIMULATED_COMPUTE = re.compile(r"^simulated_compute")
 
 
 def main_lane(trace: TraceColumns, steps: HostSteps) -> int:
-    """The thread of the training loop: that of the steps, else the one with the most operators; or NONE."""
+    """Time breakdown: thread of the training loop: that of the steps, else that with most operators; or NONE."""
     if steps.main_lane != NONE:
         return steps.main_lane
     operators = trace.rows_of(Category.CPU_OP)
@@ -82,7 +82,7 @@ def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tupl
 
 
 def computing_rows(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
-    """Operators outside communication and simulated compute on a thread; they may nest."""
+    """Time breakdown of a CPU run: a thread's operators outside communication and simulated compute; they may nest."""
     rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
     return rows[_computes(trace, rows, lane)]
 

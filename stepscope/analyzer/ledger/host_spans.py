@@ -104,7 +104,7 @@ class _BlockingCalls:
 def host_spans(
     trace: TraceColumns, steps: HostSteps, activities: Activities, lanes: Sequence[int]
 ) -> dict[int, HostSpans]:
-    """The spans of each of these threads, joined with those of the training loop's thread.
+    """Time breakdown: host spans of each of these threads, joined with those of the training loop's thread.
 
     Autograd launches backward kernels from a thread of its own, while what delayed them (loading data, saving a
     checkpoint, waiting for the device) is on the loop's thread.
@@ -121,7 +121,7 @@ def host_spans(
 
 
 def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotations:
-    """Profiler, checkpoint and loader spans on these threads; profiler overhead on any thread."""
+    """Time breakdown: profiler, checkpoint and loader spans on these threads; profiler overhead on any thread."""
     return _annotation_rows(trace).on(trace, lanes)
 
 
@@ -144,7 +144,7 @@ def allocator_rows(trace: TraceColumns) -> npt.NDArray[np.intp]:
 
 
 def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:
-    """The loader's annotations on these threads."""
+    """Time breakdown: the data loader's annotations on these threads."""
     rows = trace.rows_named(_DATA_LOADING.search, Category.USER_ANNOTATION, Category.CPU_OP)
     return on_lanes(trace, rows, lanes)
 
@@ -165,7 +165,7 @@ def _all_blocking_calls(trace: TraceColumns, activities: Activities) -> _Blockin
 
 
 def blocking_copies(trace: TraceColumns, activities: Activities) -> npt.NDArray[np.intp]:
-    """Positions of the copies whose call returned only when the copy had ended."""
+    """Time breakdown: positions of the copies whose call returned only when the copy had ended."""
     copies = activities.of(Work.COPY)
     copies = copies[activities.launch_row[copies] != NONE]
     not_waited_for = trace.named(activities.row[copies], _NOT_WAITED_FOR.search)

@@ -82,7 +82,7 @@ class Host:
 def observe_host(
     trace: TraceColumns, steps: HostSteps, activities: Activities, unrecorded: UnrecordedWork | None = None
 ) -> Host:
-    """Read the spans of every thread that launched something."""
+    """Time breakdown, idle time: read the spans of every thread that launched something."""
     lanes = [int(lane) for lane in distinct(activities.launch_lane) if lane != NONE]
     staged = np.zeros(len(activities), np.bool_)
     staged[blocking_copies(trace, activities)] = True
@@ -102,7 +102,7 @@ def _blocks(activities: Activities) -> npt.NDArray[np.bool_]:
 
 
 def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
-    """Attribute idle time, gap by gap.
+    """Time breakdown: attribute the device's idle time to idle categories, gap by gap.
 
     Idea: the activity that ends a gap is what the device was missing. From its launch on it was queued, so the device
     was late (`device_gap`). Before its launch the launching thread was late, for what it did at each instant: profiler,
@@ -141,7 +141,7 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
 
 
 def late_host(alone: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
-    """The part of communication-only time in which the next compute kernel was not yet queued, by idle category.
+    """Time breakdown: communication-only time before the next compute kernel was queued, by idle category.
 
     Exposed is not blocking: with instantaneous communication the device would have idled there all the same, so the
     idle rule attributes that time. Time in which the launching thread itself is blocked (perhaps by this very
@@ -211,7 +211,9 @@ class HostWork:
 
 
 def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | None, segments: Segments) -> HostWork:
-    """Sum up what the launching threads and the training loop's did while the device idled for them.
+    """Time breakdown, idle time: what the host did while the device idled for it.
+
+    Sums over the launching threads and the training loop's.
 
     Args:
         activities: None for a run without a device.

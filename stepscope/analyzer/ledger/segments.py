@@ -89,7 +89,7 @@ class CategorySpans:
 
 
 def assemble(parts: list[CategorySpans]) -> Segments:
-    """Put disjoint parts in time order and join neighbours with equal codes."""
+    """Time breakdown: put disjoint parts in time order and join neighbours with equal codes."""
     codes = [part.codes() for part in parts]
     start = np.concatenate([part.intervals.start for part in parts])
     order = np.argsort(start, kind="stable")

@@ -84,7 +84,10 @@ class Window:
 
 
 def host_steps(trace: TraceColumns) -> HostSteps:
-    """The steps by `ProfilerStep#` marks, else by the optimizer's cycle, else none; steps of length 0 are left out."""
+    """Time breakdown: steps by `ProfilerStep#` marks, else by the optimizer's cycle, else none.
+
+    Steps of length 0 are left out.
+    """
     rows = trace.rows_named(_PROFILER_STEP.match, Category.USER_ANNOTATION)
     rows = rows[trace.end_ns[rows] > trace.start_ns[rows]]
     marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
@@ -121,7 +124,7 @@ QUEUED_NS = 500_000
 
 
 def device_window(activities: Activities, steps: HostSteps) -> Window | None:
-    """Boundaries and window on the device; None when no kernel that takes time was launched inside a step.
+    """Time breakdown: step boundaries and window on the device; None where no step launched a kernel with time.
 
     A boundary is the start of the first kernel launched inside the host step, never of a copy: those of a prefetch
     stream run as soon as they are launched. A single step begins with the host step, or where earlier work ends: before
@@ -175,7 +178,9 @@ def _idle_before(activities: Activities, first: int, since_ns: int) -> int:
 
 
 def file_window(trace: TraceColumns, activities: Activities, earlier_work: Intervals, *, whole: bool) -> Window:
-    """The file as one window: whole, or from when the device's state is known to the last device activity.
+    """Time breakdown: the file as one window, where its steps give none.
+
+    It is whole, or from when the device's state is known to the last device activity.
 
     Args:
         earlier_work: time in which the device may run what was launched before the trace began.

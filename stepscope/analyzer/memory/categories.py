@@ -124,7 +124,7 @@ def _is_backward(frame: StackFrame) -> bool:
 
 
 def phase_of(frames: Sequence[StackFrame]) -> str:
-    """Phase of a step from its stack: optimizer, backward, forward or unknown."""
+    """GPU memory analysis: phase of a step from an allocation's stack: optimizer, backward, forward or unknown."""
     for frame in frames:
         if _is_optimizer(frame):
             return "optimizer"

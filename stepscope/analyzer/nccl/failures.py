@@ -83,7 +83,7 @@ _COMMUNICATION = "backward_allreduce"
 
 
 def trainer_findings(events: Iterable[LogEvent]) -> list[NcclFinding]:
-    """One finding if the optimizer's step takes longer than forward and backward together."""
+    """NCCL diagnosis: a finding if the optimizer's step takes longer than forward and backward together."""
     for event in events:
         if isinstance(event, TrainerTimes) and all(part in event.parts for part in _NEEDED):
             forward, backward, step = (event.parts[part] for part in _NEEDED)

@@ -137,7 +137,7 @@ def _add_device(machine: Machine, node: TopologyNode, parent: TopologyNode | Non
 
 
 def devices_of(machines: Iterable[Machine]) -> list[Devices]:
-    """Number of devices of each machine, and their slowest links."""
+    """NCCL diagnosis: number of devices of each machine, and their slowest links."""
     return [_devices(machine) for machine in machines]
 
 

@@ -106,9 +106,10 @@ def recognise_schedule(order: Order) -> ScheduleKind:
 
 
 def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int = 1) -> Order:
-    """Order of the 1F1B pipeline schedule with `num_chunks` stages per device (one: plain 1F1B), as Megatron and torch.
+    """Pipeline analysis: order of the 1F1B schedule with `num_chunks` stages per device, as Megatron and torch.
 
-    Micro-batches go in rounds of about `num_devices`; a round passes one stage of a device, then its next.
+    One chunk: plain 1F1B. Micro-batches go in rounds of about `num_devices`; a round passes one stage of a device, then
+    its next.
     """
     num_rounds = max(1, num_micro_batches // num_devices)
     a_round = num_micro_batches // num_rounds if num_micro_batches % num_rounds == 0 else num_devices
@@ -217,7 +218,7 @@ def replay_schedule(
 
 
 def received_inputs(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> list[tuple[bool, int]]:
-    """(is gradient, stage) of a pipeline task's inputs from other devices."""
+    """Pipeline analysis: (is gradient, stage) of a scheduled task's inputs from other devices."""
     own = device_of_stage[task.stage]
     return [(is_grad, stage) for is_grad, stage in _needs(task, num_stages) if device_of_stage[stage] != own]
 

@@ -170,7 +170,10 @@ OutputSizes = Mapping[tuple[Dims, Dims], Dims | None]
 
 
 def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
-    """Index into the shape table for each operator row (or NONE): its own, or those of the backward pass around it."""
+    """Roofline, convolution cost: index into the shape table for each operator row (or NONE).
+
+    Its own shapes, or those of the backward pass around it.
+    """
     shapes: IntColumn = np.where(operator != NONE, trace.shapes[operator], NONE)
     whole = trace.rows_named(WHOLE_BACKWARDS.__contains__, Category.CPU_OP)
     if not len(whole):

@@ -111,7 +111,7 @@ def _function(name: str) -> str:
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel moves data between GPUs.
+    """Roofline, kernel family: whether a kernel moves data between GPUs.
 
     NCCL and RCCL, symmetric-memory and custom all-reduces, NVSHMEM, DeepEP. For kernels without recorded arguments.
     """
@@ -129,7 +129,7 @@ def is_elementwise(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def family_of(name: str) -> Family:
-    """Family of a kernel that is not communication; Family.OTHER for unknown names."""
+    """Roofline: family of a kernel that is not communication; Family.OTHER for unknown names."""
     name = name.lower()
     if is_elementwise(name):
         return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE

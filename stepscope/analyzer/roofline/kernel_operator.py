@@ -10,7 +10,7 @@ from stepscope.trace.rows import are_among, distinct, last_row_of_id, sorted_ord
 
 
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
-    """For each kernel row, the row of the operator that launched it, or NONE.
+    """Roofline: for each kernel row, the row of the operator that launched it and gives its cost, or NONE.
 
     Kineto writes the innermost operator's External id on the kernel and on its launch. Without one (CUDA graphs, Triton
     without a cpu_op, old files, ids of another numbering) the innermost operator open at the launch counts.
@@ -36,7 +36,7 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Row
 
 
 def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost of some host rows open on each launch's thread at its start, or NONE."""
+    """Roofline: innermost of some host rows open on each launch's thread at its start, or NONE."""
     found = np.full(len(launches), NONE, np.intp)
     thread = trace.lane[operators]
     launch_thread = trace.lane[launches]
@@ -47,7 +47,7 @@ def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows
 
 
 def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost of some nested host rows of one thread that is open at each launch, or NONE.
+    """Roofline: innermost of some nested host rows of one thread that is open at each launch, or NONE.
 
     Idea: the depth of a row is the number of rows started minus ended before it; at a launch that difference is the
     depth wanted, and the innermost open row is the last of that depth to start. All searches are vectorised.
@@ -92,7 +92,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) -> Rows:
-    """For each kernel without operator the position of an equivalent kernel with one, or NONE.
+    """Roofline: for each kernel without operator, the position of an equivalent kernel with one, or NONE.
 
     Kernels queued when the window opens have no operator, but the same work comes again a step later. Equivalent
     kernels have equal name, grid and block, and equal neighbours on the stream where possible (a persistent kernel has

@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.element_types import element_bytes_of
+from stepscope.analyzer.roofline.element_types import element_bytes_of
 from stepscope.analyzer.roofline.operator_call import parse_call
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 from stepscope.trace.rows import distinct

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.element_types import bytes_of_dtype
+from stepscope.analyzer.roofline.element_types import bytes_of_dtype
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 from stepscope.trace.rows import combinations

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.element_types import element_bytes_of
 from stepscope.analyzer.intervals import Intervals, contains, intersect, join, time_of
 from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS, recorded_shapes
+from stepscope.analyzer.roofline.element_types import element_bytes_of
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
 from stepscope.analyzer.roofline.operator_call import CostModel, Floats, OperatorCost, distinct_calls, parse_call
@@ -66,7 +66,7 @@ _PRODUCT = re.compile(r"^aten::(matmul|einsum)$")
 
 
 def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_]:
-    """Whether each operator row (or NONE) is part of a forward that runs again inside backward.
+    """Roofline, operator cost: whether each operator row (or NONE) is part of a forward run again inside backward.
 
     Backward formulas call other operators than modules do: the gradient of a linear layer is `aten::mm`, that of a
     convolution `aten::convolution_backward`. So a module's own operators inside a backward node are recomputation.

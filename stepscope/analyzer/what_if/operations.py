@@ -229,7 +229,10 @@ class Dependencies:
 
 
 def find_dependencies(grid: OperationGrid, *, data_parallel: bool) -> Dependencies:
-    """Dependencies in the order of one replica's first step; `data_parallel` if replicas are several or sharded."""
+    """What-if: dependencies of operations, in the order of one replica's first step.
+
+    `data_parallel` if replicas are several or sharded.
+    """
     end = grid.end_seconds[:, 0, 0].tolist()
     reference = dict(zip(grid.operations, zip(grid.start_seconds[:, 0, 0].tolist(), end, strict=True), strict=True))
     transfers = match_transfers(grid, reference)

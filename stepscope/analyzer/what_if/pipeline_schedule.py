@@ -339,10 +339,10 @@ def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSc
 
 
 def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
-    """Mean time of a hand-over between pipeline passes (None if no pass waits for one), and between two others; ns.
+    """What-if of a pipeline: mean ns of a hand-over between pipeline passes, and between two others.
 
-    Means over both directions, in which clock offsets cancel. The first pass of a device in a step is left out, as it
-    may be late for reasons of its own.
+    The first is None if no pass waits for one. Means over both directions, in which clock offsets cancel. The first
+    pass of a device in a step is left out, as it may be late for reasons of its own.
     """
     device_of_stage = {task.stage: device for device, tasks in enumerate(order) for task in tasks}
     waited: list[float] = []

@@ -89,7 +89,7 @@ class HangReport:
 
 
 def group_words(name: str | None, description: str | None) -> str:
-    """Hang document: name of a process group for people, its description where it has one."""
+    """Document of a hang: field of a process group as a name for people, its description where it has one."""
     return description if description not in (None, "", "undefined") else f"group {name}"
 
 
@@ -204,7 +204,9 @@ _USUAL_QUANTILE = 0.95
 
 
 def stall_threshold_seconds(steps: Iterable[float]) -> float:
-    """Age in seconds from which an open step is checked for a hang, in training and in reports.
+    """Document of a hang: the threshold that its fields use: age in seconds from which an open step is checked.
+
+    In training and in reports.
 
     Args:
         steps: durations of recent steps in seconds, at least one, in any order.
@@ -231,7 +233,7 @@ class StackFrame:
 
 
 def stack_lines(frames: Sequence[StackFrame]) -> list[str]:
-    """Hang document: the innermost calls of a stack as lines, innermost first."""
+    """Document of a hang: field of a stack as lines, the innermost calls only, innermost first."""
     return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MAX_STACK_LINES]]
 
 

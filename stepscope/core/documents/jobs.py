@@ -112,12 +112,12 @@ class Assignment:
 
 
 def job_labels(job: Job) -> Labels:
-    """Document of a node's jobs: labels of all series of a job."""
+    """Document of a node's jobs: fields of a job as the labels of all its series."""
     return ("job_id", job.id), ("job_kind", job.kind.value)
 
 
 def job_facts(job: Job) -> Labels:
-    """Document of a node's jobs: further labels of `stepscope_job_info`; facts that are not known have no label."""
+    """Document of a node's jobs: fields that `stepscope_job_info` has as labels; unknown facts have no label."""
     return tuple((label, getattr(job, field)) for field, label in _FACTS.items() if getattr(job, field))
 
 

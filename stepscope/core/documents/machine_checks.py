@@ -173,5 +173,5 @@ class Preflight:
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Preflight document: the worst of the outcomes; SKIPPED without any."""
+    """Document of a preflight: worst of the outcomes in its fields; SKIPPED without any."""
     return max(outcomes, key=list(Outcome).index, default=Outcome.SKIPPED)

@@ -15,7 +15,10 @@ MEMORY_COMPARISON_SCHEMA = "stepscope.memory-comparison/1"
 
 
 def own_call(stack: Sequence[str]) -> str:
-    """The innermost line of a memory stack outside torch, or the innermost where all are in torch; empty if none."""
+    """Document of GPU memory: innermost line of a stack field outside torch.
+
+    The innermost where all are in torch; empty if none.
+    """
     line = next((line for line in stack if "/torch/" not in f"/{line}"), stack[0] if stack else "")
     return line.removesuffix(" (??:0)")  # of a C++ function
 

@@ -143,8 +143,11 @@ def _groups_of_counts(ranks: tuple[RasRank, ...]) -> dict[str, list[RasGroup]]:
 
 
 def ranks_behind(communicator: RasCommunicator) -> list[int]:
-    """Ranks that launched fewer calls than the foremost, as far as they are named; those that are dead or do not
-    answer; those in another state than most."""
+    """Document of NCCL's rank status (RAS): field of a communicator: its ranks that are behind.
+
+    Ranks that launched fewer calls than the foremost, as far as they are named; those that are dead or do not
+    answer; those in another state than most.
+    """
     behind = {rank.rank for rank in communicator.missing}
     behind |= {rank for group in communicator.groups if group.operation is None for rank in group.ranks}
     behind |= {rank for groups in launch_groups(communicator).values() for group in groups[:-1] for rank in group.ranks}

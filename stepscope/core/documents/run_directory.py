@@ -47,7 +47,7 @@ WHOLE_STEPS_KEY = "stepscope_whole_steps"
 
 
 def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
-    """Path of one rank's trace inside the run directory's layout; `first_step` is the first captured step."""
+    """Document layout of a run directory: path of one rank's trace; `first_step` is the first captured step."""
     folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
     return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 

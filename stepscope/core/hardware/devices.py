@@ -80,12 +80,12 @@ class Device:
 
 
 def cuda_version_text(number: int) -> str:
-    """The CUDA version that a GPU's driver reports as a number: "12.4" of 12040."""
+    """Hardware identity: the CUDA version that a GPU's driver reports as a number, as text: "12.4" of 12040."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def device_in(labels: Mapping[str, str]) -> Device:
-    """Identity of the GPU or MIG instance that labels name; `Device()` where they name none."""
+    """Hardware identity: the GPU or MIG instance that labels name; `Device()` where they name none."""
     uuid, index = labels.get("uuid", ""), labels.get("gpu", "")
     return Device(
         uuid,
@@ -99,7 +99,7 @@ def device_in(labels: Mapping[str, str]) -> Device:
 
 @lru_cache(maxsize=4096)  # the same labels come every second
 def device_of(labels: Labels) -> Device | None:
-    """Identity of the GPU that a reading's labels name, None of others; of a process the whole GPU."""
+    """Hardware identity: the GPU that a reading's labels name, None of others; of a process the whole GPU."""
     device = device_in(dict(labels))
     if not (device.uuid or device.index):
         return None

@@ -308,13 +308,13 @@ def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence
 
 
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
-    """Shortest duration of a transfer over a hardware link, by NCCL's model of its ring protocols."""
+    """GPU catalogue: shortest duration of a transfer over a hardware link, by NCCL's model of its ring protocols."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return min(_latency_seconds(protocol, link, kind, num_ranks) + moved / protocol.share for protocol in _PROTOCOLS)
 
 
 def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> bool:
-    """Whether latency is more than half of a transfer's shortest duration over a hardware link."""
+    """GPU catalogue: whether latency is over half of a transfer's shortest duration over a hardware link."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
     return moved < expected_seconds(link, kind, num_ranks, num_bytes) / 2
 

@@ -193,7 +193,7 @@ XIDS: dict[int, Xid] = {
 
 
 def xid_of(number: int) -> Xid:
-    """The XID of a number, from the catalogue of GPU errors; numbers in no catalogue are warnings."""
+    """Hardware catalogue of GPU errors: the XID of a number; numbers in no catalogue are warnings."""
     return XIDS.get(number) or Xid(
         number, XidClass.UNCLASSIFIED, _WARNING, Action.CONTACT_SUPPORT, "This XID is in no catalogue known here."
     )
@@ -203,7 +203,7 @@ _FABRIC_RESETS = frozenset({10003, 10006, 10007, 10008, 12020, 12028, 12032, 140
 
 
 def sxid_of(number: int, *, is_fatal: bool) -> Xid:
-    """The SXid of a number, from the catalogue of NVSwitch errors.
+    """Hardware catalogue of NVSwitch errors: the SXid of a number.
 
     Args:
         number: as the switch's driver logs it.

@@ -207,7 +207,7 @@ MAX_ID_LENGTH = 320
 
 
 def label_text(text: str, max_length: int = MAX_LABEL_LENGTH) -> str:
-    """A user's text (the name of a job, a pod, a process) as a label value.
+    """Text: a user's text (the name of a job, a pod, a process) made printable and short, as a label value.
 
     Characters that are not printable (control characters, direction overrides) become spaces; long texts are cut.
     """

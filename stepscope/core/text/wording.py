@@ -133,7 +133,7 @@ def category_words(category: TimeCategory) -> str:
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
-    """Wording of a pipeline's bubble and its parts: (name, share, category whose colour it has, meaning) each."""
+    """Text: wording of a pipeline's bubble and its parts: (name, share, category with its colour, meaning) each."""
     return [
         (
             "Measured",
@@ -230,7 +230,7 @@ def headline(job: AnalysedJob) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The lines of a verdict: cause and confidence, summary, evidence, actions, and secondary causes."""
+    """Text: wording of a verdict in lines: cause, confidence, summary, evidence, actions, secondary causes."""
     lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
         where = f"{numbers.form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
@@ -368,7 +368,7 @@ NOTABLE_DISTORTION = 0.10
 
 
 def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
-    """The problems of the input data as text for a reader, one sentence each."""
+    """Text: wording of the problems of the input data for a reader, one sentence each."""
     return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
 
 

@@ -352,7 +352,10 @@ class CaptureCosts:
 
 
 def operators_so_far() -> int:
-    """Number of operators that autograd has counted on this thread; 0 in a torch without that count."""
+    """In the training process, captures: operators that autograd has counted on this thread.
+
+    0 in a torch without that count.
+    """
     autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
     count = getattr(autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())

@@ -67,7 +67,9 @@ class MemoryOwners:
 
 
 def blocks_by_owner(snapshot: Mapping[str, Any], storages: Storages) -> dict[str, dict[str, Any]]:
-    """The blocks in use of a CUDA memory snapshot by owner: parameters, gradients, optimizer state, other.
+    """In the training process, memory: a CUDA snapshot's used blocks by owner.
+
+    The owners: parameters, gradients, optimizer state, other.
 
     Args:
         snapshot: torch's memory snapshot.

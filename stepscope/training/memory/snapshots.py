@@ -168,7 +168,10 @@ class OutOfMemoryReporter:
 
 
 def training_phase(stack: list[dict[str, Any]]) -> str:
-    """Phase in which the GPU's memory ran out, by the thread's frames: forward | backward | optimizer | unknown."""
+    """In the training process: phase in which GPU memory ran out, by the thread's frames.
+
+    One of forward | backward | optimizer | unknown.
+    """
     for frame in stack:
         filename = frame["filename"]
         if "/torch/optim/" in filename:
@@ -305,7 +308,7 @@ HISTORY_ENTRIES = 100_000
 
 
 def is_cuda_in_use() -> bool:
-    """Whether this process has used CUDA; nothing here may be the first to do so."""
+    """In the training process, memory snapshots: whether it has used CUDA; nothing here may be the first to do so."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 

@@ -63,7 +63,10 @@ def identify_process() -> Identity:
 
 
 def launcher() -> tuple[str, str, str]:
-    """Variables of the launcher, one of `LAUNCHERS`, that gives this process its rank; the first where none does."""
+    """In the training process, the run's identity: the launcher's variables that give this process its rank.
+
+    One of `LAUNCHERS`; the first where none does.
+    """
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
@@ -91,7 +94,7 @@ def relevant_environment() -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
-    """Number of CPUs that this training process may use."""
+    """In the training process, facts of the run: number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -134,7 +137,7 @@ def gpu_uuid(identity: Identity) -> str | None:
 
 
 def initialized_distributed() -> Any:
-    """torch.distributed where this process has initialised it; else None."""
+    """In the training process, the run's identity: torch.distributed where it is initialised; else None."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -193,7 +196,7 @@ _shared_names = count()  # every rank calls profile() equally often, so equal nu
 
 
 def check_run_name(name: str) -> str:
-    """Check a run's name and return it: it has to be a folder's.
+    """In the training process: check the new run's name and return it: it has to be a folder's.
 
     Raises:
         ValueError: it cannot, or readers would pass it over.
@@ -264,7 +267,10 @@ def _name_by_launcher() -> str:
 
 
 def process_start(process_id: int) -> str | None:
-    """Start of a process in clock ticks since boot; with its number it names one process of this host's uptime."""
+    """In the training process, the run's identity: start of a process in clock ticks since boot.
+
+    With its number it names one process of this host's uptime.
+    """
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError, ValueError):

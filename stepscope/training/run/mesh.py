@@ -52,7 +52,7 @@ _PAIR = re.compile(r"\s*(\w+)\s*=\s*([1-9]\d*)\s*")
 
 
 def mesh_sizes(mesh: Any, world_size: int) -> dict[str, int]:
-    """Sizes of the run's parallel dimensions (tp, pp, dp, ep, cp); those not known are absent.
+    """In the training process: sizes of the run's parallel dimensions (tp, pp, dp, ep, cp); unknown ones are absent.
 
     Args:
         mesh: a torch DeviceMesh with named dimensions, sizes by name, Megatron's parallel_state, DeepSpeed's grid. With
@@ -86,7 +86,7 @@ def _sizes_of(mesh: Any) -> dict[str, int]:
 
 
 def is_mesh_dimension(name: str) -> bool:
-    """Whether a name that some framework gives means a dimension of the mesh."""
+    """In the training process, the run's mesh: whether a name that some framework gives means a dimension of it."""
     return name.lower() in _DIMENSION_OF_NAME
 
 

@@ -42,7 +42,10 @@ _LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Write a file of a run: a temporary path, renamed when the block ends well and removed when it does not."""
+    """In the training process: write a file of the run atomically, through a temporary path.
+
+    It is renamed when the block ends well and removed when it does not.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial_path(path)
     try:
@@ -84,7 +87,7 @@ def _is_alive(process_id: int) -> bool:
 
 
 def write_manifest(run_directory: Path, manifest: layout.RunManifest) -> None:
-    """Write run.json, the manifest of a run.
+    """In the training process: write run.json, the manifest of the run.
 
     Raises:
         OSError: the directory cannot be written.

@@ -112,7 +112,9 @@ T = TypeVar("T")
 
 
 def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) -> list[StepListener]:
-    """Listeners that the settings and the environment of the run ask for, in the order of their calls.
+    """In the training process, steps: make the listeners of each step that settings and environment ask for.
+
+    In the order of their calls.
 
     Raises:
         ValueError: a setting is none of its values.

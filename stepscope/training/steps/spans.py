@@ -142,7 +142,10 @@ class PhaseSpan:
 
 
 def is_compiling() -> bool:
-    """Whether torch traces this call into a graph, in which nothing can be timed; constant to its compiler."""
+    """In the training process, spans of a step: whether torch traces this call into a graph.
+
+    In a graph nothing can be timed. To torch's compiler the answer is a constant.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 

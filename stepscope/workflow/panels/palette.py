@@ -44,35 +44,35 @@ _CATEGORY_OF_CAUSE = {
 
 
 def contrast(first: str, second: str) -> float:
-    """WCAG contrast of two colours of the palette, '#rrggbb', 1 to 21."""
+    """Core palette: WCAG contrast of two colours, '#rrggbb', 1 to 21."""
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def ink(colour: str) -> str:
-    """The text colour, black or white, with the higher contrast on `colour` of the palette."""
+    """Core palette: the text colour, black or white, with the higher contrast on `colour`."""
     return max("#ffffff", "#101010", key=lambda candidate: contrast(candidate, colour))
 
 
 def category_of_cause(cause: Cause) -> TimeCategory:
-    """The category whose colour of the palette a cause has."""
+    """Core palette: the category whose colour a cause has."""
     return _CATEGORY_OF_CAUSE.get(cause, TimeCategory.IDLE_OTHER)
 
 
 def pattern(category: TimeCategory) -> str:
-    """Texture of the palette for a category: 'solid' compute, 'hatch' communication, 'dots' idle."""
+    """Core palette: texture of a category: 'solid' compute, 'hatch' communication, 'dots' idle."""
     if category in COMPUTE_CATEGORIES:
         return "solid"
     return "hatch" if category in EXPOSED_COMMUNICATION_CATEGORIES else "dots"
 
 
 def variables(colours: dict[TimeCategory, str]) -> str:
-    """The palette as CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it)."""
+    """Core palette: CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it)."""
     return "".join(f"--heading-{name}:{colour};--ink-{name}:{ink(colour)};" for name, colour in colours.items())
 
 
 def mark_rules() -> str:
-    """The palette as CSS rules that set --colour and --ink for marks of the classes ss-h-NAME and ss-edge-NAME."""
+    """Core palette: CSS rules that set --colour and --ink for marks of the classes ss-h-NAME and ss-edge-NAME."""
     return "".join(
         f".ss-h-{name},.ss-edge-{name}{{--colour:var(--heading-{name});--ink:var(--ink-{name})}}" for name in LIGHT
     )

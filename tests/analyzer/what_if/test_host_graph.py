@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.summaries import JobContext
+from stepscope.analyzer.what_if.whole_job import what_if_job
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import Cause

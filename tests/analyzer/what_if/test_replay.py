@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.job import replay_model, what_if_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.replay import replay_times
+from stepscope.analyzer.what_if.whole_job import replay_model, what_if_job
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.vocabulary import Cause
 from tests.analyzer.readings import view_of

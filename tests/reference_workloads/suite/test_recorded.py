@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.fixes import overlapped_reductions
 from stepscope.analyzer.what_if.pipeline_schedule import recorded_schedule
+from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.vocabulary import Cause
 from stepscope.workflow.analyze import analyze, read_job
 

@@ -115,7 +115,7 @@ _MAX_ID = 2**62
 def lanes_of(
     tracks: Sequence[Track], categories: Sequence[Category], rank_of_process: Mapping[int | str | None, int]
 ) -> tuple[list[int], tuple[Lane, ...]]:
-    """For each track the index of its lane, and the lanes in order of first appearance.
+    """Kineto trace format: for each track the index of its lane, and the lanes in order of first appearance.
 
     Args:
         categories: of each track.

@@ -41,7 +41,7 @@ _MAX_RIVAL_SHARE = 0.8
 
 
 def split_ranks(trace: TraceColumns, listed: Sequence[int] = ()) -> list[TraceColumns]:
-    """One trace a rank; the trace itself where it holds one rank.
+    """Kineto trace format: split a merged file into one trace a rank; the trace itself where it holds one rank.
 
     Args:
         trace: everything in the file.

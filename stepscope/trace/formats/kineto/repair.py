@@ -269,7 +269,9 @@ def _repair_escapes(text: bytes, control: re.Pattern[bytes]) -> bytes:
 
 
 def read_json(text: bytes, pairs_hook: PairsHook | None = None) -> Any:
-    """Parse JSON text; lone surrogates and invalid UTF-8 become U+FFFD, so that the values can be encoded again.
+    """Kineto trace format: parse JSON text and repair it, so that the values can be encoded again.
+
+    Lone surrogates and invalid UTF-8 become U+FFFD.
 
     Args:
         pairs_hook: makes each object from its pairs; by default a dict, in which the last of repeated keys wins.

@@ -66,7 +66,7 @@ _SCAN = _find_accelerator()
 
 
 def has_accelerator() -> bool:
-    """Whether the accelerator is built, and enabled in the environment."""
+    """Kineto trace format: whether the C scanner that accelerates reading is built, and enabled in the environment."""
     return _SCAN is not None and may_accelerate()
 
 

@@ -17,7 +17,7 @@ _BYTES = {name: size for size, names in _NAMES_BY_BYTES.items() for name in name
 
 
 def bytes_of_dtype(dtype: object) -> int | None:
-    """Bytes of one element; None for anything but a known type ("Scalar", "TensorList", damage)."""
+    """Roofline: bytes of one tensor element; None for anything but a known type ("Scalar", "TensorList", damage)."""
     return _BYTES.get(dtype.lower()) if isinstance(dtype, str) else None
 
 
@@ -31,7 +31,7 @@ _TYPE = re.compile(
 
 @lru_cache(maxsize=4096)
 def element_bytes_of(kernel_name: str) -> int | None:
-    """Bytes of one element of a kernel's tensors, by its first template argument that is a type; else None.
+    """Roofline: bytes of one element of a kernel's tensors, by its first template argument that is a type; or None.
 
     The profiler records no type for lists of tensors, but the kernels that work on them are templates of it.
     """
