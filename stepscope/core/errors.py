@@ -96,9 +96,11 @@ def none_usable(errors: Sequence[DataError], what: str, *, where: str = "", what
     Args:
         errors: of the inputs, at least one.
         what: plural noun of the inputs: "files".
+        what_next: what the reader should do where the first error does not say so.
     """
     if len(errors) == 1:
         return errors[0]
+    what_next = "" if errors[0].what_next else what_next
     return DataError(
         f"none of {len(errors)} {what} can be used; the first: {errors[0]}", where=where, what_next=what_next
     )

@@ -296,7 +296,16 @@ class TraceHeader:
     @property
     def file(self) -> str:
         """Name of the file, and of this rank's part of it."""
-        name = self.path.replace("\\", "/").replace("::", "/").rpartition("/")[2]
+        return self._end_of_path(1)
+
+    @property
+    def file_in_folder(self) -> str:
+        """The same with the name of its folder."""
+        return self._end_of_path(2)
+
+    def _end_of_path(self, num_names: int) -> str:
+        names = self.path.replace("\\", "/").replace("::", "/").split("/")
+        name = "/".join(names[-num_names:])
         return f"{name} ({self.part})" if self.part else name
 
 

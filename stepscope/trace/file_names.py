@@ -9,7 +9,6 @@ TensorRT-LLM (`trace-rank-3.json`).
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -25,11 +24,13 @@ _DIMENSION = re.compile(
 _PLACING = frozenset({"tp", "pp", "dp"})
 """A name places its rank by one of these: `ep3` or `cp3` alone is an episode, an epoch or a checkpoint."""
 _RANK = re.compile(
-    r"(?<![a-z])(?:(local|node|host|machine|group|mp)[_-]?)?(?:(?:global|world)[_-]?)?(?:rank|worker)[ _=:#(\[-]{0,2}"
-    r"(\d{1,9})(?!\d)",
+    r"(?<![a-z])(?:(local|node|host|machine|group|mp)[_-]?)?(?:(?:global|world)[_-]?)?"
+    r"(?:rank[ _=:#(\[-]{0,2}(\d{1,9})(?!\d)|worker[ _=:#(\[-]{0,2}(\d{1,9})(?!\d|_\d+$))",
     re.IGNORECASE,
 )
-"""A rank; with the first group it is not the job's."""
+"""A rank; with the first group it is not the job's. In `job-worker-3_4008` the worker is a host, 4008 its process."""
+_RANK_FOLDER = re.compile(r"(?:global[_-]?)?rank[_-]?(\d{1,9})", re.IGNORECASE)
+_NODE = re.compile(r"(?<![a-z])(?:node|host|machine)[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _RANK_AND_THREAD = re.compile(r"(?<![a-z0-9])r(\d{1,9})t\d+(?![a-z0-9])", re.IGNORECASE)
 _ENDING = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _WRITTEN_AT = re.compile(r"\.(1\d{12}|1\d{15}|1\d{18})$")
@@ -64,6 +65,7 @@ class FileName:
         rank: the rank; of a vLLM worker the one in its data-parallel replica. None where the name does not give it.
         place: index by parallel dimension ("tp": 3), in the name's order; empty where the name does not give it.
         has_indices: the numbers of the place are indices for sure (TP-3, tp_rank_3); in "tp8" it may be the size.
+        node: number of the machine, as text; empty where neither the name nor its folder gives it.
         process: the name and its folder without what differs between captures of one process.
         capture: sort key of a capture by what all its ranks share: profile id, steps, stage; empty without any.
         written_at: time of the export, in nanoseconds since the epoch; 0 where the name does not give it.
@@ -72,26 +74,30 @@ class FileName:
     rank: int | None
     place: dict[str, int] = field(default_factory=dict)
     has_indices: bool = False
+    node: str = ""
     process: str = ""
     capture: tuple[float, ...] = ()
     written_at: int = 0
 
 
 def read_file_name(path: str) -> FileName:
-    """Read the name of a trace file, and of its folder where that counts steps (`iteration_10/`).
+    """Read the name of a trace file, and of its folder where that counts steps, ranks or machines (`iteration_10/`).
 
     Args:
         path: a path, URL, or address in an archive (`ARCHIVE::MEMBER`).
     """
     whole = PurePosixPath(path.replace("\\", "/").replace("::", "/"))
     stem = _ENDING.sub("", whole.name)
-    places = _DIMENSION.findall(stem)
-    place = {dimension.lower(): int(index) for dimension, _, index in places}
-    ranks = [int(rank) for part, rank in _RANK.findall(_DIMENSION.sub(" ", stem)) if not part]
-    ranks = ranks or [int(rank) for rank in _RANK_AND_THREAD.findall(stem)]
     written_at = _WRITTEN_AT.search(stem)
     stem = _WRITTEN_AT.sub("", stem)
+    places = _DIMENSION.findall(stem)
+    place = {dimension.lower(): int(index) for dimension, _, index in places}
+    ranks = [int(rank or worker) for part, rank, worker in _RANK.findall(_DIMENSION.sub(" ", stem)) if not part]
+    ranks = ranks or [int(rank) for rank in _RANK_AND_THREAD.findall(stem)]
     folder = whole.parent
+    if not ranks and (of_rank := _RANK_FOLDER.fullmatch(folder.name)):
+        ranks = [int(of_rank[1])]
+    node = _NODE.search(stem) or _NODE.search(folder.name)
     counted = f"{folder.name}/{stem}" if _COUNTER.fullmatch(folder.name) else stem
     process = counted
     for mark in (_PROFILE_ID, _COUNTER, _STAGE):
@@ -100,10 +106,19 @@ def read_file_name(path: str) -> FileName:
         rank=ranks[-1] if ranks and ranks[-1] <= MAX_RANK else None,
         place=place if _PLACING & place.keys() else {},
         has_indices=all(between for _, between, _ in places),
+        node=node[1] if node else "",
         process=str((folder.parent if counted != stem else folder) / process),
         capture=_capture(counted),
         written_at=int(written_at[1].ljust(19, "0")) if written_at else 0,
     )
+
+
+def folder_of_job(folder: str) -> str:
+    """A folder's name without what differs between the steps, ranks and machines of a job: equal for its folders."""
+    name = read_file_name(f"{folder}/x.json").process
+    for mark in (_RANK, _NODE):
+        name = mark.sub("*", name)
+    return name
 
 
 def _capture(text: str) -> tuple[float, ...]:
@@ -116,12 +131,13 @@ def _capture(text: str) -> tuple[float, ...]:
 def ranks_by_name(names: Sequence[FileName]) -> list[int | None]:
     """Rank of each file of one job by the names of all; None where they do not give it.
 
-    A rank that files of different places share is that of a replica. Without ranks, places give them where one
-    dimension alone varies and the others are 0: how further dimensions are numbered differs between frameworks.
+    If files of different places or machines share a rank, all are those of replicas or machines. Without ranks, places
+    give them where one dimension alone varies and the others are 0: how further ones are numbered differs between
+    frameworks.
     """
-    of_place = {(name.rank, place_words(name.place)) for name in names}
-    num_places = Counter(rank for rank, _ in of_place)
-    ranks = [None if num_places[name.rank] > 1 else name.rank for name in names]
+    numbered = {(name.rank, place_words(name.place), name.node) for name in names if name.rank is not None}
+    is_global = len({rank for rank, *_ in numbered}) == len(numbered)
+    ranks = [name.rank if is_global else None for name in names]
     placed = [name for name in names if name.rank is None and name.place]
     dimension = _only_dimension([name.place for name in placed])
     if dimension is None:

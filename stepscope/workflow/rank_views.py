@@ -72,7 +72,7 @@ def view_files(
     ]
     for result in _results(map_files, waiting, on_progress, len(paths)):
         if result.views and not is_alone and result.task.rank not in found.views:
-            assumed = f"{result.task.path}: gives no rank; shown as rank {result.task.rank} by order"
+            assumed = f"{result.task.path}: gives no global rank; shown as rank {result.task.rank} by order"
             found.notices.append(Notice("rank_assumed", assumed))
         found.add(result)
     if not found.views:
@@ -188,7 +188,8 @@ class _Found:
         """
         of_rank = self.views.setdefault(view.rank, [])
         for other, known in of_rank:
-            if (known.window.start_ns, known.window.end_ns) == (view.window.start_ns, view.window.end_ns):
+            same_window = (known.window.start_ns, known.window.end_ns) == (view.window.start_ns, view.window.end_ns)
+            if same_window and other.process == result.process:
                 raise DataError(f"is a copy of {known.header.path}", where=view.header.path)
             if not _is_other_capture(other, result):
                 raise _MixedJobsError(

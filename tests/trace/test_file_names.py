@@ -25,6 +25,10 @@ from stepscope.trace.file_names import MAX_RANK, natural_order, ranks_by_name, r
         ("profile_trace_rank_7_annotation_iteration_1.json.gz", 7, ""),  # xDiT, split by TraceLens
         ("node17_4711.1694128201545000000.pt.trace.json", None, ""),  # tensorboard_trace_handler
         ("worker3_step_12.1694128201545.pt.trace.json.gz", 3, ""),
+        ("job-worker-3_4008.1694128201545.pt.trace.json", None, ""),  # a Kubernetes pod and a process
+        ("worker_3.1694128201545.pt.trace.json", 3, ""),
+        ("rank_3/host_4711.1694128201545.pt.trace.json", 3, ""),
+        ("local_rank_3/trace.json", None, ""),
         ("DP0-TP3-PP1-EP2.json", None, "DP0-TP3-PP1-EP2"),
         ("tp_rank_3_pp_rank_1.json", None, "TP3-PP1"),
         ("global_rank_5.json", 5, ""),
@@ -38,7 +42,7 @@ from stepscope.trace.file_names import MAX_RANK, natural_order, ranks_by_name, r
     ],
 )
 def test_a_name_gives_the_rank_or_the_place_that_its_writer_put_there(name: str, rank: int | None, place: str) -> None:
-    found = read_file_name(f"/runs/rank7/{name}")
+    found = read_file_name(f"/runs/rank7/traces/{name}")
     assert (found.rank, place_words(found.place)) == (rank, place)
 
 
@@ -69,6 +73,12 @@ def test_a_rank_that_replicas_share_is_not_the_jobs() -> None:
     first, second = "dp0_pp0_tp0_dcp0_ep0_rank0.json", "dp1_pp0_tp0_dcp0_ep0_rank0.json"
     assert _ranks(first, second) == [None, None]
     assert _ranks(first, "dp0_pp0_tp1_dcp0_ep0_rank1.json") == [0, 1]
+
+
+def test_ranks_that_machines_share_are_not_the_jobs() -> None:
+    assert _ranks("node0_rank0.json", "node0_rank1.json", "node1_rank0.json") == [None] * 3
+    assert _ranks("node0/rank0.json", "node1/rank0.json") == [None, None]
+    assert _ranks("node0_rank0.json", "node1_rank1.json") == [0, 1]
 
 
 def test_names_are_ordered_by_their_numbers() -> None:

@@ -45,14 +45,14 @@ def test_ranks_by_order_are_shown_and_their_files_named(tmp_path: Path) -> None:
     analysis = analyze([str(tmp_path)]).analysis
     verdict = analysis.verdict
     assert (verdict.cause, verdict.ranks) == (Cause.STRAGGLER, [])
-    assert "look at job_c.json: this file gives no rank" in verdict.summary
+    assert "look at job_c.json: this file gives no global rank" in verdict.summary
     assert not [evidence for evidence in verdict.evidence if evidence.ranks]
     assert next(row for row in analysis.root_causes if row.cause is Cause.STRAGGLER).ranks == []
     assert [(rank.rank, rank.rank_source, rank.file) for rank in analysis.ranks] == [
         (place, "order", name) for place, name in enumerate(names)
     ]
     assert [n.message for n in analysis.warnings if n.code == "rank_assumed"][2].endswith(
-        "job_c.json: gives no rank; shown as rank 2 by order"
+        "job_c.json: gives no global rank; shown as rank 2 by order"
     )
     assert not [fix for fix in what_if([str(tmp_path)]).fixes if 0 < len(fix.ranks) < 4]
 
@@ -65,6 +65,22 @@ def test_places_in_several_dimensions_name_a_process_without_its_rank(tmp_path: 
     assert "look at DP0-TP2-PP1-EP2 (DP0-TP2-PP1-EP2.json)" in analysis.verdict.summary
     assert [rank.file for rank in analysis.ranks[:3]] == [f"DP0-TP{tp}-PP0-EP2.json" for tp in (0, 1, 2)]
     assert analysis.ranks[5].place == {"dp": 0, "tp": 2, "pp": 1, "ep": 2}
+
+
+def test_files_that_machines_number_alike_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    write_job(tmp_path, [f"node{node}/rank{rank}.json" for node in (0, 1) for rank in (0, 1)], "node1/rank1.json")
+    analysis = analyze([str(tmp_path / "node0"), str(tmp_path / "node1")]).analysis
+    assert analysis.verdict == analyze([str(tmp_path)]).analysis.verdict
+    assert analysis.verdict.ranks == []
+    assert "look at node1/rank1.json: this file gives no global rank" in analysis.verdict.summary
+
+
+def test_folders_of_ranks_are_one_job(tmp_path: Path) -> None:
+    names = [f"rank_{rank}/host_{4711 + rank}.1694128201545.pt.trace.json" for rank in range(12)]
+    write_job(tmp_path, names, names[10])
+    verdict = analyze([str(tmp_path)]).analysis.verdict
+    assert verdict.ranks == [10]
+    assert "look at rank 10" in verdict.summary
 
 
 def test_numbers_in_names_are_ordered_as_numbers(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def look_at(ranks: Sequence[int], views: Mapping[int, RankView]) -> str:
     unnamed = _unnamed(views)
     if unnamed.isdisjoint(ranks):
         return f"; look at {form(len(ranks), 'rank')} {_enumerate(list(map(str, ranks)), _MAX_RANKS)}{worst_first}"
-    names = [_file_words(views[rank]) if rank in unnamed else f"rank {rank}" for rank in ranks]
-    lacks = f"{form(len(unnamed.intersection(ranks)), 'this file gives', 'these files give')} no rank"
+    names = [_file_words(views[rank], views) if rank in unnamed else f"rank {rank}" for rank in ranks]
+    lacks = f"{form(len(unnamed.intersection(ranks)), 'this file gives', 'these files give')} no global rank"
     return f"; look at {_enumerate(names, _MAX_FILES)}{worst_first}: {lacks}"
 
 
@@ -58,9 +58,13 @@ def _unnamed(views: Mapping[int, RankView]) -> set[int]:
     return {rank for rank, view in views.items() if view.header.rank_source is RankSource.ORDER}
 
 
-def _file_words(view: RankView) -> str:
+def _file_words(view: RankView, views: Mapping[int, RankView]) -> str:
+    """The file, with its folder where another has the same name, and its place in the parallel dimensions."""
+    file = view.header.file
+    if sum(other.header.file == file for other in views.values()) > 1:
+        file = view.header.file_in_folder
     place = place_words(view.header.place)
-    return f"{place} ({view.header.file})" if place else view.header.file
+    return f"{place} ({file})" if place else file
 
 
 def _enumerate(names: Sequence[str], most: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stepscope.analyzer.nccl.communicators import CommunicatorIndex
 from stepscope.core.documents.nccl import NcclFinding
-from stepscope.core.documents.nccl_facts import CallFailed, FailedTransfer, LogEvent, LogPlace, Warned
+from stepscope.core.documents.nccl_facts import CallFailed, FailedTransfer, LogEvent, LogPlace, Warned, host_of
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, listed, plain_size
 
@@ -338,7 +338,7 @@ def _version(code: str) -> str:
 
 def _finding(one: _Seen) -> NcclFinding:
     details = [] if one.asked is None else [f"NCCL asks for {plain_size(one.asked)} more"]
-    hosts = sorted({process.rpartition(":")[0] for process in one.processes} - {""})
+    hosts = sorted({host_of(process) for process in one.processes} - {""})
     details += [f"on {listed(hosts, 4)}"] if hosts else []
     details += [counted(len(one.processes), "process")] if len(one.processes) > 1 else []
     around = f" ({', '.join(details)})" if details else ""

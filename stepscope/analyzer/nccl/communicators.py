@@ -53,6 +53,10 @@ class CommunicatorIndex:
         return list(by_communicator.values())
 
 
+_JOINS = (Join, Shape, JoinSeconds)
+_OF_COMMUNICATORS = (*_JOINS, Channels, Network)
+
+
 def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
     """Follow each process through its communicators: a line belongs to the one that its process joined last."""
     known: dict[str, _CommunicatorBuilder] = {}
@@ -65,7 +69,7 @@ def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
         process = event.place.process
         if isinstance(event, Network):
             networks[process] = event.name
-        elif isinstance(event, Join | Shape | JoinSeconds):
+        elif isinstance(event, _JOINS):
             own = current.get(process)
             name = _name(event, own, ids)
             current[process] = (name, event.rank)
@@ -73,7 +77,8 @@ def index_communicators(events: Sequence[LogEvent]) -> CommunicatorIndex:
         if process not in current:
             continue
         name, rank = at[index] = current[process]
-        _note(known, name, rank, event, networks.get(process))
+        if isinstance(event, _OF_COMMUNICATORS):
+            _note(known, name, rank, event, networks.get(process))
     communicators = [_communicator(name, one) for name, one in known.items()]
     seconds = {name: one.seconds for name, one in known.items()}
     return CommunicatorIndex(
@@ -100,7 +105,7 @@ def _name(event: Join | Shape | JoinSeconds, own: tuple[str, int] | None, ids: d
 
 
 def _note(known: dict[str, _CommunicatorBuilder], name: str, rank: int, event: LogEvent, network: str | None) -> None:
-    num_ranks = event.num_ranks if isinstance(event, Join | Shape | JoinSeconds) else 0
+    num_ranks = event.num_ranks if isinstance(event, _JOINS) else 0
     one = known.setdefault(name, _CommunicatorBuilder(num_ranks))
     one.num_ranks = max(one.num_ranks, num_ranks)
     one.ranks.add(rank)

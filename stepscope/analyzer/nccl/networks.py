@@ -17,6 +17,7 @@ from stepscope.core.documents.nccl_facts import (
     NoPlugin,
     RingPath,
     Setting,
+    host_of,
 )
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import listed
@@ -76,7 +77,7 @@ def limiting_settings(settings: Iterable[SettingUse]) -> list[NcclFinding]:
 _OFF = ("0", "off", "false", "LOC")
 OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
 """Events that `Environment` takes into account."""
-_OF_NETWORKS = (Cards, Network, RingPath, *OF_ENVIRONMENT)
+_OF_NETWORKS = (Cards, Network, *OF_ENVIRONMENT)
 
 
 @dataclass(slots=True)
@@ -142,12 +143,10 @@ def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
     machines: dict[tuple[str, tuple[str, ...], str, bool | None], dict[str, None]] = defaultdict(dict)
     processes = _processes(events)
     of_host = {
-        (process.rpartition(":")[0], kind): cards
-        for process, one in processes.items()
-        for kind, cards in one.cards.items()
+        (host_of(process), kind): cards for process, one in processes.items() for kind, cards in one.cards.items()
     }  # not every process names them
     for process, one in processes.items():
-        host = process.rpartition(":")[0]
+        host = host_of(process)
         for name in one.names:
             is_socket = name == SOCKET
             # the interface over which ranks meet is the first of the sockets' interfaces
@@ -166,6 +165,10 @@ def _processes(events: Iterable[LogEvent]) -> dict[str, _Process]:
     """Processes that chose a network; a cut log has only their ways, NCCL before 2.5 names only its cards."""
     found: dict[str, _Process] = defaultdict(_Process)
     for event in events:
+        if isinstance(event, RingPath):  # nearly all events of a large job
+            if event.via.startswith("NET/"):
+                found[event.place.process].names_of_ways[event.via.split("/")[1]] = None
+            continue
         if not isinstance(event, _OF_NETWORKS):
             continue
         one = found[event.place.process]
@@ -174,8 +177,6 @@ def _processes(events: Iterable[LogEvent]) -> dict[str, _Process]:
             one.cards.setdefault(event.kind, event.cards)
         elif isinstance(event, Network):
             one.names[event.name] = None
-        elif isinstance(event, RingPath) and event.via.startswith("NET/"):
-            one.names_of_ways[event.via.split("/")[1]] = None
     for one in found.values():
         one.names = one.names or one.names_of_ways
         if not one.names and (kinds := one.cards.keys() - {_BOOTSTRAP}):

@@ -33,6 +33,7 @@ from stepscope.core.documents.nccl_facts import (
     InspectorCall,
     LogEvent,
     Version,
+    host_of,
 )
 from stepscope.core.documents.nccl_rank_status import HangFlags, RasStatus
 from stepscope.core.hardware.health import Severity
@@ -75,7 +76,8 @@ def explain_nccl(
     ]
     findings.sort(key=lambda finding: -finding.severity.rank)
     versions = _versions(events)
-    processes = {event.place.process for event in events if event.place.host}
+    processes = {event.place.process for event in events}
+    hosts = [host for process in processes if (host := host_of(process))]
     return NcclReport(
         versions,
         index.communicators,
@@ -84,8 +86,8 @@ def explain_nccl(
         devices_of(machines),
         planned_paths(events),
         findings,
-        sorted({event.place.host for event in events} - {""} | _benchmark_hosts(events)),
-        len(processes),
+        sorted({*hosts, *_benchmark_hosts(events)}),
+        len(hosts),
         sorted({_cuda_version(event.version) for event in events if isinstance(event, Driver)}),
         networks,
         settings,

@@ -80,7 +80,7 @@ _LAST_CALLS = (
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
 
-_TORCH_PATTERNS: tuple[Pattern, ...] = (
+_OF_RANKS: tuple[Pattern, ...] = (
     pattern(
         "Watchdog caught",
         r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d+), )?"
@@ -96,6 +96,15 @@ _TORCH_PATTERNS: tuple[Pattern, ...] = (
         _progress,
     ),
     pattern("dump signal", r"dump signal(?P<failed>)(?P<failed_before>)(?P<enqueued>)(?P<completed>)", _progress),
+    pattern(
+        " Pid ",
+        r"Rank +(\d+) (?:Group +\d+ )?Pid +\d+ on +(\S+) device +\d+ \[[^\]]*\] (\S.*)",
+        lambda place, m: BenchmarkRank(place, int(m[1]), m[2], m[3].strip()),
+    ),
+)
+"""Of torch and nccl-tests, with the number of the rank that each is about."""
+
+_OF_TORCH: tuple[Pattern, ...] = (
     pattern("watchdog got stuck", r"watchdog got stuck for (\d+) seconds", _stuck),
     pattern(
         "NCCL error in:",
@@ -106,8 +115,7 @@ _TORCH_PATTERNS: tuple[Pattern, ...] = (
 )
 
 _HINTS = (
-    ("client socket has", r"(The client socket has .*)"),
-    ("server socket has", r"(The server socket has failed to .*)"),
+    ("socket has", r"(The client socket has .*|The server socket has failed to .*)"),
     ("shared memory", r"((?:Bus error|insufficient shared memory|unable to allocate shared memory).*)"),
     ("undefined symbol: nccl", r"(undefined symbol: nccl\w+)"),
 )
@@ -155,20 +163,17 @@ def _version_of_code(place: LogPlace, match: Match) -> LogEvent:
     return Version(place, f"{code // major}.{code % major // 100}.{code % 100}")
 
 
-_BENCHMARK_PATTERNS: tuple[Pattern, ...] = (
-    pattern("nccl-library=", r"nccl-library=(\d{4,6})\b", _version_of_code),
-    pattern("test starting", r"# Collective test starting: (\S+)", lambda place, m: BenchmarkBegun(place, m[1])),
-    pattern("minBytes", r"nThread \d+ nGpus \d+ minBytes \d+", lambda place, _: BenchmarkBegun(place, "")),
-    pattern(
-        " Pid ",
-        r"Rank +(\d+) (?:Group +\d+ )?Pid +\d+ on +(\S+) device +\d+ \[[^\]]*\] (\S.*)",
-        lambda place, m: BenchmarkRank(place, int(m[1]), m[2], m[3].strip()),
-    ),
+_OF_BENCHMARKS: tuple[Pattern, ...] = (
     pattern(
         "  ",
-        rf"^(?:[^>:|)]{{0,60}}[>:|)]+ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
+        rf"^(?:[^>:|)]{{0,60}}+[>:|)]++ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
         r"(?P<rest>[-\d.].*)$",
         _benchmark_row,
+    ),
+    pattern(
+        ": Test ",
+        r"(?:^|[\s>:])([^\s:]+): Test (?:(?:NCCL|CUDA) failure (\S+:\d+) '(.*?)[/ ]*'|timeout \((\d+)s\))",
+        lambda place, m: BenchmarkFailed(place, m[1], f"{m[3]} ({m[2]})" if m[2] else f"no progress for {m[4]} s"),
     ),
     pattern("Out of bounds", r"Out of bounds values *: (\d+)", lambda place, m: OutOfBounds(place, int(m[1]))),
     pattern(
@@ -176,11 +181,12 @@ _BENCHMARK_PATTERNS: tuple[Pattern, ...] = (
         r"Avg bus bandwidth *: (\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: +(FAILED))?",
         lambda place, m: Measured(place, float(m[1]), bool(m[2])),
     ),
-    pattern(
-        ": Test ",
-        r"(?:^|[\s>:])([^\s:]+): Test (?:(?:NCCL|CUDA) failure (\S+:\d+) '(.*?)[/ ]*'|timeout \((\d+)s\))",
-        lambda place, m: BenchmarkFailed(place, m[1], f"{m[3]} ({m[2]})" if m[2] else f"no progress for {m[4]} s"),
-    ),
+)
+
+_COMMENTS_OF_BENCHMARKS: tuple[Pattern, ...] = (
+    pattern("nccl-library=", r"nccl-library=(\d{4,6})\b", _version_of_code),
+    pattern("test starting", r"# Collective test starting: (\S+)", lambda place, m: BenchmarkBegun(place, m[1])),
+    pattern("minBytes", r"nThread \d+ nGpus \d+ minBytes \d+", lambda place, _: BenchmarkBegun(place, "")),
     pattern("test concluded", r"# Collective test concluded: (\w+)", lambda place, m: Benchmarked(place, m[1])),
 )
 
@@ -196,7 +202,7 @@ def _trainer_times(place: LogPlace, match: Match) -> LogEvent | None:
     return TrainerTimes(place, parts)
 
 
-TOPOLOGY_PATTERNS: tuple[Pattern, ...] = (
+_OF_TOPOLOGIES: tuple[Pattern, ...] = (
     pattern(
         "] - ",
         r"^(?P<indent>\s*)\+ (\w+)\[(\d+(?:\.\d+)?)\] - (\w+)/(\S+)",
@@ -204,14 +210,25 @@ TOPOLOGY_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern("CPU/", r"^(CPU)/(\S+)", lambda place, m: TopologyNode(place, 0, "", 0.0, m[1], m[2])),
 )
-"""Of NCCL's dump, behind its prefix or alone."""
+_BEGINNINGS_OF_TOPOLOGIES = ("+ ", "CPU/")
 
-JOB_PATTERNS: tuple[Pattern, ...] = (
-    *_TORCH_PATTERNS,
+_OF_ALL: tuple[Pattern, ...] = (
+    *_OF_TORCH,
     *(pattern(word, text, lambda place, m: Warned(place, m[1].strip())) for word, text in _HINTS),
-    *_BENCHMARK_PATTERNS,
+    *_OF_BENCHMARKS,
     pattern("CCL version", r"[NR]CCL version (\d[\w.+-]*)$", lambda place, m: Version(place, m[1])),
     pattern("time (ms) |", r"time \(ms\) \| (?P<parts>[^|:]+:.*)", _trainer_times),
-    *TOPOLOGY_PATTERNS,
 )
-"""Of all lines but NCCL's own."""
+
+
+def topology_patterns(text: str) -> tuple[Pattern, ...]:
+    """Patterns of NCCL's topology dump, behind its prefix or alone, for a line that may be of one."""
+    return _OF_TOPOLOGIES if text.lstrip().startswith(_BEGINNINGS_OF_TOPOLOGIES) else ()
+
+
+def job_patterns(line: str) -> tuple[Pattern, ...]:
+    """Patterns that a line which is not NCCL's own may match; most lines of a job match none."""
+    patterns = topology_patterns(line) or _OF_ALL
+    if "Rank " in line:
+        patterns = (*_OF_RANKS, *patterns)
+    return (*_COMMENTS_OF_BENCHMARKS, *patterns) if "#" in line else patterns

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from sys import intern
+from typing import NamedTuple
 
-from stepscope.collectors.nccl.job_lines import JOB_PATTERNS, TOPOLOGY_PATTERNS
+from stepscope.collectors.nccl.job_lines import job_patterns, topology_patterns
 from stepscope.collectors.nccl.pattern import Match, Pattern, first_match, pattern, without_time
 from stepscope.core.documents.nccl_facts import (
     CardEvent,
@@ -49,14 +49,13 @@ def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEven
             yield Warned(LogPlace(file, number), line.removeprefix(before_last_error).strip())
             before_last_error = None
             continue
-        if _LAST_ERROR in line:
-            before_last_error = line.partition(_LAST_ERROR)[0]
-            continue
         nccl_line = parse_nccl_line(line)
-        if nccl_line is None:
-            event = first_match(JOB_PATTERNS, line, file=file, number=number)
-        else:
+        if nccl_line is not None:
             event = _nccl_event(nccl_line, file, number)
+        elif _LAST_ERROR in line:
+            before_last_error, event = line.partition(_LAST_ERROR)[0], None
+        else:
+            event = first_match(job_patterns(line), line, file=file, number=number)
         if event is not None:
             yield event
 
@@ -64,8 +63,8 @@ def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEven
 def _nccl_event(line: NcclLine, file: str, number: int) -> LogEvent | None:
     text, process, thread = line.text, line.process, line.thread
     event = first_match(NCCL_PATTERNS, text, file=file, number=number, process=process, thread=thread)
-    if event is None:
-        event = first_match(TOPOLOGY_PATTERNS, text, file=file, number=number, process=process, thread=thread)
+    if event is None and (patterns := topology_patterns(text)):
+        event = first_match(patterns, text, file=file, number=number, process=process, thread=thread)
     is_warning = event is None and line.level in ("WARN", "ABORT")
     return Warned(LogPlace(file, number, process, thread), text) if is_warning else event
 
@@ -83,8 +82,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_LINE_CHARACTERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class NcclLine:
+class NcclLine(NamedTuple):
     """One line of NCCL's: process, level, text and thread."""
 
     process: str

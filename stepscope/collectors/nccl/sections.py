@@ -71,12 +71,18 @@ class _Document:
 
     def accepts(self, line: str) -> bool:
         """Whether a line may belong to it: a document that is cut off must not swallow the log that follows."""
-        if self.size > _MAX_BLOCK or (not self.is_known and len(self.lines) >= _MAX_LINES_BEFORE_MARK):
+        if self.size > _MAX_BLOCK or (not self.is_known and self._is_foreign(line)):
             return False
         is_piece = not self.lines[-1][1].endswith("\n")  # a long line comes in pieces
         if is_piece or not line.strip():
             return True
         return not begins_record(line) and (self.form is _Form.XML or line.lstrip()[:1] in _JSON_BEGINNINGS)
+
+    def _is_foreign(self, line: str) -> bool:
+        """Whether a document without a mark so far is none of NCCL's: the mark is late, or another document begins."""
+        width = 1 if self.form is _Form.JSON else 5
+        is_another = line.lstrip()[:width] == self.lines[0][1].lstrip()[:width]
+        return is_another or len(self.lines) >= _MAX_LINES_BEFORE_MARK
 
     def text(self) -> str:
         """All lines."""

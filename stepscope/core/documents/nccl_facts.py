@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def host_of(process: str) -> str:
+    """ "node1" of "node1:4711"; empty where unknown."""
+    return process.rpartition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class LogPlace:
     """Place of a line in a log, and the process that wrote it.
@@ -26,7 +31,7 @@ class LogPlace:
     @property
     def host(self) -> str:
         """Host of the process; empty where unknown."""
-        return self.process.rpartition(":")[0]
+        return host_of(self.process)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.file_names import natural_order, read_file_name
+from stepscope.trace.file_names import folder_of_job, natural_order
 from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
 from stepscope.workflow.inputs.archives import (
     ARCHIVE_NAME,
@@ -233,7 +233,7 @@ def _without_traces(names: Sequence[str]) -> str:
 
 def _job_files(names: Sequence[str], where: str, notices: list[Notice]) -> list[str]:
     """The files of one job among the traces in a place: those directly in it, in its only folder, or in folders that
-    count the steps of one folder's captures.
+    count its steps, ranks or machines.
 
     Raises:
         DataError: there is none, or they are of several jobs.
@@ -247,7 +247,7 @@ def _job_files(names: Sequence[str], where: str, notices: list[Notice]) -> list[
     folders = [folder for folder in folders if TRACES_FOLDER in folder.split("/")] or folders  # of a run directory
     if len(folders) == 1:
         notices.append(Notice("only_folder", f"{where}: reading the only folder of traces in it, {folders[0]}"))
-    elif len({read_file_name(f"{folder}/x.json").process for folder in folders}) > 1:
+    elif len(set(map(folder_of_job, folders))) > 1:
         what = f"holds folders of traces ({listed(folders, _MAX_SHOWN)}), not traces"
         raise DataError(what, where=where, what_next="give one of them: a folder is one job")
     if not folders:

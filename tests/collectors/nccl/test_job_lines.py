@@ -59,7 +59,7 @@ def _row(size: int, kind: str, reduction: str, *numbers: float | None, wrong: in
          _row(1024, "half", "sum", 3.0, 2.0, 4.0, 2.5)),
         ("#  Rank  8 Group  0 Pid   6733 on gq73 device  0 [0000:04:00] NVIDIA H100 80GB HBM3",
          BenchmarkRank(_PLACE, 8, "gq73", "NVIDIA H100 80GB HBM3")),
-        ("#   Rank  0 Pid   1320 on ip-172-31 device  0 [0x00] Tesla V100",
+        ("   Rank  0 Pid   1320 on ip-172-31 device  0 [0x00] Tesla V100",
          BenchmarkRank(_PLACE, 0, "ip-172-31", "Tesla V100")),
         ("# Collective test starting: alltoall_perf", BenchmarkBegun(_PLACE, "alltoall_perf")),
         ("# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor)", BenchmarkBegun(_PLACE, "")),
