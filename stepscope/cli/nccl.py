@@ -9,7 +9,14 @@ import click
 
 from stepscope.cli.options import enters_only_run, json_option, print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.nccl import MEAN_OVER_SIZES, NcclReport, NetworkUse, RasSummary, nccl_document
+from stepscope.core.documents.nccl import (
+    MEAN_OVER_SIZES,
+    NOTHING_CHECKED,
+    NcclReport,
+    NetworkUse,
+    RasSummary,
+    nccl_document,
+)
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import counted, listed, size
 
@@ -59,7 +66,8 @@ def print_nccl(report: NcclReport) -> None:
     for table in tables:
         if table.row_count:
             console.print(table)
-    if not report.findings:
+    is_checked = all(notice.code != NOTHING_CHECKED for notice in report.warnings)  # else the warning says it
+    if not report.findings and is_checked:
         console.print("nothing is wrong by these files")
     for finding in report.findings:
         place = f"{finding.file}:{finding.line}" if finding.line else finding.file

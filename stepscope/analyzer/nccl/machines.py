@@ -7,7 +7,7 @@ communicator: all dumps of one host are put together.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.nccl import Devices, NcclFinding, PlannedWays
@@ -177,11 +177,14 @@ def planned_paths(events: Iterable[LogEvent]) -> list[PlannedWays]:
     ]
 
 
-def slow_links(machines: Iterable[Machine]) -> Iterator[NcclFinding]:
+def slow_links(machines: Iterable[Machine], topology_files: Mapping[str, str]) -> Iterator[NcclFinding]:
     """NVLinks that are slower, or fewer, than those between equal pairs of devices.
 
     Two directions of one pair are equal; so are all GPUs' links to NVSwitches, and all pairs where every GPU has links
     to every other one of its island and all islands have the same size. Other meshes have pairs of two kinds by design.
+
+    Args:
+        topology_files: NCCL_TOPO_FILE by host, of any host under "": there the numbers are the file's.
     """
     for machine in machines:
         slow = _one_way(machine)
@@ -192,16 +195,27 @@ def slow_links(machines: Iterable[Machine]) -> Iterator[NcclFinding]:
             if machine.links[pair].size < usual and pair not in slow:
                 slow[pair] = f"where others have {_like(machine.links[pair], usual)}"
         of_machine = f"{machine.name}: " if machine.name else ""
+        file = topology_files.get(machine.name)
         for (gpu, target), other in slow.items():
             link = machine.links.get((gpu, target))
             place = link.place if link is not None else machine.gpus[gpu]
             to = "NVSwitch" if target == _SWITCH else f"GPU {_address(target)}"
             have = link.words() if link is not None else "no link"
             message = (
-                f"{of_machine}NVLink from GPU {_address(gpu)} to {to}: {have}, {other}: links are down or not trained; "
-                "see nvidia-smi nvlink -s, and have the GPU or its bridge checked"
+                f"{of_machine}NVLink from GPU {_address(gpu)} to {to}: {have}, {other}: "
+                f"{_of_file(file) if file else _OF_HARDWARE}"
             )
             yield NcclFinding("slow_nvlink", Severity.WARNING, message, place.file, place.line)
+
+
+_OF_HARDWARE = "links are down or not trained; see nvidia-smi nvlink -s, and have the GPU or its bridge checked"
+
+
+def _of_file(file: str) -> str:
+    return (
+        f"by NCCL_TOPO_FILE={file}, which NCCL reads instead of the machine: correct the file, or run without it to "
+        "see the machine's own links"
+    )
 
 
 def _address(name: str) -> str:

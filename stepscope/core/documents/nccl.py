@@ -11,6 +11,9 @@ from stepscope.core.vocabulary import Notice
 
 NCCL_SCHEMA = "stepscope.nccl/1"
 
+NOTHING_CHECKED = "nothing_checked"
+"""Code of the warning that a report without findings has where nothing in the files could be checked."""
+
 MEAN_OVER_SIZES = "mean over sizes"
 """Size of the one row that a run of nccl-tests has among the bandwidths."""
 
