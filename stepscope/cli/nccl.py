@@ -150,6 +150,7 @@ def _benchmarks(report: NcclReport) -> Table:
         if one.sizes:
             sizes = f"{len(one.sizes)}: {size(one.sizes[0].bytes)} to {size(one.sizes[-1].bytes)}"
         ended = "ok" if one.ok else "no end in this file" if one.ok is None else one.why
+        ended += ", rows missing" if one.has_missing_rows else ""
         ranks = "" if one.num_ranks is None else str(one.num_ranks)
         table.add_row(printable(one.test), ranks, sizes, peak, at, mean, printable(ended))
     return table
@@ -165,9 +166,9 @@ def _bandwidths(report: NcclReport) -> Table:
 
 
 def _devices(report: NcclReport) -> Table:
-    table = report_table(
-        "machine", "processors", "GPUs", "GPU's slot", "GPU's NVLinks", "network cards", "a card's rate"
-    )
+    kinds = sorted({one.links for one in report.devices} - {""}) or ["NVLink"]
+    links = f"GPU's {' or '.join('NVLinks' if kind == 'NVLink' else kind for kind in kinds)}"
+    table = report_table("machine", "processors", "GPUs", "GPU's slot", links, "network cards", "a card's rate")
     for one in report.devices[:MAX_ROWS]:
         slot, nvlink, card = [
             "" if gbs is None else f"{gbs:g} GB/s" for gbs in (one.gpu_link_gbs, one.nvlink_gbs, one.network_card_gbs)

@@ -16,7 +16,8 @@ from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, listed
 
 _SLOTS = frozenset(["PCI", ""])
-_NVLINKS = frozenset(["NVL", "XGMI"])
+_XGMI = "XGMI"
+_NVLINKS = frozenset(["NVL", _XGMI])
 _SWITCH = "NVS"
 _NO_SLOT_GBS = 5000.0
 """NCCL's figure for devices that are in no slot, as interfaces of the kernel are."""
@@ -48,6 +49,7 @@ class Machine:
         slots: GB/s of each device's slot.
         ports: ports of network cards with their GB/s, by card; cards without one are not used.
         links: NVLinks by GPU and what they lead to.
+        is_amd: whether they are XGMI, AMD's.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Machine:
     slots: dict[tuple[str, str], float] = field(default_factory=dict)
     ports: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     links: dict[tuple[str, str], _Link] = field(default_factory=dict)
+    is_amd: bool = False
 
     def port_speeds(self) -> list[float]:
         """GB/s of every port; of joined ports ("mlx5_0+mlx5_1") not the single ones again."""
@@ -111,6 +114,7 @@ def _add(machine: Machine, nodes: Sequence[TopologyNode]) -> None:
         elif node.link == "LOC" and node.kind == "GPU" and parent is not None and parent.kind == "DEV":
             continue  # NCCL 2.30 puts the links of a GPU on the device that holds it
         elif parent is not None and node.link in _NVLINKS:
+            machine.is_amd = machine.is_amd or node.link == _XGMI
             target = _SWITCH if node.kind == _SWITCH else node.name
             before = links.get((parent.name, target))
             count = (node.count or 0) + (0 if before is None else before.count)  # a file has a row for each NVSwitch
@@ -156,7 +160,16 @@ def _devices(machine: Machine) -> Devices:
         min((gbs for gbs in speeds if gbs), default=None),
         min((total for total in totals if total), default=None),
         min((count for count in counts if count), default=None),
+        _name_of_links(machine),
     )
+
+
+_NVLINK = "NVLink"
+
+
+def _name_of_links(machine: Machine) -> str:
+    """ "NVLink", "XGMI", or empty without any."""
+    return (_XGMI if machine.is_amd else _NVLINK) if machine.links else ""
 
 
 def _links_by_gpu(machine: Machine) -> list[list[_Link]]:
@@ -202,13 +215,16 @@ def slow_links(machines: Iterable[Machine], topology_files: Mapping[str, str]) -
             to = "NVSwitch" if target == _SWITCH else f"GPU {_address(target)}"
             have = link.words() if link is not None else "no link"
             message = (
-                f"{of_machine}NVLink from GPU {_address(gpu)} to {to}: {have}, {other}: "
-                f"{_of_file(file) if file else _OF_HARDWARE}"
+                f"{of_machine}{_name_of_links(machine) or _NVLINK} from GPU {_address(gpu)} to {to}: {have}, {other}: "
+                f"{_of_file(file) if file else _OF_AMD if machine.is_amd else _OF_HARDWARE}"
             )
             yield NcclFinding("slow_nvlink", Severity.WARNING, message, place.file, place.line)
 
 
 _OF_HARDWARE = "links are down or not trained; see nvidia-smi nvlink -s, and have the GPU or its bridge checked"
+
+
+_OF_AMD = "links are down or not trained; see rocm-smi --showtopo and amd-smi xgmi, and have the GPU checked"
 
 
 def _of_file(file: str) -> str:

@@ -77,6 +77,14 @@ def test_nvlinks_are_compared_between_equal_pairs(links: dict[int, dict[int | st
     assert _slow(_of_log(_gpus(links))) == slow
 
 
+def test_links_of_amd_s_gpus_are_xgmi() -> None:
+    report = _of_log(_gpus({0: {1: 20.0}, 1: {0: 48.0}}).replace("NVL[", "XGMI["))
+    assert [(one.links, one.nvlink_gbs) for one in report.devices] == [("XGMI", 20.0)]
+    assert _slow(report) == ["a: XGMI from GPU 0000 to GPU 1000: 20 GB/s, but 48 GB/s back"]
+    assert [one.links for one in _of_log(_gpus({0: {1: 20.0}, 1: {0: 20.0}})).devices] == ["NVLink"]
+    assert [one.links for one in _of_log(_gpus({0: {}, 1: {}})).devices] == [""]
+
+
 @pytest.mark.parametrize(
     ("host", "said"),
     [("a", "by NCCL_TOPO_FILE=/etc/topo.xml, which NCCL reads instead of the machine: correct the file"),
