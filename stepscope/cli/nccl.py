@@ -10,7 +10,14 @@ import click
 from stepscope.cli.options import enters_only_run, json_option
 from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.nccl import MEAN_OVER_SIZES, NcclReport, NetworkUse, RasSummary, nccl_document
+from stepscope.core.documents.nccl import (
+    MEAN_OVER_SIZES,
+    NOTHING_CHECKED,
+    NcclReport,
+    NetworkUse,
+    RasSummary,
+    nccl_document,
+)
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import counted, listed, size
 
@@ -60,7 +67,8 @@ def print_nccl(report: NcclReport) -> None:
     for table in tables:
         if table.row_count:
             console.print(table)
-    if not report.findings:
+    is_checked = all(notice.code != NOTHING_CHECKED for notice in report.warnings)  # else the warning says it
+    if not report.findings and is_checked:
         console.print("nothing is wrong by these files")
     for finding in report.findings:
         place = f"{finding.file}:{finding.line}" if finding.line else finding.file
@@ -143,6 +151,7 @@ def _benchmarks(report: NcclReport) -> Table:
         if one.sizes:
             sizes = f"{len(one.sizes)}: {size(one.sizes[0].bytes)} to {size(one.sizes[-1].bytes)}"
         ended = "ok" if one.ok else "no end in this file" if one.ok is None else one.why
+        ended += ", rows missing" if one.has_missing_rows else ""
         ranks = "" if one.num_ranks is None else str(one.num_ranks)
         table.add_row(printable(one.test), ranks, sizes, peak, at, mean, printable(ended))
     return table
@@ -158,9 +167,9 @@ def _bandwidths(report: NcclReport) -> Table:
 
 
 def _devices(report: NcclReport) -> Table:
-    table = report_table(
-        "machine", "processors", "GPUs", "GPU's slot", "GPU's NVLinks", "network cards", "a card's rate"
-    )
+    kinds = sorted({one.links for one in report.devices} - {""}) or ["NVLink"]
+    links = f"GPU's {' or '.join('NVLinks' if kind == 'NVLink' else kind for kind in kinds)}"
+    table = report_table("machine", "processors", "GPUs", "GPU's slot", links, "network cards", "a card's rate")
     for one in report.devices[:MAX_ROWS]:
         slot, nvlink, card = [
             "" if gbs is None else f"{gbs:g} GB/s" for gbs in (one.gpu_link_gbs, one.nvlink_gbs, one.network_card_gbs)

@@ -66,6 +66,16 @@ def test_a_file_without_anything_of_nccl_s_ends_with_3(tmp_path: Path, capsys: p
     assert err.count("\n") == 1
 
 
+def test_a_version_alone_is_no_sign_that_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("NCCL version 2.24.3+cuda12.4\nhello\n")
+    code, out, err = _run(capsys, str(log))
+    assert (code, out.strip()) == (0, "NCCL      2.24.3+cuda12.4")
+    assert "nothing could be checked: these files have only NCCL's version" in err
+    told = json.loads(_run(capsys, str(log), "--json")[1])
+    assert [notice["code"] for notice in told["warnings"]] == ["nothing_checked"]
+
+
 def test_facts_are_printed_where_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [
         "cudaDriverVersion 13000",

@@ -28,7 +28,7 @@ def test_recorded_logs(file: str, codes: list[str], said: str, shared_traces: Pa
     report = read_nccl([str(shared_traces / "diag/nccl_logs" / file)])
     assert [finding.code for finding in report.findings] == codes
     assert said in report.findings[0].message
-    assert report.warnings == []
+    assert [one for one in report.warnings if one.code != "nothing_checked"] == []
 
 
 def test_the_recorded_ways_over_nvlink_are_right(shared_traces: Path) -> None:
@@ -45,7 +45,7 @@ def test_every_other_recorded_file_is_read(folder: str, shared_traces: Path) -> 
         if "normal_" in file.name or "single" in file.name:
             continue  # pages on which nothing is flagged
         report = read_nccl([str(file)])
-        assert report.warnings == [], file
+        assert [one for one in report.warnings if one.code != "nothing_checked"] == [], file
         assert any((report.findings, report.bandwidths, report.devices, report.planned, report.transports)), file
 
 

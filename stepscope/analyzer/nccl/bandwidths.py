@@ -94,7 +94,7 @@ class _RunBuilder:
             self.test.removesuffix("_mpi").removesuffix("_perf"),
             self.place.file,
             self.place.line,
-            len({rank.rank for rank in self.ranks}) or None,
+            max((rank.rank + 1 for rank in self.ranks), default=None),  # not every one need be in the file
             sorted({rank.host for rank in self.ranks}),
             ", ".join(sorted({rank.gpu for rank in self.ranks})),
             [_size(row) for row in self.rows],
@@ -195,6 +195,12 @@ def benchmark_findings(builders: Sequence[_RunBuilder]) -> Iterator[NcclFinding]
             last = f" after {plain_size(run.sizes[-1].bytes)}" if run.sizes else ""
             message = f"{test} has no end in this file{last}: the file is cut off, or the run hangs"
             yield NcclFinding("benchmark_unfinished", Severity.WARNING, message, place.file, place.line)
+        if run.has_missing_rows:
+            known = f"only the mean is known, {run.mean_bus_gbs:,.2f} GB/s"
+            if run.peak_bus_gbs is not None:
+                known += f", which is above the best row read, {run.peak_bus_gbs:,.2f} GB/s"
+            message = f"{test}: rows of its table are broken up by other lines or not in this file; {known}"
+            yield NcclFinding("benchmark_rows_missing", Severity.INFO, message, place.file, place.line)
         if builder.num_copies() > 1:
             message = (
                 f"{test}: {builder.num_copies()} processes are each rank 0 of a run of their own: build nccl-tests "

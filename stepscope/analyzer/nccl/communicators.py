@@ -146,8 +146,8 @@ def not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent]
         waiting = sorted(set(one.ranks) - set(one.joined))
         if one.joined or not waiting or one.num_ranks <= len(one.ranks) or one.num_nodes is not None:
             continue  # all ranks have begun before the shape is known
-        silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
-        if len(silent) <= len(one.ranks):
+        if one.num_ranks <= 2 * len(one.ranks):  # else nearly all ranks have no log here; or a damaged number
+            silent = sorted(set(range(one.num_ranks)) - set(one.ranks))
             who = f"{ranks_words(silent)} {form(len(silent), 'has', 'have')}"
             message = f"communicator {one.id}: none has joined, and {who} not begun to"
             place = next(event.place for event in events)

@@ -7,7 +7,7 @@ communicator: all dumps of one host are put together.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.nccl import Devices, NcclFinding, PlannedWays
@@ -16,7 +16,8 @@ from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, listed
 
 _SLOTS = frozenset(["PCI", ""])
-_NVLINKS = frozenset(["NVL", "XGMI"])
+_XGMI = "XGMI"
+_NVLINKS = frozenset(["NVL", _XGMI])
 _SWITCH = "NVS"
 _NO_SLOT_GBS = 5000.0
 """NCCL's figure for devices that are in no slot, as interfaces of the kernel are."""
@@ -48,6 +49,7 @@ class Machine:
         slots: GB/s of each device's slot.
         ports: ports of network cards with their GB/s, by card; cards without one are not used.
         links: NVLinks by GPU and what they lead to.
+        is_amd: whether they are XGMI, AMD's.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Machine:
     slots: dict[tuple[str, str], float] = field(default_factory=dict)
     ports: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     links: dict[tuple[str, str], _Link] = field(default_factory=dict)
+    is_amd: bool = False
 
     def port_speeds(self) -> list[float]:
         """GB/s of every port; of joined ports ("mlx5_0+mlx5_1") not the single ones again."""
@@ -111,6 +114,7 @@ def _add(machine: Machine, nodes: Sequence[TopologyNode]) -> None:
         elif node.link == "LOC" and node.kind == "GPU" and parent is not None and parent.kind == "DEV":
             continue  # NCCL 2.30 puts the links of a GPU on the device that holds it
         elif parent is not None and node.link in _NVLINKS:
+            machine.is_amd = machine.is_amd or node.link == _XGMI
             target = _SWITCH if node.kind == _SWITCH else node.name
             before = links.get((parent.name, target))
             count = (node.count or 0) + (0 if before is None else before.count)  # a file has a row for each NVSwitch
@@ -156,7 +160,16 @@ def _devices(machine: Machine) -> Devices:
         min((gbs for gbs in speeds if gbs), default=None),
         min((total for total in totals if total), default=None),
         min((count for count in counts if count), default=None),
+        _name_of_links(machine),
     )
+
+
+_NVLINK = "NVLink"
+
+
+def _name_of_links(machine: Machine) -> str:
+    """ "NVLink", "XGMI", or empty without any."""
+    return (_XGMI if machine.is_amd else _NVLINK) if machine.links else ""
 
 
 def _links_by_gpu(machine: Machine) -> list[list[_Link]]:
@@ -177,11 +190,14 @@ def planned_paths(events: Iterable[LogEvent]) -> list[PlannedWays]:
     ]
 
 
-def slow_links(machines: Iterable[Machine]) -> Iterator[NcclFinding]:
+def slow_links(machines: Iterable[Machine], topology_files: Mapping[str, str]) -> Iterator[NcclFinding]:
     """NVLinks that are slower, or fewer, than those between equal pairs of devices.
 
     Two directions of one pair are equal; so are all GPUs' links to NVSwitches, and all pairs where every GPU has links
     to every other one of its island and all islands have the same size. Other meshes have pairs of two kinds by design.
+
+    Args:
+        topology_files: NCCL_TOPO_FILE by host, of any host under "": there the numbers are the file's.
     """
     for machine in machines:
         slow = _one_way(machine)
@@ -192,16 +208,30 @@ def slow_links(machines: Iterable[Machine]) -> Iterator[NcclFinding]:
             if machine.links[pair].size < usual and pair not in slow:
                 slow[pair] = f"where others have {_like(machine.links[pair], usual)}"
         of_machine = f"{machine.name}: " if machine.name else ""
+        file = topology_files.get(machine.name)
         for (gpu, target), other in slow.items():
             link = machine.links.get((gpu, target))
             place = link.place if link is not None else machine.gpus[gpu]
             to = "NVSwitch" if target == _SWITCH else f"GPU {_address(target)}"
             have = link.words() if link is not None else "no link"
             message = (
-                f"{of_machine}NVLink from GPU {_address(gpu)} to {to}: {have}, {other}: links are down or not trained; "
-                "see nvidia-smi nvlink -s, and have the GPU or its bridge checked"
+                f"{of_machine}{_name_of_links(machine) or _NVLINK} from GPU {_address(gpu)} to {to}: {have}, {other}: "
+                f"{_of_file(file) if file else _OF_AMD if machine.is_amd else _OF_HARDWARE}"
             )
             yield NcclFinding("slow_nvlink", Severity.WARNING, message, place.file, place.line)
+
+
+_OF_HARDWARE = "links are down or not trained; see nvidia-smi nvlink -s, and have the GPU or its bridge checked"
+
+
+_OF_AMD = "links are down or not trained; see rocm-smi --showtopo and amd-smi xgmi, and have the GPU checked"
+
+
+def _of_file(file: str) -> str:
+    return (
+        f"by NCCL_TOPO_FILE={file}, which NCCL reads instead of the machine: correct the file, or run without it to "
+        "see the machine's own links"
+    )
 
 
 def _address(name: str) -> str:

@@ -74,6 +74,16 @@ def limiting_settings(settings: Iterable[SettingUse]) -> list[NcclFinding]:
     return list(found.values())
 
 
+def topology_files(events: Iterable[LogEvent]) -> dict[str, str]:
+    """Value of NCCL_TOPO_FILE by host, and of any host under ""."""
+    found: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Setting) and event.name == "NCCL_TOPO_FILE":
+            found.setdefault(event.place.host, event.value)
+            found.setdefault("", event.value)
+    return found
+
+
 _OFF = ("0", "off", "false", "LOC")
 OF_ENVIRONMENT = (Setting, NoInfiniBand, NoPlugin, DirectMemory, NoPeerAccess)
 """Events that `Environment` takes into account."""
@@ -145,6 +155,10 @@ def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
     of_host = {
         (host_of(process), kind): cards for process, one in processes.items() for kind, cards in one.cards.items()
     }  # not every process names them
+    why_of_host: dict[str, str] = {}
+    for process, one in processes.items():
+        if why := one.environment.why_no_ib():
+            why_of_host.setdefault(host_of(process), why)
     for process, one in processes.items():
         host = host_of(process)
         for name in one.names:
@@ -153,7 +167,8 @@ def networks_of(events: Iterable[LogEvent]) -> list[NetworkUse]:
             kinds = (SOCKET, _BOOTSTRAP) if is_socket else ("IB",) if name.startswith("IB") else (name,)
             cards = next(filter(None, (one.cards.get(kind) or of_host.get((host, kind)) for kind in kinds)), ())
             shown = tuple(dict.fromkeys(card.partition(":")[0] if is_socket else card for card in cards))
-            why = (one.environment.why_no_ib() or "the log does not say why no InfiniBand") if is_socket else ""
+            own_why = one.environment.why_no_ib() or why_of_host.get(host)
+            why = (own_why or "the log does not say why no InfiniBand") if is_socket else ""
             machines[name, shown, why, None if is_socket else _direct_memory(one.environment)][host] = None
     return [
         NetworkUse(name, list(cards), why, direct, sorted(filter(None, hosts)))

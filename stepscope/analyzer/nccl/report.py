@@ -20,11 +20,17 @@ from stepscope.analyzer.nccl.communicators import (
 )
 from stepscope.analyzer.nccl.failures import card_errors, trainer_findings
 from stepscope.analyzer.nccl.machines import devices_of, machines_of, planned_paths, shared_cards, slow_links
-from stepscope.analyzer.nccl.networks import different_card_counts, limiting_settings, networks_of, settings_of
+from stepscope.analyzer.nccl.networks import (
+    different_card_counts,
+    limiting_settings,
+    networks_of,
+    settings_of,
+    topology_files,
+)
 from stepscope.analyzer.nccl.rank_status import flag_findings, ras_findings, summaries
 from stepscope.analyzer.nccl.timeouts import stuck_watchdogs, timeouts
 from stepscope.analyzer.nccl.transports import no_direct_memory, slow_transports, transports_of
-from stepscope.core.documents.nccl import NcclFinding, NcclReport
+from stepscope.core.documents.nccl import NOTHING_CHECKED, NcclFinding, NcclReport
 from stepscope.core.documents.nccl_facts import (
     BenchmarkFailed,
     BenchmarkRank,
@@ -45,7 +51,7 @@ def explain_nccl(
     events: Sequence[LogEvent],
     calls: Iterable[InspectorCall] = (),
     statuses: Sequence[RasStatus] = (),
-    pages: Iterable[HangFlags] = (),
+    pages: Sequence[HangFlags] = (),
 ) -> NcclReport:
     """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
     index = index_communicators(events)
@@ -68,7 +74,7 @@ def explain_nccl(
         *flag_findings(pages),
         *trainer_findings(events),
         *slow_joins(index),
-        *slow_links(machines),
+        *slow_links(machines, topology_files(events)),
         *shared_cards(machines),
         *_different_versions(events, index),
         *no_direct_memory(events, transports),
@@ -78,7 +84,7 @@ def explain_nccl(
     versions = _versions(events)
     processes = {event.place.process for event in events}
     hosts = [host for process in processes if (host := host_of(process))]
-    return NcclReport(
+    report = NcclReport(
         versions,
         index.communicators,
         transports,
@@ -95,6 +101,37 @@ def explain_nccl(
         summaries(statuses),
         list(_foreign_answers(statuses, versions)),
     )
+    if not any(page.flagged or page.clear for page in pages):
+        report.warnings.extend(_nothing_checked(report))
+    return report
+
+
+def _nothing_checked(report: NcclReport) -> Iterator[Notice]:
+    """A report of facts that nothing was compared with: that it has no finding means nothing."""
+    is_checked = (
+        report.communicators
+        or report.transports
+        or report.bandwidths
+        or report.devices
+        or report.ras
+        or any(run.ok is not None for run in report.benchmarks)
+        or any(finding.code != "setting" for finding in report.findings)
+    )
+    if is_checked:
+        return
+    has = {
+        "NCCL's version": report.versions,
+        "the driver's": report.cuda_drivers,
+        "settings": report.settings,
+        "the network's name": report.networks,
+        "planned paths": report.planned,
+    }
+    found = [name for name, facts in has.items() if facts] or ["lines of other programs"]
+    message = (
+        f"nothing could be checked: these files have only {listed(found, len(found))}; run the job with "
+        "NCCL_DEBUG=INFO and give its whole log"
+    )
+    yield Notice(NOTHING_CHECKED, message)
 
 
 def _benchmark_hosts(events: Iterable[LogEvent]) -> set[str]:

@@ -6,6 +6,7 @@ import re
 from math import isfinite
 
 from stepscope.collectors.nccl.pattern import Match, Pattern, pattern
+from stepscope.collectors.nccl.torn_rows import TYPES
 from stepscope.core.documents.nccl_facts import (
     BenchmarkBegun,
     Benchmarked,
@@ -122,7 +123,6 @@ _HINTS = (
 """Lines of torch that tell the cause of what NCCL reports; the analysis names it."""
 
 
-_TYPES = r"u?int\d+|half|b?float(?:16)?|double|char|f(?:p|loat)?8_?e\dm\d\w*"
 _NUMBERS_OF_A_TABLE = 4
 """Time, algorithm bandwidth, bus bandwidth, wrong values; with times of each iteration twice as many."""
 
@@ -166,7 +166,7 @@ def _version_of_code(place: LogPlace, match: Match) -> LogEvent:
 _OF_BENCHMARKS: tuple[Pattern, ...] = (
     pattern(
         "  ",
-        rf"^(?:[^>:|)]{{0,60}}+[>:|)]++ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{_TYPES}) +(?:(?P<op>[a-z]+) +)?"
+        rf"^(?:[^>:|)]{{0,60}}+[>:|)]++ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{TYPES}) +(?:(?P<op>[a-z]+) +)?"
         r"(?P<rest>[-\d.].*)$",
         _benchmark_row,
     ),

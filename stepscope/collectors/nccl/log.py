@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from stepscope.collectors.nccl.job_lines import job_patterns, topology_patterns
 from stepscope.collectors.nccl.pattern import Match, Pattern, first_match, pattern, without_time
+from stepscope.collectors.nccl.torn_rows import TornRows
 from stepscope.core.documents.nccl_facts import (
     CardEvent,
     Cards,
@@ -42,8 +43,11 @@ _LAST_ERROR = "Last error:"
 def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEvent]:
     """Events of a log in their order; its lines, each with its number, may be of any length and encoding."""
     before_last_error: str | None = None
+    rows = TornRows()
     for number, raw_line in lines:
-        line = clean_line(raw_line.rstrip("\r\n"))
+        row, line = rows.feed(number, clean_line(raw_line.rstrip("\r\n")))
+        if row is not None and (event := first_match(job_patterns(row), row, file=file, number=number)) is not None:
+            yield event
         if before_last_error is not None and line.strip():
             # torch repeats NCCL's last warning, which may be its only trace: NCCL_DEBUG is not set by default
             yield Warned(LogPlace(file, number), line.removeprefix(before_last_error).strip())

@@ -124,6 +124,8 @@ _NUMBER = r"(\d{1,9})"
 _VERSION = re.compile(rf"NCCL version (\d\S*) {RAS_VERSION_MARK}")
 _JOB = re.compile(rf"{_NUMBER} +[\d-]+ +[\d-]+ +{_NUMBER} +{_NUMBER}$")
 """Nodes, processes per node, GPUs per process, processes, GPUs."""
+_TOTALS = re.compile(rf"{_NUMBER} +{_NUMBER} +{_NUMBER}$")
+"""Nodes, processes, GPUs: a table of its own where nodes are unequal."""
 _TABLE_ROW = re.compile(rf"\d+ +{_NUMBER} +{_NUMBER} +[\d-]+ +{_NUMBER} +\d+ +([A-Z]+) +([A-Z|,+/]+)$")
 """Group, communicators, nodes, ranks per node, ranks, ranks of all, status, errors."""
 _COMMUNICATOR = re.compile(r"#\d+-\d+ \((?P<id>[0-9a-fx]+)\) (?P<what>[A-Z]+)")
@@ -170,6 +172,7 @@ class RasTextReader:
         self._dead: dict[str, None] = {}
         self._current: _CommunicatorBuilder | None = None
         self._problem, self._collective = "", ""
+        self._has_totals_next = False
 
     def statuses(self) -> list[RasStatus]:
         """All answers so far, oldest first; at least one."""
@@ -185,6 +188,8 @@ class RasTextReader:
     def feed(self, number: int, raw_line: str) -> None:
         """Read one line; what is not RAS's has no effect."""
         line = raw_line.strip()
+        totals = _TOTALS.match(line) if self._has_totals_next else None
+        self._has_totals_next = line.startswith("(total)")
         version = _VERSION.match(line)
         if version is not None or line == _SUMMARY or line.startswith("Communicators..."):
             if self._has_details():
@@ -197,6 +202,8 @@ class RasTextReader:
             self._rows.append(RasRow(int(match[1]), int(match[2]), int(match[3]), match[4], match[5]))
         elif match := _JOB.match(line):
             self._status = replace(self._status, num_nodes=int(match[1]), num_gpus=int(match[3]))
+        elif totals is not None:
+            self._status = replace(self._status, num_nodes=int(totals[1]), num_gpus=int(totals[3]))
         elif _PROCESS.match(line):
             self._dead[line] = None
         elif match := _COMMUNICATOR.match(line):

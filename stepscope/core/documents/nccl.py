@@ -11,6 +11,9 @@ from stepscope.core.vocabulary import Notice
 
 NCCL_SCHEMA = "stepscope.nccl/1"
 
+NOTHING_CHECKED = "nothing_checked"
+"""Code of the warning that a report without findings has where nothing in the files could be checked."""
+
 MEAN_OVER_SIZES = "mean over sizes"
 """Size of the one row that a run of nccl-tests has among the bandwidths."""
 
@@ -116,6 +119,7 @@ class Devices:
         network_card_gbs: GB/s of the slowest port; None where unknown.
         nvlink_gbs: GB/s of all NVLinks of the GPU with the least; None where unknown or without NVLink.
         nvlinks: number of NVLinks of the GPU with the fewest, where a topology file tells.
+        links: "NVLink", or "XGMI" of AMD's GPUs, whose links `nvlink_gbs` and `nvlinks` are then; empty without.
     """
 
     file: str
@@ -127,6 +131,7 @@ class Devices:
     network_card_gbs: float | None = None
     nvlink_gbs: float | None = None
     nvlinks: int | None = None
+    links: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,7 @@ class BenchmarkRun:
 
     Attributes:
         test: "all_reduce"; empty where the log does not name it.
-        num_ranks, machines, gpu: by the run's own list of ranks; None or empty where it has none.
+        num_ranks, machines, gpu: by the run's own list of ranks, the number by the highest one; None or empty without.
         sizes: rows of its table.
         peak_bus_gbs, peak_bytes: highest bus bandwidth of the table, in or out of place, and at which size.
         mean_bus_gbs: over all sizes, small ones too, as the run prints it.
@@ -217,6 +222,11 @@ class BenchmarkRun:
     mean_bus_gbs: float | None
     ok: bool | None
     why: str
+
+    @property
+    def has_missing_rows(self) -> bool:
+        """Whether not all rows were read: there is none, or the mean is above the best one."""
+        return self.mean_bus_gbs is not None and self.mean_bus_gbs > (self.peak_bus_gbs or 0.0) + 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,52 @@ def test_a_run_with_its_table() -> None:
     ]
 
 
+_NCCL = "a:1:1 [0] NCCL INFO AllReduce: opCount 0"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        # NCCL's lines between the parts and behind them
+        f"     1048576        262144     float     sum      -1{_NCCL}\n{_NCCL}\n"
+        f"    203.2    5.16    9.68      0{_NCCL}\n{_NCCL}\n    207.2    5.06    9.49      0\n",
+        f"     1048576        262144     float     sum      -1    203.2    5.16    9.68      0{_NCCL}\n"
+        f"   1.0   2.00   3.00      0\n{_NCCL}\n    207.2    5.06    9.49      0{_NCCL}\n",
+        # a launcher's tags
+        "[0]     1048576        262144     float     sum      -1[0]    203.2    5.16    9.68      0[0]    207.2    5.06"
+        "    9.49      0\n",
+    ],
+)
+def test_rows_that_other_lines_break_up_are_joined(table: str) -> None:
+    """Numbers between the parts that are no part of the row are passed over."""
+    report = _explain(_HEAD + table + "# Avg bus bandwidth    : 9.58\n")
+    (run,) = report.benchmarks
+    assert run.sizes == [BenchmarkSize(1048576, "float", "sum", 203.2, 9.68, 207.2, 9.49, 0)]
+    assert (report.findings, report.machines) == ([], ["a", "b"])
+
+
+def test_a_table_with_one_part_a_row() -> None:
+    heading = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    row = f"     1048576        262144     float     sum      -1{_NCCL}\n    203.2    5.16    9.68      0\n"
+    (run,) = _explain(_HEAD + heading + row + "# Avg bus bandwidth    : 9.68\n").benchmarks
+    assert [(one.bus_gbs, one.in_place_bus_gbs) for one in run.sizes] == [(9.68, None)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [("", "only the mean is known, 12.50 GB/s"), (_TABLE, "which is above the best row read, 9.68 GB/s")],
+)
+def test_a_mean_above_every_row_proves_that_rows_are_missing(rows: str, said: str) -> None:
+    (finding,) = _explain(_HEAD + rows + "# Avg bus bandwidth    : 12.5\n").findings
+    assert finding.code == "benchmark_rows_missing"
+    assert finding.message.endswith(said)
+
+
+def test_the_number_of_ranks_is_that_of_the_highest_one() -> None:
+    (run,) = _explain("#  Rank 71 Group  0 Pid   6899 on b device  3 [0x01] NVIDIA H100\n" + _TABLE + _END).benchmarks
+    assert run.num_ranks == 72
+
+
 def test_runs_of_one_log_are_told_apart() -> None:
     later = _TABLE.replace("9.68", "19.68")
     named = "# Collective test starting: all_gather_perf\n"

@@ -77,6 +77,30 @@ def test_nvlinks_are_compared_between_equal_pairs(links: dict[int, dict[int | st
     assert _slow(_of_log(_gpus(links))) == slow
 
 
+def test_links_of_amd_s_gpus_are_xgmi() -> None:
+    report = _of_log(_gpus({0: {1: 20.0}, 1: {0: 48.0}}).replace("NVL[", "XGMI["))
+    assert [(one.links, one.nvlink_gbs) for one in report.devices] == [("XGMI", 20.0)]
+    assert _slow(report) == ["a: XGMI from GPU 0000 to GPU 1000: 20 GB/s, but 48 GB/s back"]
+    assert [one.links for one in _of_log(_gpus({0: {1: 20.0}, 1: {0: 20.0}})).devices] == ["NVLink"]
+    assert [one.links for one in _of_log(_gpus({0: {}, 1: {}})).devices] == [""]
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [("a", "by NCCL_TOPO_FILE=/etc/topo.xml, which NCCL reads instead of the machine: correct the file"),
+     ("b", "links are down or not trained; see nvidia-smi nvlink -s")],
+)  # fmt: skip
+def test_links_of_a_topology_file_are_no_fault_of_the_machine(host: str, said: str) -> None:
+    """A file of another host tells nothing of this one's links."""
+    tree = _gpus({0: {1: 20.0}, 1: {0: 240.0}})
+    lines = [f"{host}:1:1 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /etc/topo.xml"]
+    lines += [f"a:1:1 [0] NCCL INFO {line}" for line in tree.splitlines()]
+    findings = explain_nccl(list(read_log(enumerate(lines, 1), file="log"))).findings
+    (message,) = [one.message for one in findings if one.code == "slow_nvlink"]
+    assert said in message
+    assert ("GPU or its bridge checked" in message) == (host == "b")
+
+
 def test_dumps_of_one_host_are_one_machine_whatever_gpus_each_has() -> None:
     """A communicator of some of the GPUs dumps only those."""
     report = _of_log(_gpus({0: {}, 1: {}}), _gpus({1: {}, 2: {}}), hosts=("a", "b"))

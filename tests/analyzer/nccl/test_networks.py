@@ -70,6 +70,15 @@ def test_one_process_names_the_interfaces_of_its_machine(kind: str) -> None:
     assert [(one.cards, one.machines) for one in explain_nccl(events).networks] == [(["eth0"], ["a"]), ([], ["b"])]
 
 
+def test_one_process_tells_why_its_machine_has_no_infiniband() -> None:
+    events: list[LogEvent] = [NoInfiniBand(_at("a", 2))]
+    events += [Network(_at(host, process), "Socket") for host in "ab" for process in (1, 2)]
+    assert [(one.why, one.machines) for one in explain_nccl(events).networks] == [
+        ("no InfiniBand device", ["a"]),
+        ("the log does not say why no InfiniBand", ["b"]),
+    ]
+
+
 def test_all_variables_are_facts_and_overrides_findings() -> None:
     events: list[LogEvent] = [
         Setting(_at(), "NCCL_SOCKET_IFNAME", "eth0"),

@@ -254,6 +254,27 @@ def test_who_has_not_begun_to_join_is_named() -> None:
     assert "rank 2 has not begun to" in finding.message
 
 
+def test_a_damaged_number_of_ranks_takes_no_time() -> None:
+    events = [Join(_at("a", rank), "0xab", rank, 10**15, 0, is_complete=False) for rank in range(3)]
+    assert explain_nccl(events).findings == []
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([Version(_at(), "2.24.3")], "these files have only NCCL's version; run the job with NCCL_DEBUG=INFO"),
+        ([Version(_at(), "2.24.3"), Setting(_at(), "NCCL_P2P_DISABLE", "1")], "only NCCL's version, settings; run"),
+        ([TrainerTimes(_at(), {"forward": 1.0})], "only lines of other programs; run"),
+        ([Version(_at(), "2.24.3"), Join(_at(), "0xab", 0, 1, 0, is_complete=True)], ""),
+        ([Warned(_at(), "Call to ibv_modify_qp failed")], ""),
+    ],
+)
+def test_files_in_which_nothing_can_be_checked(events: list[LogEvent], said: str) -> None:
+    warnings = explain_nccl(events).warnings
+    assert [notice.code for notice in warnings] == (["nothing_checked"] if said else [])
+    assert all(said in notice.message for notice in warnings)
+
+
 def test_ras_dead_silent_and_behind() -> None:
     ranks = tuple(RasRank(rank, "a", rank, {"AllReduce": 9 - (rank == 2)}) for rank in range(3))
     missing = (RasRank(3, "b", 3, is_unresponsive=True), RasRank(4, "b", 4, is_unresponsive=True, is_dead=True))

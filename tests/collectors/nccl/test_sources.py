@@ -76,6 +76,23 @@ def test_ras_as_text() -> None:
     assert status.dead == ("Process 3487984 on node 10.0.0.213 managing GPU 5",)
 
 
+def test_a_summary_of_unequal_nodes() -> None:
+    text = """\
+Job summary
+===========
+  Nodes  Processes         GPUs
+          per node  per process
+      1          8            1
+      1          2            1
+
+  Nodes  Processes         GPUs
+(total)    (total)      (total)
+      2         10           12
+"""
+    status = read_ras(text, file="ras")
+    assert (status.num_nodes, status.num_gpus) == (2, 12)
+
+
 def test_ras_as_json() -> None:
     rank = {"rank": 0, "host": "a", "pid": 1, "collective_counts": {"AllReduce": 4}}
     gone = {"rank": 1, "host": "b", "pid": 2, "status": {"unresponsive": True, "considered_dead": True}}
