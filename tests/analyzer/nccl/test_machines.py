@@ -126,7 +126,7 @@ CPU/0-0 (1/1/2)
               + XGMI[24.0] - DEV/0-b000
 + PCI[5000.0] - NIC/0-0
 + PCI[1.5] - NIC/0-3000"""
-    assert _of_log(tree).devices == [Devices("log", 1, 2, 1, 12.0, "a", None, 24.0, None)]
+    assert _of_log(tree).devices == [Devices("log", 1, 2, 1, 12.0, "a", None, 24.0, None, links="XGMI")]
 
 
 _SHARED = """
