@@ -8,14 +8,21 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
-from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, actions_for
+from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_CPU, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.text.numbers import counted
-from stepscope.core.text.wording import NOTABLE_ACTIVITY, cause_phrase, reason_words
+from stepscope.core.text.wording import (
+    NOTABLE_ACTIVITY,
+    busy_on_cpu,
+    cause_of_job,
+    cause_phrase,
+    is_on_cpu,
+    reason_words,
+)
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SECONDARY_THRESHOLD = 0.05
@@ -96,7 +103,7 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons, inputs.own_remedies(named.cause)),
+        actions=actions_for(named.cause, named.reasons, inputs.own_remedies(named.cause), on_cpu=is_on_cpu(inputs.job)),
         secondary=_secondary(losses[1:], inputs),
     )
 
@@ -122,7 +129,11 @@ def _healthy(
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if inputs.job.mfu is None else f" at {inputs.job.mfu:.0%} MFU"
-    largest = f"; the largest loss is {losses[0].fraction:.1%} ({cause_phrase(losses[0].cause)})" if losses else ""
+    largest = (
+        f"; the largest loss is {losses[0].fraction:.1%} ({cause_of_job(losses[0].cause, inputs.job)})"
+        if losses
+        else ""
+    )
     faster = ", ".join(reason_words(reason) for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
@@ -133,14 +144,17 @@ def _healthy(
     if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
         largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, inputs)}"
+    healthy = f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}"
+    if is_on_cpu(inputs.job):
+        healthy = busy_on_cpu(row.fraction)
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
         confidence=confidence,
-        summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{faster}{largest}",
+        summary=f"{healthy}{faster}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause)),
+        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause), on_cpu=is_on_cpu(inputs.job)),
         secondary=_secondary(losses, inputs),
     )
 
@@ -200,7 +214,8 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
         p = inputs.pipeline
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
     by_reason = COSTS_OF_REASON.get(row.reasons[0]) if row.reasons else None
-    costs = by_reason or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
+    on_cpu = COSTS_ON_CPU.get(row.cause) if is_on_cpu(inputs.job) else None
+    costs = by_reason or on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
     return f"{costs} {cost}{pipeline}{where}"
 
 
