@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs, reasons_of
-from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_CPU, actions_for
+from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_CPU, actions_for, profiler_action
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
@@ -103,9 +103,27 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons, inputs.own_remedies(named.cause), on_cpu=is_on_cpu(inputs.job)),
+        actions=_actions(named, inputs),
         secondary=_secondary(losses[1:], inputs),
     )
+
+
+def _actions(row: RootCause, inputs: VerdictInputs) -> list[str]:
+    if row.cause is Cause.PROFILER:
+        headers = [view.header for view in inputs.views.values()]
+        return [
+            profiler_action(
+                is_unmarked=_is_unmarked(inputs),
+                with_shapes=any(header.with_shapes for header in headers),
+                with_stacks=any(header.with_stacks for header in headers),
+            )
+        ]
+    return actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause), on_cpu=is_on_cpu(inputs.job))
+
+
+def _is_unmarked(inputs: VerdictInputs) -> bool:
+    """Whether the whole trace is one window, as no step is marked in it."""
+    return not inputs.quality.steps_marked and inputs.job.num_steps == 1
 
 
 def _neither(row: RootCause, losses: Sequence[RootCause], inputs: VerdictInputs) -> Verdict:
@@ -204,7 +222,9 @@ def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence) -> Ve
 
 def _summary(row: RootCause, inputs: VerdictInputs) -> str:
     cost = f"{row.fraction:.1%} of the captured time"
-    if row.ms_per_step is not None and inputs.job.step_ms is not None:
+    if row.ms_per_step is not None and _is_unmarked(inputs):
+        cost += f", {row.ms_per_step:,.1f} ms"
+    elif row.ms_per_step is not None and inputs.job.step_ms is not None:
         cost += f", {row.ms_per_step:,.1f} ms of each {inputs.job.step_ms:,.1f} ms step"
     where = _where(row, inputs)
     if inputs.is_guess(row):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepscope.analyzer.blame.remedies import profiler_action
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.text.wording import verdict_lines
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
@@ -191,3 +192,25 @@ def test_time_between_operators_of_a_job_without_a_gpu_is_not_called_launching()
 def test_a_job_with_a_gpu_keeps_its_words() -> None:
     analysis = busy_job(idle_us=0)
     assert analysis.verdict.summary.startswith("healthy: ")
+
+
+def test_the_profiler_s_own_time_in_a_trace_without_steps_is_not_of_each_step() -> None:
+    trace = TraceBuilder()
+    trace.kernel(0, 500, launch=0)
+    trace.overhead("Activity Buffer Request", 500, 900)
+    trace.kernel(900, 1000, launch=899)
+    verdict = analyse(trace).verdict
+    assert verdict.cause is Cause.PROFILER
+    assert "of each" not in verdict.summary
+    assert [action.partition(" (")[0] for action in verdict.actions] == ["warm up before recording"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "stacks", "without"),
+    [(False, False, ""), (True, False, " or without shapes"), (True, True, " or without shapes and stacks")],
+)
+def test_shapes_and_stacks_are_only_advised_against_where_they_were_recorded(
+    shapes: bool, stacks: bool, without: str
+) -> None:
+    action = profiler_action(is_unmarked=False, with_shapes=shapes, with_stacks=stacks)
+    assert action == f"capture fewer steps{without}; the profiler itself costs this much"

@@ -26,7 +26,7 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.LATENCY_BOUND: ("see the kernels table for the operators and grids of these kernels",),
     Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
     Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
-    Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
+    Cause.PROFILER: ("capture fewer steps: the profiler itself costs this much",),
     Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
 }
 
@@ -106,6 +106,15 @@ _INSTEAD_OF_ACTIONS = frozenset({Reason.NOT_STARTED})
 """Reasons for which the cause's own remedies are wrong."""
 
 MAX_ACTIONS = 3
+
+
+def profiler_action(*, is_unmarked: bool, with_shapes: bool, with_stacks: bool) -> str:
+    """The remedy of the profiler's own overhead: in a trace without steps most of it is of the profiler's start."""
+    if is_unmarked:
+        return "warm up before recording (schedule(warmup=1)) and record longer: the profiler's start costs most once"
+    recorded = " and ".join(name for name, is_on in (("shapes", with_shapes), ("stacks", with_stacks)) if is_on)
+    without = f" or without {recorded}" if recorded else ""
+    return f"capture fewer steps{without}; the profiler itself costs this much"
 
 
 def actions_for(
