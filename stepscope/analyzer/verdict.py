@@ -8,14 +8,21 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs
-from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, actions_for
+from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_CPU, actions_for, profiler_action
 from stepscope.analyzer.blame.root_causes import Resampled
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted
-from stepscope.core.text.wording import NOTABLE_ACTIVITY, cause_phrase, reason_words
+from stepscope.core.text.wording import (
+    NOTABLE_ACTIVITY,
+    busy_on_cpu,
+    cause_of_job,
+    cause_phrase,
+    is_on_cpu,
+    reason_words,
+)
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SECONDARY_THRESHOLD = 0.05
@@ -66,9 +73,27 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
         summary=_summary(named, inputs),
         ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
-        actions=actions_for(named.cause, named.reasons, inputs.own_remedies(named.cause)),
+        actions=_actions(named, inputs),
         secondary=_secondary(losses[1:], inputs),
     )
+
+
+def _actions(row: RootCause, inputs: VerdictInputs) -> list[str]:
+    if row.cause is Cause.PROFILER:
+        headers = [view.header for view in inputs.views.values()]
+        return [
+            profiler_action(
+                is_unmarked=_is_unmarked(inputs),
+                with_shapes=any(header.with_shapes for header in headers),
+                with_stacks=any(header.with_stacks for header in headers),
+            )
+        ]
+    return actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause), on_cpu=is_on_cpu(inputs.job))
+
+
+def _is_unmarked(inputs: VerdictInputs) -> bool:
+    """Whether the whole trace is one window, as no step is marked in it."""
+    return not inputs.quality.steps_marked and inputs.job.num_steps == 1
 
 
 def _neither(row: RootCause, losses: Sequence[RootCause], inputs: VerdictInputs) -> Verdict:
@@ -92,7 +117,11 @@ def _healthy(
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if inputs.job.mfu is None else f" at {inputs.job.mfu:.0%} MFU"
-    largest = f"; the largest loss is {losses[0].fraction:.1%} ({cause_phrase(losses[0].cause)})" if losses else ""
+    largest = (
+        f"; the largest loss is {losses[0].fraction:.1%} ({cause_of_job(losses[0].cause, inputs.job)})"
+        if losses
+        else ""
+    )
     faster = ", ".join(reason_words(reason) for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
@@ -103,14 +132,17 @@ def _healthy(
     if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
         largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, inputs)}"
+    healthy = f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}"
+    if is_on_cpu(inputs.job):
+        healthy = busy_on_cpu(row.fraction)
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
         confidence=confidence,
-        summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{faster}{largest}",
+        summary=f"{healthy}{faster}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause)),
+        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause), on_cpu=is_on_cpu(inputs.job)),
         secondary=_secondary(losses, inputs),
     )
 
@@ -166,7 +198,9 @@ def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence, *, re
 
 def _summary(row: RootCause, inputs: VerdictInputs) -> str:
     cost = f"{row.fraction:.1%} of the captured time"
-    if row.ms_per_step is not None and inputs.job.step_ms is not None:
+    if row.ms_per_step is not None and _is_unmarked(inputs):
+        cost += f", {row.ms_per_step:,.1f} ms"
+    elif row.ms_per_step is not None and inputs.job.step_ms is not None:
         cost += f", {row.ms_per_step:,.1f} ms of each {inputs.job.step_ms:,.1f} ms step"
     where = _where(row, inputs)
     if inputs.is_guess(row):
@@ -176,7 +210,8 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
         p = inputs.pipeline
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
     by_reason = COSTS_OF_REASON.get(row.reasons[0]) if row.reasons else None
-    costs = by_reason or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
+    on_cpu = COSTS_ON_CPU.get(row.cause) if is_on_cpu(inputs.job) else None
+    costs = by_reason or on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
     return f"{costs} {cost}{pipeline}{where}"
 
 

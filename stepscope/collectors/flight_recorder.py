@@ -22,6 +22,7 @@ from stepscope.collectors.safe_pickle.loading import load_plain
 from stepscope.core.documents.hang import MAX_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
+from stepscope.trace.formats.foreign_files import Kind, kind_of_file, kind_of_object
 
 MAX_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
@@ -64,6 +65,9 @@ def find_flight_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notic
             if path.is_dir() and (rank is None or file.name.endswith(_OTHER_SUFFIXES) or not _looks_like_dump(file)):
                 continue
             if rank is None:
+                if (kind := _other_kind(file)) is not None:
+                    what_next = kind.what_next.replace("FILE", str(file))
+                    raise DataError(f"is {kind.what}, not a flight-recorder dump", where=str(file), what_next=what_next)
                 raise DataError(
                     "its name does not end with a rank",
                     where=str(file),
@@ -117,6 +121,18 @@ def _looks_like_dump(file: Path) -> bool:
     except OSError:
         return False
     return not head or (head.lstrip()[:1] in _FIRST_BYTES and _KEY_OF_ALL in head)
+
+
+def _other_kind(file: Path) -> Kind | None:
+    """What a file is whose content shows that it is no dump; None where it may be one."""
+    if not file.is_file() or _looks_like_dump(file):
+        return None
+    with file.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    if head.lstrip()[:1] == b"{":
+        trace = Kind("a trace of torch.profiler", "run: stepscope analyze FILE")
+        return trace if b'"traceEvents"' in head else kind_of_object(head)
+    return kind_of_file(head, file.name)
 
 
 def _read_file(path: Path) -> tuple[bytes, int]:

@@ -30,6 +30,7 @@ from stepscope.core.errors import DataError
 WHOLE_BELOW_BYTES = 64 << 20
 """Smaller pickles are loaded at once by Python's unpickler, which takes up to ten times their size."""
 _MAX_FRAMES = 48
+_LOOKED_AT_BYTES = 1 << 16
 _MAX_UNPACKED_BYTES, _MAX_COMPRESSION = 1 << 28, 100
 """Of a gzipped one: recorded snapshots shrink to a twentieth, files made to fill a disk to a thousandth."""
 _ACTIONS = {
@@ -73,8 +74,10 @@ def read_memory_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYT
     try:
         with _open_pickle(path, whole_below_bytes) as content:
             if len(content) < whole_below_bytes:
+                _refuse_trace(bytes(content[:_LOOKED_AT_BYTES]), where)
                 document = load_plain(bytes(content), where=where)
             else:
+                _refuse_trace(bytes(content[:_LOOKED_AT_BYTES]), where)
                 document = stream_plain(content, take, where=where)
     except (EOFError, zlib.error) as error:
         raise DataError(f"cannot be read ({error})", where=where, what_next="check the file") from None
@@ -84,6 +87,12 @@ def read_memory_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYT
 
 def _malformed_as_data_error(where: str) -> AbstractContextManager[None]:
     return malformed_as_data_error("is not a memory snapshot of torch", where=where, what_next=_WHAT_NEXT)
+
+
+def _refuse_trace(beginning: bytes, where: str) -> None:
+    if beginning.lstrip()[:1] in (b"{", b"[") and b'"traceEvents"' in beginning:
+        what_next = f"run: stepscope analyze {where}"
+        raise DataError("is a trace of torch.profiler, not a memory snapshot", where=where, what_next=what_next)
 
 
 @contextmanager

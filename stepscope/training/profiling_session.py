@@ -494,5 +494,5 @@ def _analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt
 
 def summary_text(analysis: Analysis, run_directory: Path) -> str:
     """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
-    lines = [headline(analysis.job), *verdict_lines(analysis.verdict)]
+    lines = [headline(analysis.job), *verdict_lines(analysis.verdict, analysis.job)]
     return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from stepscope.analyzer.blame.remedies import profiler_action
 from stepscope.core.documents.analysis import Analysis
+from stepscope.core.text.wording import verdict_lines
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import data_parallel
@@ -153,3 +155,62 @@ def test_every_verdict_brings_evidence_and_a_remedy() -> None:
 
 def test_the_same_input_gives_the_same_intervals() -> None:
     assert busy_job(idle_us=150) == busy_job(idle_us=150)
+
+
+def cpu_job(*, operator_us: int) -> Analysis:
+    """A job without a GPU: of each 1000 us step an operator is open for `operator_us`."""
+    trace = TraceBuilder(gpu=None)
+    for step in range(4):
+        begin = step * 1000
+        trace.step(step, begin, begin + 1000)
+        trace.operator("aten::mm", begin, begin + operator_us)
+    return analyse(trace)
+
+
+def words_of(analysis: Analysis) -> str:
+    return "\n".join([*verdict_lines(analysis.verdict, analysis.job), *analysis.verdict.actions])
+
+
+def test_a_job_without_a_gpu_is_not_told_what_limits_its_operators() -> None:
+    analysis = cpu_job(operator_us=990)
+    assert analysis.job.device_kind == "cpu"
+    assert analysis.verdict.cause is Cause.COMPUTE_BOUND
+    assert analysis.verdict.summary.startswith("no bottleneck: the CPU is busy in operators for 99.")
+    assert "which limits them (arithmetic or memory) is not known" in analysis.verdict.summary
+    words = words_of(analysis)
+    assert not [claim for claim in ("GPU", "bound by", "compute bound", "healthy") if claim in words]
+
+
+def test_time_between_operators_of_a_job_without_a_gpu_is_not_called_launching() -> None:
+    analysis = cpu_job(operator_us=500)
+    assert analysis.verdict.cause is Cause.HOST_BOUND
+    assert analysis.verdict.summary.startswith("Python and framework code between operators costs 5")
+    words = words_of(analysis)
+    assert not [claim for claim in ("GPU", "launch", "CUDA") if claim in words]
+
+
+def test_a_job_with_a_gpu_keeps_its_words() -> None:
+    analysis = busy_job(idle_us=0)
+    assert analysis.verdict.summary.startswith("healthy: ")
+
+
+def test_the_profiler_s_own_time_in_a_trace_without_steps_is_not_of_each_step() -> None:
+    trace = TraceBuilder()
+    trace.kernel(0, 500, launch=0)
+    trace.overhead("Activity Buffer Request", 500, 900)
+    trace.kernel(900, 1000, launch=899)
+    verdict = analyse(trace).verdict
+    assert verdict.cause is Cause.PROFILER
+    assert "of each" not in verdict.summary
+    assert [action.partition(" (")[0] for action in verdict.actions] == ["warm up before recording"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "stacks", "without"),
+    [(False, False, ""), (True, False, " or without shapes"), (True, True, " or without shapes and stacks")],
+)
+def test_shapes_and_stacks_are_only_advised_against_where_they_were_recorded(
+    shapes: bool, stacks: bool, without: str
+) -> None:
+    action = profiler_action(is_unmarked=False, with_shapes=shapes, with_stacks=stacks)
+    assert action == f"capture fewer steps{without}; the profiler itself costs this much"

@@ -335,3 +335,19 @@ def test_a_dump_knows_when_it_was_written(tmp_path: Path) -> None:
     os.utime(file, ns=(5, 1_795_817_000_000_000_007))
     dumps, _ = read_flight_dumps(find_flight_dumps([tmp_path])[0])
     assert dumps[0].written_ns == 1_795_817_000_000_000_007
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("snapshot.pickle", pickle.dumps({"segments": [], "device_traces": []}), "is a memory snapshot.*memory"),
+        ("job.log", b"start\nnode1:7:7 [0] NCCL INFO Bootstrap\n", "is a log with NCCL's lines.*stepscope nccl"),
+        ("trace.json", b'{"traceEvents": []}', "is a trace of torch.profiler.*stepscope analyze"),
+    ],
+)
+def test_another_file_is_named_with_the_command_that_reads_it(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        find_flight_dumps([tmp_path / name])

@@ -227,3 +227,9 @@ def test_the_informative_frames_are_those_of_python_in_their_order(frames: list[
     assert len(kept) >= min(len(python), 46)
     assert len(found) <= 48
     assert any(map(is_autograd_thread, found)) == any(map(is_autograd_thread, frames)) or len(python) == len(frames)
+
+
+def test_a_trace_is_named_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    with pytest.raises(DataError, match=r"is a trace of torch\.profiler.*stepscope analyze"):
+        read_memory_snapshot(tmp_path / "trace.json")

@@ -26,9 +26,15 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.LATENCY_BOUND: ("see the kernels table for the operators and grids of these kernels",),
     Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
     Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
-    Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
+    Cause.PROFILER: ("capture fewer steps: the profiler itself costs this much",),
     Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
 }
+
+ACTIONS_ON_CPU: dict[Cause, tuple[str, ...]] = {
+    Cause.COMPUTE_BOUND: ("see which operators take the most time, and whether more threads shorten them",),
+    Cause.CONTENTION: ("find the other processes: top shows who uses the CPUs",),
+}
+"""Instead of those above for a job without a GPU."""
 
 REMEDIES: dict[Reason, str] = {
     Reason.STARVED: "raise num_workers and prefetch_factor; then move decoding or slow storage out of the step",
@@ -91,16 +97,41 @@ REMEDIES_WITH_STACKS: dict[Reason, str] = {
 }
 """Instead of those above where the traces have stacks already."""
 
+REMEDIES_ON_CPU: dict[Reason, str] = {
+    Reason.DISPATCH: "call fewer operators from Python: torch.compile, fused optimizer, larger batches",
+}
+"""Instead of those above for a job without a GPU."""
+
 _INSTEAD_OF_ACTIONS = frozenset({Reason.NOT_STARTED})
 """Reasons for which the cause's own remedies are wrong."""
 
 MAX_ACTIONS = 3
 
 
-def actions_for(cause: Cause, reasons: Sequence[Reason], own_remedies: Mapping[Reason, str] | None = None) -> list[str]:
-    """The remedies of the reasons, the strongest first, then the cause's own; `own_remedies` are of this job."""
-    remedies = {**REMEDIES, **(own_remedies or {})}
-    own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else ACTIONS.get(cause, ())
+def profiler_action(*, is_unmarked: bool, with_shapes: bool, with_stacks: bool) -> str:
+    """The remedy of the profiler's own overhead: in a trace without steps most of it is of the profiler's start."""
+    if is_unmarked:
+        return "warm up before recording (schedule(warmup=1)) and record longer: the profiler's start costs most once"
+    recorded = " and ".join(name for name, is_on in (("shapes", with_shapes), ("stacks", with_stacks)) if is_on)
+    without = f" or without {recorded}" if recorded else ""
+    return f"capture fewer steps{without}; the profiler itself costs this much"
+
+
+def actions_for(
+    cause: Cause,
+    reasons: Sequence[Reason],
+    own_remedies: Mapping[Reason, str] | None = None,
+    *,
+    on_cpu: bool = False,
+) -> list[str]:
+    """The remedies of the reasons, the strongest first, then the cause's own; `own_remedies` are of this job.
+
+    Args:
+        on_cpu: the job has no GPU.
+    """
+    remedies = {**REMEDIES, **(REMEDIES_ON_CPU if on_cpu else {}), **(own_remedies or {})}
+    actions = {**ACTIONS, **ACTIONS_ON_CPU} if on_cpu else ACTIONS
+    own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else actions.get(cause, ())
     return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *own)))[:MAX_ACTIONS]
 
 
@@ -118,6 +149,11 @@ COSTS: dict[Cause, str] = {
     Cause.LATENCY_BOUND: "kernels that leave most of the GPU empty take",
     Cause.PROFILER: "the profiler itself costs",
 }
+COSTS_ON_CPU: dict[Cause, str] = {
+    Cause.HOST_BOUND: "Python and framework code between operators costs",
+}
+"""Instead of those above for a job without a GPU."""
+
 COSTS_OF_REASON: dict[Reason, str] = {
     Reason.SHORT_KERNELS: "kernels under 20 us, too short to fill the GPU, take",
     Reason.FEW_BLOCKS: "kernels with too few blocks to fill the GPU take",

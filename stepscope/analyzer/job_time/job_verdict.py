@@ -36,7 +36,7 @@ from stepscope.core.documents.analysis import (
 )
 from stepscope.core.documents.run_directory import Attempt
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_DISTORTION, cause_words
+from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, cause_title_of_job, is_on_cpu
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Notice, Reason
 
 SEEN_CONFIDENCE = 0.97
@@ -242,7 +242,7 @@ class _Judge:
         reasons, evidence = self._reasons(loss)
         ranks = loss.ranks or ([] if loss.basis == TELEMETRY else self._ranks_of(loss.cause))
         actions = self._actions(loss, reasons)
-        title = "Garbage collection" if Reason.GC in loss.reasons else cause_words(loss.cause)
+        title = "Garbage collection" if Reason.GC in loss.reasons else self._title(loss.cause)
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
@@ -274,28 +274,30 @@ class _Judge:
         reasons = list(row.reasons) if row else []
         mfu = "" if self.analysis.job.mfu is None else f" at {self.analysis.job.mfu:.0%} MFU"
         largest = losses.losses[0] if losses.losses else None
-        less = (
-            ""
-            if largest is None
-            else f"; the largest loss is {losses.share(largest.ms):.1%} ({cause_words(largest.cause)})"
-        )
+        on_cpu = is_on_cpu(self.analysis.job)
+        largest_words = "" if largest is None else self._title(largest.cause)
+        less = "" if largest is None else f"; the largest loss is {losses.share(largest.ms):.1%} ({largest_words})"
         own = self.analysis.verdict
         confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
         share = losses.share(work[cause])
+        work_words = f"no bottleneck: {share:.1%} of training time is {cause.value.replace('_', '-')} work{mfu}"
         return Verdict(
             cause=cause,
             reasons=reasons,
             confidence=confidence,
-            summary=f"no bottleneck: {share:.1%} of training time is {cause.value.replace('_', '-')} work{mfu}{less}",
+            summary=f"{busy_on_cpu(share, 'training time') if on_cpu else work_words}{less}",
             ranks=[],
             evidence=[Evidence("share_of_training_time", share, "ratio"), *(row.evidence[1:] if row else [])],
-            actions=actions_for(cause, reasons),
+            actions=actions_for(cause, reasons, on_cpu=on_cpu),
             secondary=self._secondary(None),
             bottleneck=False,
             share=share,
             fix=None,
             next=self._next(None),
         )
+
+    def _title(self, cause: Cause) -> str:
+        return cause_title_of_job(cause, self.analysis.job)
 
     def _rows(self) -> Mapping[Cause, RootCause]:
         return {row.cause: row for row in self.analysis.root_causes}
@@ -334,7 +336,7 @@ class _Judge:
         return evidence
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
-        actions = actions_for(loss.cause, reasons)
+        actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
         if loss.cause is Cause.DATA_LOADING and loss.basis == TELEMETRY:
             workers = [] if Reason.NO_WORKERS in reasons else [self._loader(loss).action]
             return [*workers, *actions][:3]
@@ -378,7 +380,7 @@ class _Judge:
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{cause_words(loss.cause)}: {self._cost(loss)}")
+            SecondaryCause(loss.cause, share, f"{self._title(loss.cause)}: {self._cost(loss)}")
             for loss, share in shares
             if share > SECONDARY_THRESHOLD
         ][:3]

@@ -19,6 +19,7 @@ from stepscope.core.documents.memory import (
 
 _MIN_SAVING = 0.02
 """Smallest saving to report, as a share of the peak."""
+_OVER_RANKS = "ZeRO"
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*True", re.IGNORECASE)
 
 
@@ -29,10 +30,12 @@ def remedies_for(
     oom: OutOfMemory | None,
     settings: str,
     job: JobKind = JobKind.TRAINING,
+    *,
+    is_alone: bool = False,
 ) -> list[Remedy]:
     """Changes that save memory: those for the cause first, then by saving, given the bytes by category at the peak.
 
-    Only a training job gets advice for training.
+    Only a training job gets advice for training, and ZeRO's not one that shows no other rank (`is_alone`).
     """
     first: list[Remedy] = []
     if oom is not None and oom.cause is OomCause.OTHER_PROCESS:
@@ -49,7 +52,7 @@ def remedies_for(
     peak = held.total()
     leaked = growth.grown_bytes if growth is not None else 0
     held[MemoryCategory.ACTIVATIONS] = max(held[MemoryCategory.ACTIVATIONS] - leaked, 0)
-    rest = _OF_JOB[job](held)
+    rest = [remedy for remedy in _OF_JOB[job](held) if not (is_alone and remedy.change.startswith(_OVER_RANKS))]
     in_pieces = fragmentation.in_used_segments_bytes
     if in_pieces and not _EXPANDABLE.search(settings):
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that free pieces join"
@@ -63,10 +66,12 @@ def _of_training(held: Counter[MemoryCategory]) -> list[Remedy]:
     """Savings of ZeRO are those with many data-parallel ranks; with two they are half."""
     optimizer, gradients = held[MemoryCategory.OPTIMIZER], held[MemoryCategory.GRADIENTS]
     activations = held[MemoryCategory.ACTIVATIONS]
+    parameters = held[MemoryCategory.PARAMETERS]
+    whole = [Remedy("ZeRO 3 (FSDP): shard parameters as well", optimizer + gradients + parameters)]
     return [
         Remedy("ZeRO 1: shard the optimizer's state over data-parallel ranks", optimizer),
         Remedy("ZeRO 2: shard gradients as well", optimizer + gradients),
-        Remedy("ZeRO 3 (FSDP): shard parameters as well", optimizer + gradients + held[MemoryCategory.PARAMETERS]),
+        *(whole if parameters else []),  # where they are not known, it would save no more than ZeRO 2
         Remedy("halve the micro-batch", activations // 2),
         Remedy("recompute activations (checkpoint each layer)", activations * 3 // 4),
     ]

@@ -18,9 +18,12 @@ from stepscope.core.documents.memory import (
     MemorySnapshot,
     OutOfMemoryNote,
 )
+from stepscope.core.text.numbers import plain_size
 from stepscope.core.vocabulary import Notice
 
 _MAX_HOLDERS = 40
+_EARLIER_SHARE = 0.1
+"""Share of the peak allocated before the recording, from which a notice says so: its stacks are not known."""
 
 
 def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None) -> MemoryReport:
@@ -36,6 +39,11 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
     if not history.events.actions:
         text = "the snapshot has no events: record them with torch.cuda.memory._record_memory_history()"
         notices.append(Notice("no_history", text))
+    else:
+        earlier = sum(held.size for held in history.held_after(history.peak) if held.born is None)
+        if earlier > _EARLIER_SHARE * int(history.allocated[history.peak]):
+            text = f"{plain_size(earlier)} were allocated before recording began: record from the start of the process"
+            notices.append(Notice("allocated_before_recording", text))
     fragmentation = fragmentation_of(history.segments)
     growth = growth_of(history, snapshot.step_ends_us, snapshot.stacks)
     oom = out_of_memory_of(history, snapshot.stacks, growth, note)
@@ -49,7 +57,9 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
         fragmentation,
         growth,
         oom,
-        remedies_for(by_category, fragmentation, growth, oom, snapshot.settings, job),
+        remedies_for(
+            by_category, fragmentation, growth, oom, snapshot.settings, job, is_alone=not _shows_ranks(snapshot, device)
+        ),
         history.timeline(),
         notices,
         private_pools_of(history.segments),
@@ -61,6 +71,18 @@ def job_of(snapshot: MemorySnapshot, history: History, owners: Mapping[int, str]
     """Kind of job. Only training records owners, and optimizer steps before the events may be of an earlier job."""
     has_step = bool(owners or history.places_of(snapshot.step_ends_us))
     return JobKind.TRAINING if has_step else job_kind(snapshot.stacks)
+
+
+_OF_RANKS = ("/torch/distributed/", "/parallel/distributed.py", "/deepspeed/", "/megatron/")
+_OF_RANKS_CALLS = ("c10d::", "ncclComm")
+
+
+def _shows_ranks(snapshot: MemorySnapshot, device: int) -> bool:
+    """Whether a snapshot shows that the job has several ranks: its GPU is not the first, or its stacks are of some."""
+    frames = (frame for stack in snapshot.stacks for frame in stack)
+    return device > 0 or any(
+        frame.function.startswith(_OF_RANKS_CALLS) or any(part in frame.file for part in _OF_RANKS) for frame in frames
+    )
 
 
 def reported_device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int, list[Notice]]:

@@ -35,7 +35,9 @@ def print_analysis(analysis: Analysis) -> None:
         interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
         milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
         ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
-        table.add_row(wording.cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+        table.add_row(
+            wording.cause_of_job(row.cause, analysis.job), f"{row.fraction:.1%}", interval, milliseconds, ranks
+        )
     console.print(table)
     console.print(_ledger_table(analysis))
     print_kernels(console, analysis)
@@ -51,7 +53,7 @@ def print_analysis(analysis: Analysis) -> None:
 
 def _print_verdict(console: Console, analysis: Analysis) -> None:
     style = "bold green" if analysis.verdict.cause in HEALTHY_CAUSES else "bold yellow"
-    first, *rest = wording.verdict_lines(analysis.verdict)
+    first, *rest = wording.verdict_lines(analysis.verdict, analysis.job)
     console.print(Text(first, style=style))
     for line in rest:
         console.print(line)

@@ -68,6 +68,7 @@ class HfTrainerLog:
         self._totals: set[int] = set()
         self._summary: dict[str, float] = {}
         self._evaluation_seconds = 0.0
+        self._has_losses = False
 
     def take(self, line: str) -> None:
         """Read the next line."""
@@ -101,7 +102,10 @@ class HfTrainerLog:
             for bar in islice(self._latest.values(), _MAX_KINDS):
                 spent = bar.evaluation_seconds.get(bar.step, 0.0)
                 bar.evaluation_seconds[bar.step] = spent + values["eval_runtime"]
-        elif "loss" in values and self._current is not None:
+        elif "loss" in values:
+            self._has_losses = True
+            if self._current is None:
+                return
             self._votes[self._current.total] += 1
             figures = {name: values[name] for name in _FIGURES if name in values}
             self._current.figures[self._current.step] = figures
@@ -130,7 +134,9 @@ class HfTrainerLog:
             text = "the progress bar has whole seconds: a row is the mean of the steps of at least ten seconds"
             return TrainingLog(_SOURCE, steps, [Notice("coarse_times", text)])
         if "train_runtime" not in self._summary:
-            return TrainingLog(_SOURCE, [], [Notice("unidentified_bars", _UNIDENTIFIED)]) if self._bars else None
+            if self._bars:
+                return TrainingLog(_SOURCE, [], [Notice("unidentified_bars", _UNIDENTIFIED)])
+            return TrainingLog(_SOURCE, [], [Notice("no_times", _NO_TIMES)]) if self._has_losses else None
         return self._whole(total)
 
     def _whole(self, num_steps: int) -> TrainingLog | None:
@@ -158,6 +164,10 @@ _SOURCE = "Hugging Face Trainer"
 _UNIDENTIFIED = (
     "has progress bars, but no line with a loss or 'train_runtime', which tell the training's bar from others;"
     " if they went to another file, give both in one"
+)
+_NO_TIMES = (
+    "has lines of the Hugging Face Trainer with losses, and these have no times: the progress bar has,"
+    " or the last line (train_runtime)"
 )
 _SAME_SECONDS, _SAME_SHARE = 2, 0.02
 """Difference of two bars at a step, from which they are not of the same training."""

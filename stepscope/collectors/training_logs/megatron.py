@@ -26,6 +26,7 @@ from stepscope.collectors.training_logs.rows import (
 )
 from stepscope.collectors.training_logs.text import last_stamp
 from stepscope.core.documents.run_directory import LoggedSteps, TrainingLog
+from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 
 _ITERATION = re.compile(r"\biteration[ =]\s*(\d{1,12})\s*/\s*\d{1,12}\s*(?:\||$)")
@@ -161,18 +162,27 @@ class MegatronLog:
         interval = self._interval or usual_interval(attempts)
         steps: list[LoggedSteps] = []
         timed_ns = passed_ns = 0.0
+        num_gaps = 0
         for attempt, rows in enumerate(attempts, 1):
             before: Row | None = None
             for row in rows:
                 num_steps = row.index - before.index if before else num_before_first(row.index, interval)
+                has_gap = before is not None and num_steps > interval and num_steps % interval == 0
+                if has_gap:  # a line between is missing
+                    num_steps = interval
+                    num_gaps += 1
                 follows_first = before is rows[0] and steps[-1].num_steps == 1
                 ms = _mean_ms(row, before, num_steps) if follows_first else row.ms or 0.0
                 steps.append(as_steps(row, num_steps, ms, attempt))
-                if before is not None and before.stamp is not None and row.stamp is not None:
+                if not has_gap and before is not None and before.stamp is not None and row.stamp is not None:
                     passed_ns += max(row.stamp.ns - before.stamp.ns, 0)
                     timed_ns += num_steps * ms * 1e6
                 before = row
-        return TrainingLog(self._source, steps, _outside(timed_ns, passed_ns)) if steps else None
+        gaps: list[Notice] = []
+        if num_gaps:
+            text = f"lines are missing before {counted(num_gaps, 'row')}: a row is of the usual {interval} steps"
+            gaps.append(Notice("missing_lines", text))
+        return TrainingLog(self._source, steps, [*gaps, *_outside(timed_ns, passed_ns)]) if steps else None
 
 
 _WITHOUT_BRACKETS = str.maketrans("", "", "()")

@@ -79,6 +79,12 @@ _CAUSE_TITLES = {
     Cause.DEVICE_GAP: "Gaps between kernels",
 }
 
+_CAUSE_PHRASES_ON_CPU = {
+    Cause.COMPUTE_BOUND: "busy in operators",
+    Cause.HOST_BOUND: "Python and framework code between operators",
+}
+"""Of a job without a GPU, instead of the titles."""
+
 _CATEGORY_TITLES = {
     TimeCategory.LATENCY_BOUND: "Low parallelism",
     TimeCategory.COMPUTE_OTHER: "Other compute",
@@ -120,6 +126,28 @@ def cause_words(cause: Cause) -> str:
 def cause_phrase(cause: Cause) -> str:
     """A cause within a sentence: 'pipeline bubble', 'gaps between kernels'."""
     return _inside(cause_words(cause))
+
+
+def is_on_cpu(job: AnalysedJob) -> bool:
+    """Whether the analysed job has no GPU: its operators are seen, and not what limits them."""
+    return job.device_kind == "cpu"
+
+
+def cause_of_job(cause: Cause, job: AnalysedJob) -> str:
+    """A cause within a sentence on this job: of one without a GPU 'busy in operators', not 'compute bound'."""
+    return (_CAUSE_PHRASES_ON_CPU.get(cause) if is_on_cpu(job) else None) or cause_phrase(cause)
+
+
+def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
+    """The same as a title."""
+    words = cause_of_job(cause, job)
+    return words[:1].upper() + words[1:]
+
+
+def busy_on_cpu(share: float, of_what: str = "the time") -> str:
+    """What is known of a job without a GPU whose operators take most of the time."""
+    busy = f"the CPU is busy in operators for {share:.1%} of {of_what}"
+    return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
 
 
 def category_phrase(category: TimeCategory) -> str:
@@ -229,9 +257,12 @@ def headline(job: AnalysedJob) -> str:
     return ", ".join(parts)
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Text: wording of a verdict in lines: cause, confidence, summary, evidence, actions, secondary causes."""
-    lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
+def verdict_lines(verdict: Verdict, job: AnalysedJob) -> list[str]:
+    """Text: wording of a job's verdict in lines: cause, confidence, summary, evidence, actions, secondary causes."""
+    lines = [
+        f"VERDICT  {cause_of_job(verdict.cause, job)}  (confidence {verdict.confidence:.0%})",
+        f"  {verdict.summary}",
+    ]
     for evidence in verdict.evidence:
         where = f"{numbers.form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
         ranks = f" on {where}" if evidence.ranks else ""

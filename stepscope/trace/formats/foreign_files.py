@@ -34,6 +34,10 @@ _EXECUTION_TRACE = Kind(
     "an execution trace (of PyTorch's ExecutionTraceObserver, or Chakra), which holds no times of the GPU",
     "give the trace that torch.profiler exported in the same run (export_chrome_trace)",
 )
+_CHAKRA = Kind(
+    "an execution trace of Chakra, which holds no times of the GPU",
+    "give the trace that torch.profiler exported in the same run (export_chrome_trace)",
+)
 _TOPOLOGY = Kind("a topology dump of NCCL", _NCCL)
 _XPLANE = Kind("a profile of JAX, TensorFlow or torch_xla (xplane)", "open it with XProf or TensorBoard")
 _BY_ENDING = (
@@ -42,7 +46,7 @@ _BY_ENDING = (
     ((".nvvp", ".nvprof"), Kind("a profile of nvprof", RECORD)),
     ((".xplane.pb",), _XPLANE),
     ((".pftrace", ".perfetto-trace", ".proto"), Kind("a Perfetto trace", f"open it in ui.perfetto.dev; {RECORD}")),
-    ((".et",), _EXECUTION_TRACE),
+    ((".et",), _CHAKRA),
     ((".hltv",), Kind("a profile of Intel Gaudi", "open it with Gaudi's own trace viewer")),
     ((".pprof", ".pb.gz"), Kind("a pprof profile", RECORD)),
 )
@@ -103,6 +107,7 @@ _BY_KEY = (
     (rb"inspector_output_format_version", Kind("an output of NCCL's inspector", _NCCL)),
     (rb"(?:CudaEvent|NvtxEvent|TraceProcessEvent)", Kind("a JSON export of Nsight Systems", _NSIGHT)),
     (rb"timeDeltas", Kind("a CPU profile of V8")),
+    (rb"workload_graph", _CHAKRA),
     (rb"nodes", _EXECUTION_TRACE),
     (rb"shared", Kind("a speedscope profile")),
 )

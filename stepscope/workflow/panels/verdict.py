@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
+from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, SecondaryCause, Verdict, WhatIf
 from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
 from stepscope.core.text.wording import (
     action_words,
+    cause_title_of_job,
     cause_words,
     clean_words,
     evidence_span,
     find_problems,
+    is_on_cpu,
     metric_words,
     quality_lines,
     reason_words,
@@ -49,7 +51,9 @@ def verdict_card(analysis: Analysis) -> html.Element:
     """Panel of the verdict: the cause, its size, what to do, and the evidence."""
     verdict, world_size = analysis.verdict, analysis.job.world_size
     row = next((row for row in analysis.root_causes if row.cause == verdict.cause), None)
-    kind = "The job is healthy; what bounds it:" if verdict.cause in HEALTHY_CAUSES else "Where the time goes:"
+    kind = "Where the time goes:"
+    if verdict.cause in HEALTHY_CAUSES and not is_on_cpu(analysis.job):
+        kind = "The job is healthy; what bounds it:"
     source = (
         "The largest loss of the root-cause table if it is at least 10 % of the step; else what bounds the compute. "
         "Confidence is the share of resamples over the steps in which this cause ranks first, lowered by missing ranks "
@@ -59,7 +63,7 @@ def verdict_card(analysis: Analysis) -> html.Element:
     return html.tag(
         "section",
         html.tag("div", overline, class_="ss-panel-head"),
-        html.tag("h2", cause_words(verdict.cause), id="verdict-title", class_="ss-verdict-cause"),
+        html.tag("h2", cause_title_of_job(verdict.cause, analysis.job), id="verdict-title", class_="ss-verdict-cause"),
         _figures(verdict, row, world_size),
         html.tag("p", verdict.summary, class_="ss-verdict-summary"),
         html.tag("div", _actions(verdict), _evidence(verdict, world_size), class_="ss-columns"),
@@ -152,7 +156,7 @@ def root_causes_panel(analysis: Analysis) -> html.Element:
     """Panel of root causes: a bar per cause, the largest first."""
     rows = sorted((row for row in analysis.root_causes if row.fraction > 0), key=lambda row: -row.fraction)
     largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
-    items = [_cause(row, largest, analysis.job.world_size) for row in rows]
+    items = [_cause(row, largest, analysis.job) for row in rows]
     body = (
         html.tag("ul", items, class_="ss-causes") if items else html.tag("p", "No cause is recorded.", class_="ss-note")
     )
@@ -168,9 +172,9 @@ def root_causes_panel(analysis: Analysis) -> html.Element:
     )
 
 
-def _cause(row: RootCause, largest: float, world_size: int) -> html.Element:
+def _cause(row: RootCause, largest: float, job: AnalysedJob) -> html.Element:
     category = category_of_cause(row.cause)
-    details = [html.short_ranks(row.ranks, world_size=world_size)] if row.ranks else []
+    details = [html.short_ranks(row.ranks, world_size=job.world_size)] if row.ranks else []
     details += [reason_words(reason) for reason in row.reasons]
     if row.interval:
         low, high = map(percent, row.interval)
@@ -178,7 +182,9 @@ def _cause(row: RootCause, largest: float, world_size: int) -> html.Element:
     a_step = "" if row.ms_per_step is None else f"{milliseconds(row.ms_per_step)} a step"
     return html.tag(
         "li",
-        html.tag("span", html.swatch(category), html.tag("span", cause_words(row.cause)), class_="ss-cause-name"),
+        html.tag(
+            "span", html.swatch(category), html.tag("span", cause_title_of_job(row.cause, job)), class_="ss-cause-name"
+        ),
         html.share_bar(row.fraction, category=category, largest=largest, interval=row.interval),
         html.tag("span", percent(row.fraction), class_="ss-num ss-cause-share"),
         html.tag("span", a_step, class_="ss-num"),

@@ -32,7 +32,7 @@ def _job(*stacks: str) -> Allocator:
         (("kv_cache", "eval"), JobKind.INFERENCE),
         (("no_grad", "forward"), JobKind.TRAINING),  # an evaluation; train.py is training
         (("kv_cache", "forward"), JobKind.INFERENCE),  # the engine that a training script starts
-        (("kv_cache", "engine, all"), JobKind.TRAINING),
+        (("kv_cache", "reduce", "engine, all"), JobKind.TRAINING),
         (("eval", "backward"), JobKind.TRAINING),
         (("eval", "optimizer"), JobKind.TRAINING),
         (("eval", "engine, all"), JobKind.TRAINING),

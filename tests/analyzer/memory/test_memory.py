@@ -14,6 +14,7 @@ from stepscope.analyzer.memory.history import HeldBlock, history_of
 from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.hang import StackFrame
 from stepscope.core.documents.memory import MemoryCategory, MemoryReport, OomCause, OutOfMemoryNote
+from tests.analyzer.memory.snapshots import MIB
 from tests.collectors.fake_allocator import Allocator
 
 _GRANULE = 512
@@ -370,3 +371,16 @@ def test_owners_are_of_the_blocks_that_were_there_when_they_were_noted(tmp_path:
     allocator.fail(64 * _MIB, 0)
     by_category = _report(allocator, tmp_path, OutOfMemoryNote(0, None, None, None, None, {0: "gradients"})).by_category
     assert (by_category[MemoryCategory.ACTIVATIONS], by_category[MemoryCategory.GRADIENTS]) == (8 * _MIB, 0)
+
+
+def test_memory_from_before_the_recording_is_said(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 64 * MIB)
+    allocator.alloc(0, 48 * MIB)
+    allocator.alloc(48 * MIB, 16 * MIB)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(allocator.pickled(newest=1))
+    report = explain_memory(read_memory_snapshot(path))
+    assert [notice.message for notice in report.warnings] == [
+        "48.0 MiB were allocated before recording began: record from the start of the process"
+    ]

@@ -107,3 +107,10 @@ def test_a_rounded_rate_leaves_the_number_of_steps_open(tmp_path: Path) -> None:
 def test_a_bar_alone_is_not_a_training(tmp_path: Path) -> None:
     log = read(tmp_path, _training())
     assert (log.steps, [notice.code for notice in log.notices]) == ([], ["unidentified_bars"])
+
+
+def test_lines_without_times_are_named(tmp_path: Path) -> None:
+    log = read(tmp_path, ["{'loss': 2.1, 'learning_rate': 4.5e-05, 'epoch': 0.25}"])
+    assert log.steps == []
+    assert [notice.code for notice in log.notices] == ["no_times"]
+    assert "these have no times" in log.notices[0].message

@@ -154,3 +154,11 @@ def test_what_is_not_a_duration_is_left_out(tmp_path: Path) -> None:
     for text in ("nan", "inf", "-1.0", "1e999", "", "|"):
         line = megatron(2, 1.0).replace("(ms): 1.0", f"(ms): {text}")
         assert durations(read(tmp_path, [megatron(1, 5.0), line])) == [(1, 1, 5.0)]
+
+
+def test_a_missing_line_does_not_make_the_next_row_longer(tmp_path: Path) -> None:
+    log = read(tmp_path, [megatron(number, 1000.0) for number in (100, 110, 120, 140, 150)])
+    assert [steps.num_steps for steps in log.steps] == [10, 10, 10, 10, 10]
+    assert [notice.message for notice in log.notices] == [
+        "lines are missing before 1 row: a row is of the usual 10 steps"
+    ]

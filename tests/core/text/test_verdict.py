@@ -18,7 +18,7 @@ ANALYSIS = example.make_analysis(example.make_timelines())
 
 def line_of(evidence: Evidence) -> str:
     """The evidence's line in a verdict, without its bullet."""
-    lines = verdict_lines(replace(ANALYSIS.verdict, evidence=[evidence]))
+    lines = verdict_lines(replace(ANALYSIS.verdict, evidence=[evidence]), ANALYSIS.job)
     return next(line for line in lines if line.startswith("  - ")).removeprefix("  - ")
 
 
@@ -104,6 +104,8 @@ def test_the_step_after_the_fix_has_its_gain_and_error_or_its_bounds() -> None:
     known = PredictedFix("more workers", 41.04, 4.63, 0.15, "telemetry")
     bounds = PredictedFix("fewer calls", None, None, None, "bound", (45.5, 65.0))
     assert "  Fix: about 41.0 ms per step, 4.6x faster (model error 15%)" in verdict_lines(
-        replace(ANALYSIS.verdict, fix=known)
+        replace(ANALYSIS.verdict, fix=known), ANALYSIS.job
     )
-    assert "  Fix: 45.5 to 65.0 ms per step (bounds)" in verdict_lines(replace(ANALYSIS.verdict, fix=bounds))
+    assert "  Fix: 45.5 to 65.0 ms per step (bounds)" in verdict_lines(
+        replace(ANALYSIS.verdict, fix=bounds), ANALYSIS.job
+    )
