@@ -34,7 +34,7 @@ def empty() -> Intervals:
 
 
 def single(start: int, end: int) -> Intervals:
-    """Set of one time span, or of none if it is empty."""
+    """Analyzer, sets of time spans: one span, or none if it is empty."""
     return Intervals(np.array([start], np.int64), np.array([end], np.int64)) if end > start else empty()
 
 
@@ -70,7 +70,7 @@ def join(*sets: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Intersection of two sets of time spans."""
+    """Analyzer, sets of time spans: intersection of two."""
     if not len(a) or not len(b):
         return empty()
     _, start, end = pieces(a.start, a.end, b)

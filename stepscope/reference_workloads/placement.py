@@ -158,7 +158,7 @@ _HOLDS_SOMETHING = {errno.ENOTEMPTY, errno.EEXIST}
 
 @contextmanager
 def claimed_run_directory(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Iterator[Path]:
-    """Claim a run directory for one workload run; removed again if it stays empty after a failure.
+    """Reference workload: claim a run directory for one run; removed again if it stays empty after a failure.
 
     Args:
         wanted: absent, or empty.

@@ -62,7 +62,7 @@ def has_operations_name(file_name: str) -> bool:
 
 
 def read_ranks(path: str | os.PathLike[str]) -> list[TraceColumns]:
-    """Read a local file: one trace, or one a rank where the file holds several ranks' events.
+    """Trace: read a local file, as one trace, or one a rank where the file holds several ranks' events.
 
     Args:
         path: the file; its name may give the rank when the trace does not.

@@ -15,7 +15,7 @@ import numpy as np
 from stepscope.analyzer.blame.root_causes import ranks_to_name
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.losses import ranks_by_loss
-from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
+from stepscope.analyzer.job_time.steps import ON_HOST, Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.vocabulary import Cause, Reason
@@ -30,6 +30,11 @@ CAUSE_OF_LOSS = {
 }
 
 TELEMETRY, TRACE, BOUND = "telemetry", "trace", "bound"
+
+MAX_QUEUED_STEPS = 4
+"""Steps of GPU work behind which a host's pause can hide: a launch queue holds about a thousand launches."""
+MOSTLY_EXPOSED = 0.5
+"""Least part of a loss measured on the host that the queue cannot have hidden, for its length to be taken as it is."""
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
 """Causes of idle time that recording makes longer."""
@@ -85,8 +90,8 @@ class JobLosses:
     """What a useful step is made of, ms.
 
     Attributes:
-        step_ms: mean useful step.
-        wasted_share: of training time: steps without a lasting update.
+        step_ms: mean useful step; where no settled one is useful, mean step.
+        wasted_share: of training time: steps without a lasting update; 1 where none has one.
         losses: largest first.
         work_ms: by cause, the job's own work.
         irregular_ms: what ordinary steps take longer than their median, part of the unexplained loss.
@@ -123,15 +128,18 @@ def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Job
     """Join the records of all steps with the captures of some."""
     steps, weight = training.steps, training.weight
     wasted = steps.is_skipped | training.is_lost
-    useful = weight * ~wasted if (weight * ~wasted).any() else weight
+    wasted_ms = float((weight * wasted * steps.period_ms).sum())
+    useful = weight * ~wasted
+    if not (useful * training.settled).any():  # a wasted step takes as long as one that is not
+        useful = weight * training.settled if (weight * training.settled).any() else weight
     step_ms = _mean(steps.period_ms, useful)
-    wasted_ms = float((weight * wasted * steps.period_ms).sum()) if useful is not weight else 0.0
     recorded = _recorded(training, useful)
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = _mean(np.maximum(excess, 0.0), useful)
     floor_ms = _floor_ms(captures)
     if floor_ms is not None:
         recorded, slow_ms = _within(recorded, slow_ms, max(step_ms - floor_ms, 0.0))
+        recorded = [_bounded(training, useful, loss, floor_ms) for loss in recorded]
     slow = _slow_losses(training, captures, slow_ms)
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
     irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0))
@@ -185,6 +193,21 @@ def _within(recorded: list[Loss], slow_ms: float, room_ms: float) -> tuple[list[
         room_ms -= own
         kept.append(replace(loss, ms=own))
     return kept, min(slow_ms, room_ms)
+
+
+def _bounded(training: TrainingTime, weight: Floats, loss: Loss, floor_ms: float) -> Loss:
+    """A loss that was measured on the host alone: between what the GPU's queue cannot hide, and all of it.
+
+    It counts as measured where most of it is too long to hide, else as the middle of its bounds.
+    """
+    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
+        return loss
+    by_step = training.losses.ms[loss.recorded]
+    too_long = np.maximum(by_step - MAX_QUEUED_STEPS * floor_ms, 0.0)
+    least_ms = min(max(_mean(by_step, weight) - floor_ms, _mean(too_long, weight), 0.0), loss.ms)
+    if least_ms >= MOSTLY_EXPOSED * loss.ms:
+        return loss
+    return replace(loss, ms=(least_ms + loss.ms) / 2.0, basis=BOUND, least_ms=least_ms, most_ms=loss.ms)
 
 
 def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow_ms: float) -> list[Loss]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +50,11 @@ RIVALLED_CONFIDENCE = 0.6
 """Most in a loss that is within its bounds smaller than another."""
 OVERSUBSCRIBED_CONFIDENCE = 0.85
 """Most where ranks queue for cores: their waits contain the queue."""
+LARGE_DISTORTION = 1.5
+"""Relative difference of captured steps from what the records leave of a step at which one of the two is wrong: no
+profiler slows a step so much."""
+CONTRADICTED_CONFIDENCE = 0.65
+"""Most where records and capture contradict each other so far."""
 FEW_STEPS = 8
 FEW_STEPS_CONFIDENCE = 0.8
 TELEMETRY_ERROR = 0.15
@@ -79,9 +83,14 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
     if facts is None:
         return _by_trace(analysis, capture)
     training = training_time(facts.steps, facts.attempts)
+    if not training.num_settled:
+        by_trace = _by_trace(analysis, capture)
+        certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
+        return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
     losses = job_losses(training, [*facts.earlier, capture])
     judge = _Judge(analysis, facts, training, losses)
     verdict = judge.verdict()
+    verdict = replace(verdict, confidence=min(verdict.confidence, judge.most_confidence()))
     notices = [*analysis.warnings, *_notices(training)]
     return replace(analysis, verdict=verdict, job_time=_job_time(training, losses), warnings=notices)
 
@@ -157,7 +166,7 @@ def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
                 "telemetry",
                 True,
                 None,
-                f"{int(training.settled.sum())} of {counted(training.num_steps, 'step')} settled",
+                f"{training.num_settled} of {counted(training.num_steps, 'step')} settled",
             ),
             EvidenceLayer("trace", True, agrees, note),
         ],
@@ -205,6 +214,12 @@ class _Judge:
             return replace(self.analysis.verdict, bottleneck=None)
         return self._no_bottleneck()
 
+    def most_confidence(self) -> float:
+        """Most confidence in any verdict, by the number of steps and the capture's likeness to them."""
+        most = 1.0 if self.training.num_settled >= FEW_STEPS else FEW_STEPS_CONFIDENCE
+        is_contradicted = abs(self.losses.distortion or 0.0) > LARGE_DISTORTION
+        return min(most, CONTRADICTED_CONFIDENCE) if is_contradicted and self.losses.wasted_share < 1 else most
+
     def _is_doubtful(self) -> bool:
         """Whether the traces forbid a verdict."""
         return self.analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
@@ -214,8 +229,8 @@ class _Judge:
         num_skipped, num_lost = int(steps.is_skipped.sum()), int(training.is_lost.sum())
         reasons = [Reason.OVERFLOW] if num_skipped >= num_lost else [Reason.REPEATED]
         action = actions_for(Cause.WASTED_STEPS, reasons)
-        before_ms = losses.step_ms / (1.0 - losses.wasted_share) if losses.wasted_share < 1 else math.inf
-        fix = PredictedFix(action[0], losses.step_ms, before_ms / losses.step_ms, TELEMETRY_ERROR, TELEMETRY)
+        useful = 1.0 - losses.wasted_share
+        fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
         what = (
             f"{counted(num_skipped, 'update')} skipped"
             if num_skipped >= num_lost
@@ -246,7 +261,7 @@ class _Judge:
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
-        observed = f"{int(self.training.settled.sum())} of {counted(self.training.num_steps, 'step')} observed"
+        observed = f"{self.training.num_settled} of {counted(self.training.num_steps, 'step')} observed"
         inferred = " (inferred: nothing recorded names it)" if loss.is_inferred else ""
         return Verdict(
             cause=loss.cause,
@@ -309,11 +324,11 @@ class _Judge:
     def _reasons(self, loss: Loss) -> tuple[list[Reason], list[Evidence]]:
         row = self._rows().get(loss.cause)
         from_trace = ([], []) if row is None else (list(row.reasons), list(row.evidence[1:]))
-        if loss.cause is Cause.DATA_LOADING and loss.basis == TELEMETRY:
+        if loss.recorded is HostLoss.DATA_WAIT:
             findings = self._loader(loss)
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
             return [*findings.reasons, *in_process], findings.evidence
-        if loss.basis == TELEMETRY:
+        if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():
             evidence = [Evidence("usable_cpus", float(self.facts.num_cpus or 1), "")]
@@ -337,7 +352,7 @@ class _Judge:
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
         actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
-        if loss.cause is Cause.DATA_LOADING and loss.basis == TELEMETRY:
+        if loss.recorded is HostLoss.DATA_WAIT:
             workers = [] if Reason.NO_WORKERS in reasons else [self._loader(loss).action]
             return [*workers, *actions][:3]
         if Reason.GC in loss.reasons and len(loss.ranks) > 1:
@@ -353,7 +368,7 @@ class _Judge:
         step_ms = self.losses.step_ms
         action = actions[0] if actions else ""
         if loss.least_ms is not None and loss.most_ms is not None:
-            least_ms = step_ms - self.losses.irregular_ms - loss.most_ms
+            least_ms = max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
             return PredictedFix(action, None, None, None, BOUND, (least_ms, step_ms - loss.least_ms))
         after = step_ms - loss.ms
         if after <= 0:
@@ -374,8 +389,14 @@ class _Judge:
         return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
 
     def _next(self, named: Loss | None) -> NextCause | None:
-        others = [loss for loss in self.losses.losses if loss is not named]
-        return NextCause(others[0].cause, self.losses.share(others[0].ms)) if others else None
+        """The largest other loss; one of the same cause only if its reasons are others."""
+        taken = set() if named is None else {named.cause, *self._reasons(named)[0]}
+        for loss in self.losses.losses:
+            reasons = self._reasons(loss)[0]
+            if loss is named or {loss.cause, *reasons} <= taken or self.losses.share(loss.ms) <= 0:
+                continue
+            return NextCause(loss.cause, self.losses.share(loss.ms), reasons)
+        return None
 
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
@@ -393,6 +414,8 @@ class _Judge:
         if loss.basis == TELEMETRY:
             unknown = loss.cause is Cause.UNEXPLAINED
             return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
+        if loss.recorded is not None:
+            return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
         own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
         if loss.is_inferred:
             return min(own, INFERRED_CONFIDENCE)
@@ -406,12 +429,10 @@ class _Judge:
     def _seen(self, recorded: HostLoss | None) -> float:
         """Confidence in a loss that all steps show: how often it comes first when steps are drawn anew."""
         certain = SEEN_CONFIDENCE
-        if self.analysis.job.device_kind == "gpu" and not self.training.steps.is_exposed:
+        if self.analysis.job.device_kind == "gpu" and recorded in self.training.steps.unmeasured:
             certain = UNMEASURED_EXPOSURE_CONFIDENCE
         if any(notice.code == "oversubscribed" for notice in self.analysis.warnings):
             certain = min(certain, OVERSUBSCRIBED_CONFIDENCE)
-        if int(self.training.settled.sum()) < FEW_STEPS:
-            certain = min(certain, FEW_STEPS_CONFIDENCE)
         return round(certain * (1.0 if recorded is None else self._stability(recorded)), 3)
 
     def _stability(self, recorded: HostLoss) -> float:

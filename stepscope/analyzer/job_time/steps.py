@@ -36,6 +36,9 @@ _PHASES = {
 }
 """Names of phases by the loss that they are."""
 
+ON_HOST = frozenset({HostLoss.COLLECTION, HostLoss.COMPILATION, HostLoss.RUN_DELAY})
+"""Losses that no record measures on the device."""
+
 COLLECTION_FIGURE = "gc_pause_ns"
 OVERFLOW_FIGURE = "overflow"
 _LOSS_FIGURE = "loss"
@@ -51,8 +54,8 @@ class JobSteps:
         period_ms: from the latest end of the step before, an attempt's first from its earliest start.
         end_ms: by step and rank, since the start of the run's first step; NaN without a record.
         host_ms: by loss, step and rank: how long the host was held up, where measured only the part in which the GPU
-            had nothing queued.
-        is_exposed: whether nearly all waits of a run on GPUs were measured on the device.
+            had nothing queued; what may lie within a phase is the phase's.
+        unmeasured: losses that were measured on the host alone: on GPUs, queued work may hide them.
         starts_ms: by attempt, start of its first step.
         is_profiled: a profiler was set up, recorded or wrote its trace in the step, or just before.
         is_captured: a profiler recorded the step.
@@ -69,7 +72,7 @@ class JobSteps:
     period_ms: Floats
     end_ms: Floats
     host_ms: dict[HostLoss, Floats]
-    is_exposed: bool
+    unmeasured: frozenset[HostLoss]
     starts_ms: dict[int, float]
     is_profiled: Flags
     is_captured: Flags
@@ -131,8 +134,8 @@ def job_steps(records: Sequence[RankSteps]) -> JobSteps | None:
         index=np.array([index for _, index in keys], np.int64),
         period_ms=np.maximum(latest - begins, 0.0),
         end_ms=end,
-        host_ms=host,
-        is_exposed=float(np.mean([_is_exposed(step) for steps in steps_of for step in steps])) >= _MOSTLY,
+        host_ms=_outside_phases(host),
+        unmeasured=_unmeasured([step for steps in steps_of for step in steps]),
         starts_ms=starts,
         is_profiled=_profiled(steps_of, is_first),
         is_captured=np.array([any(step.captured for step in steps) for steps in steps_of]),
@@ -145,9 +148,9 @@ def job_steps(records: Sequence[RankSteps]) -> JobSteps | None:
 
 
 def _losses_ns(step: Step) -> dict[HostLoss, float]:
-    losses = {
-        loss: float(sum(step.exposed_phases.get(name, ns) for name, ns in step.phases.items() if name.lower() in names))
-        for loss, names in _PHASES.items()
+    losses = {  # phases with two names for the same thing lie within each other
+        loss: float(max((step.exposed_phases.get(name, step.phases[name]) for name in _named(step, loss)), default=0))
+        for loss in _PHASES
     }
     exposed_wait = step.exposed_data_wait_ns
     return losses | {
@@ -158,8 +161,28 @@ def _losses_ns(step: Step) -> dict[HostLoss, float]:
     }
 
 
-def _is_exposed(step: Step) -> bool:
-    return step.exposed_data_wait_ns is not None or not step.data_wait_ns
+def _named(step: Step, loss: HostLoss) -> list[str]:
+    return [name for name in step.phases if name.lower() in _PHASES[loss]]
+
+
+def _outside_phases(host: dict[HostLoss, Floats]) -> dict[HostLoss, Floats]:
+    """Losses without what a phase of their step may contain: more than the rank's usual loss in steps without one."""
+    evaluation, phases = host[HostLoss.EVALUATION], host[HostLoss.EVALUATION] + host[HostLoss.CHECKPOINT]
+    inner = {}
+    for loss in (HostLoss.DATA_WAIT, HostLoss.COLLECTION, HostLoss.COMPILATION):
+        own, phase = host[loss], evaluation if loss is HostLoss.DATA_WAIT else phases
+        usual = np.array([np.median(o[p == 0]) if (p == 0).any() else 0.0 for o, p in zip(own.T, phase.T, strict=True)])
+        inner[loss] = np.where(phase > 0, np.minimum(own, np.maximum(usual, own - phase)), own)
+    return host | inner
+
+
+def _unmeasured(steps: Sequence[Step]) -> frozenset[HostLoss]:
+    """Losses of which fewer than nearly all were measured on the device."""
+    waits = [step.exposed_data_wait_ns is not None for step in steps if step.data_wait_ns]
+    measured = {HostLoss.DATA_WAIT: waits} | {
+        loss: [name in step.exposed_phases for step in steps for name in _named(step, loss)] for loss in _PHASES
+    }
+    return ON_HOST | {loss for loss, known in measured.items() if known and float(np.mean(known)) < _MOSTLY}
 
 
 def _is_skipped(step: Step) -> bool:

@@ -32,6 +32,7 @@ class TrainingTime:
     Attributes:
         weight: for how many steps a settled one stands; 0 where another stands for the step.
         is_lost: a later attempt repeated the step.
+        num_settled: 0 where no step shows the job as it runs; `settled` then holds those that come closest.
     """
 
     steps: JobSteps
@@ -40,6 +41,7 @@ class TrainingTime:
     settled: Flags
     weight: Floats
     is_lost: Flags
+    num_settled: int
     goodput: Goodput
     trend: StepTrend | None
 
@@ -72,7 +74,8 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
     settled = ~(is_start | steps.is_profiled | is_filling)
     slower = _slower_after_capture(steps, losses.rest_ms, settled)
     settled &= ~slower
-    if not settled.any():
+    num_settled = int(settled.sum())
+    if not num_settled:
         settled = ~is_start if (~is_start).any() else np.ones(len(steps), np.bool_)
     slow = slow_steps(steps, losses.rest_ms, settled)
     losses = with_surroundings(losses, slow.ordinary_ms)
@@ -90,18 +93,19 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
         settled,
         weight,
         is_lost,
+        num_settled,
         goodput,
         step_trend(steps, losses.rest_ms, settled & ~slow.is_slow),
     )
 
 
 def _starting(steps: JobSteps) -> Flags:
-    """The first step of each attempt, and those that compile before the first one that does not."""
+    """The first step of each attempt, and those that compile before the first one that does not, if one does not."""
     is_start = np.zeros(len(steps), np.bool_)
     for attempt in np.unique(steps.attempt):
         rows = np.flatnonzero(steps.attempt == attempt)
         compiled = steps.has_compiled[rows]
-        num = len(rows) if compiled.all() else int(np.argmin(compiled))
+        num = int(np.argmin(compiled))  # 0 where all compile: then that is how the job runs
         is_start[rows[: max(num, 1)]] = True
     return is_start
 

@@ -346,7 +346,7 @@ class CopySums:
 
 
 def takes_host_link(kind: str) -> bool:
-    """Whether memory copies of this kind go between host and device."""
+    """Table of kernels and copies: whether copies of this kind go between host and device."""
     return kind.startswith(("HtoD", "DtoH"))
 
 

@@ -191,7 +191,7 @@ def planned_paths(events: Iterable[LogEvent]) -> list[PlannedWays]:
 
 
 def slow_links(machines: Iterable[Machine], topology_files: Mapping[str, str]) -> Iterator[NcclFinding]:
-    """NVLinks that are slower, or fewer, than those between equal pairs of devices.
+    """NCCL topologies: NVLinks that are slower, or fewer, than those between equal pairs of devices.
 
     Two directions of one pair are equal; so are all GPUs' links to NVSwitches, and all pairs where every GPU has links
     to every other one of its island and all islands have the same size. Other meshes have pairs of two kinds by design.

@@ -178,10 +178,11 @@ class PredictedFix:
 
 @dataclass(frozen=True, slots=True)
 class NextCause:
-    """Analysis document: the next loss, as a share of training time."""
+    """Analysis document: the next loss, as a share of training time; reasons tell it from another of its cause."""
 
     cause: Cause
     share: float
+    reasons: list[Reason] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ class Verdict:
 
     Attributes:
         bottleneck: whether a loss reaches a tenth of training time; None where unknown.
-        share: of training time, of the cause; None where unknown.
+        share: of training time, of the cause for these reasons (`job_time.breakdown` adds up all of a cause); None
+            where unknown.
     """
 
     cause: Cause

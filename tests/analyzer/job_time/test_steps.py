@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,18 +44,16 @@ def test_device_times_replace_the_host_that_runs_ahead() -> None:
 
 
 def test_exposed_waits_replace_the_hosts() -> None:
-    def more(_: int) -> dict[str, object]:
-        return {
-            "data_wait_ns": 15 * MS,
-            "exposed_data_wait_ns": 2 * MS,
-            "phases": {"Validation": 9 * MS, "other": MS},
-            "exposed_phases": {"Validation": 7 * MS},
-        }
+    def more(index: int) -> dict[str, object]:
+        wait = {"data_wait_ns": 15 * MS, "exposed_data_wait_ns": 2 * MS}
+        return wait | (
+            {"phases": {"Validation": 9 * MS, "other": MS}, "exposed_phases": {"Validation": 7 * MS}} if index else {}
+        )
 
-    steps = _joined(rank_steps(0, [50], more))
-    assert steps.host_ms[HostLoss.DATA_WAIT].tolist() == [[2.0]]
-    assert steps.host_ms[HostLoss.EVALUATION].tolist() == [[7.0]]
-    assert steps.host_ms[HostLoss.CHECKPOINT].tolist() == [[0.0]]
+    steps = _joined(rank_steps(0, [50, 50], more))
+    assert steps.host_ms[HostLoss.DATA_WAIT].tolist() == [[2.0], [2.0]]
+    assert steps.host_ms[HostLoss.EVALUATION].tolist() == [[0.0], [7.0]]
+    assert steps.host_ms[HostLoss.CHECKPOINT].tolist() == [[0.0], [0.0]]
 
 
 def test_skipped_updates_are_those_that_overflow_or_lose_their_loss() -> None:
@@ -70,3 +70,13 @@ def test_the_periods_add_up_to_the_time_from_first_start_to_last_end(lengths: li
     steps = _joined(*(rank_steps(rank, own) for rank, own in enumerate(lengths)))
     assert steps.period_ms.sum() == pytest.approx(max(sum(own) for own in lengths))
     assert np.all(steps.period_ms >= 0)
+
+
+def test_what_may_lie_within_a_phase_is_the_phases() -> None:
+    def more(index: int) -> dict[str, Any]:
+        phases = {"evaluation": 40 * MS, "validation": 38 * MS} if index == 3 else {}
+        return {"data_wait_ns": (35 if index == 3 else 5) * MS, "phases": phases}
+
+    host_ms = _joined(rank_steps(0, [100.0] * 4, more)).host_ms
+    assert host_ms[HostLoss.EVALUATION].max() == 40
+    assert host_ms[HostLoss.DATA_WAIT][:, 0].tolist() == [5, 5, 5, 5]
