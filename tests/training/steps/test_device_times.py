@@ -10,6 +10,7 @@ import pytest
 from stepscope.core.loader_waits import Instant, Interval
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.listeners import PendingSteps
+from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord, UnprofiledStepTime
 
 _MS = 1_000_000
@@ -169,3 +170,25 @@ def test_device_times_go_on_after_a_capture(gpu: _Gpu) -> None:
     records = [_end(clock, gpu, index, 10.0 * index) for index in range(6)]
     records[2].state, records[3].state = "warmup", "active"
     assert [record.device_ns for record in _settled(records)] == [None] + [10 * _MS] * 5
+
+
+def test_while_a_graph_is_captured_the_gpu_is_asked_nothing(gpu: _Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = DeviceClock()
+    written: list[StepRecord] = []
+    pending = PendingSteps([], written.append)
+    gpu.passes = False
+    pending.add(_end(clock, gpu, 0, 0))
+    deferred = DeferredScalars({"loss": (0, None)}, [_Event(enable_timing=True)], lambda _: None, None)
+    pending.add(_end(clock, gpu, 1, 10, StepRecord(1, 0, deferred=[deferred])))
+    gpu.passes, gpu.is_capturing = True, True
+    with monkeypatch.context() as capturing:
+        capturing.setattr(_Event, "query", lambda _: pytest.fail("a question breaks the capture"))
+        pending.add(_end(clock, gpu, 2, 20))
+        assert DeviceScalarReader().take({"loss": object()}) is None
+    assert not written
+    gpu.is_capturing = False
+    deferred.slots.clear()
+    pending.add(_end(clock, gpu, 3, 30))
+    assert [(record.index, record.device_ns) for record in written] == [
+        (0, None), (1, 10 * _MS), (2, None), (3, None)
+    ]  # fmt: skip
