@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.core.loader_waits import Instant, Interval
+from stepscope.core.loader_waits import MOST_INTERVALS, Instant, Interval
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.listeners import PendingSteps
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader
@@ -192,3 +192,15 @@ def test_while_a_graph_is_captured_the_gpu_is_asked_nothing(gpu: _Gpu, monkeypat
     assert [(record.index, record.device_ns) for record in written] == [
         (0, None), (1, 10 * _MS), (2, None), (3, None)
     ]  # fmt: skip
+
+
+def test_a_step_keeps_only_so_many_marks_and_the_time_of_them_all(gpu: _Gpu) -> None:
+    clock, record = DeviceClock(), StepRecord(0, 0)
+    for _ in range(MOST_INTERVALS + 5):
+        record.add_data_wait(_interval(clock, gpu, 1, 4))
+        record.add_phase("save", _interval(clock, gpu, 1, 4))
+    wait_ns = sum(ended.ns - began.ns for began, ended in record.data_waits)
+    assert (len(record.data_waits), wait_ns) == (MOST_INTERVALS, record.data_wait_ns)
+    assert len(record.phase_intervals["save"]) == MOST_INTERVALS
+    (written,) = _settled([_end(clock, gpu, 0, 30, record)])
+    assert (written.exposed_data_wait_ns, written.exposed_phases) == (None, {})
