@@ -19,16 +19,18 @@ from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
+from stepscope.analyzer.job_time.job_losses import TELEMETRY
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
-from stepscope.analyzer.missing_evidence import missing_evidence
+from stepscope.analyzer.ledger.unrecorded_work import Missing
+from stepscope.analyzer.missing_evidence import MissingEvidence, missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import JobContext
-from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge, root_causes
+from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge, root_causes
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
 from stepscope.analyzer.what_if.replay import ReplayModel, build_model, why_not_replayable
 from stepscope.core.documents.analysis import Analysis, MeshSizes
@@ -63,7 +65,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = summaries.job_roofline(by_rank)
     ledger = summaries.job_ledger(by_rank)
-    missing = missing_evidence(by_rank)
+    missing = missing_evidence(by_rank | {view.rank: view for view in context.unrecorded})
+    unrecorded = next((one for one in missing if one.kind is Missing.DEVICE), None)
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -82,7 +85,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     resampled = resample(aligned.table)
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
     unprofiled_ms = summaries.comparable_step_ms(by_rank, context.unprofiled_step_ms)
-    is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD
+    is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and unrecorded is None
     certain = [row for row in rows if is_explained and not inputs.is_guess(row)]
     what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)
     known = {gain.fix for gain in what_if}
@@ -107,7 +110,24 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ],
     )
     capture = captured_steps(by_rank, aligned.table, what_if)
-    return with_job_time(without_unnamed(analysis, by_rank), capture, context.run), list(by_rank.values())
+    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
+    return analysis if unrecorded is None else _without_gain(analysis, unrecorded), list(by_rank.values())
+
+
+def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:
+    """The analysis where nothing is known of some ranks' devices; a verdict on the records of all steps stays."""
+    verdict = analysis.verdict
+    is_recorded = verdict.fix is not None and verdict.fix.basis == TELEMETRY
+    if verdict.cause is Cause.INSUFFICIENT_EVIDENCE or is_recorded:
+        return analysis
+    verdict = replace(
+        verdict,
+        confidence=min(verdict.confidence, GUESSED_CONFIDENCE),
+        summary=f"{verdict.summary}; {missing.what}: {missing.remedy}",
+        actions=[missing.remedy, *verdict.actions],
+        fix=None,
+    )
+    return replace(analysis, verdict=verdict)
 
 
 def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
@@ -123,8 +143,8 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         DataError: the traces do not allow a replay.
     """
     aligned = _explain(views, context.mesh)
-    for one in missing_evidence(aligned.views):
-        if one.share >= UNEXPLAINED_THRESHOLD:
+    for one in missing_evidence(aligned.views | {view.rank: view for view in context.unrecorded}):
+        if one.share >= UNEXPLAINED_THRESHOLD or one.kind is Missing.DEVICE:
             raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
     model = aligned.replay_model()
     if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):

@@ -19,7 +19,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.core.loader_waits import Instant, Interval, LoaderWaits, duration_ns, keep_interval, timed_batches, timed_beginning
+from stepscope.core.loader_waits import (
+    Instant,
+    Interval,
+    LoaderWaits,
+    duration_ns,
+    keep_interval,
+    timed_batches,
+    timed_beginning,
+)
 from stepscope.core.process import Patch
 from stepscope.training.steps.telemetry import StepRecord
 
