@@ -20,17 +20,19 @@ from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
+from stepscope.analyzer.job_time.job_losses import TELEMETRY
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.kernels.job_kernels import kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
-from stepscope.analyzer.missing_evidence import missing_evidence
+from stepscope.analyzer.ledger.unrecorded_work import Missing
+from stepscope.analyzer.missing_evidence import MissingEvidence, missing_evidence
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import JobContext
-from stepscope.analyzer.verdict import UNEXPLAINED_THRESHOLD, judge
+from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
 from stepscope.analyzer.what_if.replay import ReplayModel, build_model
 from stepscope.core.documents.analysis import Analysis, MeshSizes
@@ -63,7 +65,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = kernel_section(by_rank)
     ledger = job_ledger(by_rank)
-    missing = missing_evidence(by_rank)
+    missing = missing_evidence(by_rank | {view.rank: view for view in context.unrecorded})
+    unrecorded = next((one for one in missing if one.kind is Missing.DEVICE), None)
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -83,7 +86,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
     verdict = judge(rows, resampled, inputs)
     unprofiled_ms = summaries.comparable_step_ms(by_rank, context.unprofiled_step_ms)
-    is_known = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
+    is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and unrecorded is None
+    is_known = is_explained and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     certain = [row for row in rows if is_known and not inputs.is_guess(row)]
     what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)
     known = {gain.fix for gain in what_if}
@@ -108,7 +112,24 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ],
     )
     capture = captured_steps(by_rank, aligned.table, what_if)
-    return with_job_time(without_unnamed(analysis, by_rank), capture, context.run), list(by_rank.values())
+    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
+    return analysis if unrecorded is None else _without_gain(analysis, unrecorded), list(by_rank.values())
+
+
+def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:
+    """The analysis where nothing is known of some ranks' devices; a verdict on the records of all steps stays."""
+    verdict = analysis.verdict
+    is_recorded = verdict.fix is not None and verdict.fix.basis == TELEMETRY
+    if verdict.cause is Cause.INSUFFICIENT_EVIDENCE or is_recorded:
+        return analysis
+    verdict = replace(
+        verdict,
+        confidence=min(verdict.confidence, GUESSED_CONFIDENCE),
+        summary=f"{verdict.summary}; {missing.what}: {missing.remedy}",
+        actions=[missing.remedy, *verdict.actions],
+        fix=None,
+    )
+    return replace(analysis, verdict=verdict)
 
 
 def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.rank_view import RankView, TraceFacts
-from stepscope.core.text.numbers import counted
+from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 
 NOTABLE_SHARE = 0.02
@@ -51,24 +51,33 @@ def missing_evidence(views: Mapping[int, RankView]) -> list[MissingEvidence]:
     facts = [view.facts for view in views.values()]
     total = sum(view.window_ns for view in views.values())
     unknown = {kind: sum(of_rank.unknown_ns.get(kind, 0) for of_rank in facts) for kind in Missing}
+    silent = {rank: view.facts for rank, view in views.items() if Missing.DEVICE in view.facts.unknown_ns}
+    where = f" of {ranks_words(list(silent))}" if len(silent) < len(views) else ""
+    words = {kind: _words(kind, facts) for kind in Missing} | {Missing.DEVICE: _device_words(silent.values(), where)}
     found = [
-        MissingEvidence(kind, *_words(kind, facts), share=nanoseconds / total)
+        MissingEvidence(kind, *words[kind], share=nanoseconds / total)
         for kind, nanoseconds in unknown.items()
         if nanoseconds
     ]
     return sorted(found, key=lambda one: -one.share)
 
 
+def _device_words(facts: Iterable[TraceFacts], where: str) -> tuple[str, str]:
+    """The same of ranks without device activities."""
+    launches = sum(of_rank.num_launches for of_rank in facts)
+    if launches:
+        what = f"{counted(launches, 'kernel launch')}{where} left no kernel, copy or memset in the trace"
+        return what, "record again without another profiler on the GPU; KINETO_LOG_LEVEL=0 shows what was dropped"
+    what = f"the machine has GPUs, and the trace{where} holds no GPU activity"
+    return what, "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+
+
 def _words(kind: Missing, facts: Sequence[TraceFacts]) -> tuple[str, str]:
     """What is missing, and how to record it."""
     launches, lost = sum(f.num_launches for f in facts), sum(f.num_lost for f in facts)
     match kind:
-        case Missing.DEVICE if launches:
-            what = f"{counted(launches, 'kernel launch')} left no kernel, copy or memset in the trace"
-            return what, "record again without another profiler on the GPU; KINETO_LOG_LEVEL=0 shows what was dropped"
         case Missing.DEVICE:
-            what = "the machine has GPUs, and the trace holds no GPU activity"
-            return what, "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            return _device_words(facts, "")
         case Missing.GRAPH_REPLAYS:
             replays, empty = sum(f.num_graph_launches for f in facts), sum(f.num_lost_graphs for f in facts)
             what = f"{empty:,} of {counted(replays, 'graph replay')} left no kernels in the trace"

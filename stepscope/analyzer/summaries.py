@@ -13,6 +13,7 @@ from stepscope.analyzer.collectives.calls import CallId, Matches
 from stepscope.analyzer.collectives.clocks import Clocks
 from stepscope.analyzer.collectives.process_groups import dimension_of_members, mesh_sizes_by_traffic
 from stepscope.analyzer.job_time.job_verdict import RunFacts
+from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents import analysis
@@ -35,6 +36,7 @@ class JobContext:
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
         network_bytes_per_second: of each GPU's network card in one direction.
         run: what the run directory tells of all steps; None from traces alone.
+        unrecorded: views of ranks whose traces hold no device activities, though those of others do.
     """
 
     unprofiled_step_ms: float | None = None
@@ -46,6 +48,7 @@ class JobContext:
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
     network_bytes_per_second: float | None = None
     run: RunFacts | None = None
+    unrecorded: Sequence[RankView] = ()
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:
@@ -240,7 +243,7 @@ def analysis_notices(
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
-    reported = [one for one in missing if one.share >= NOTABLE_SHARE]
+    reported = [one for one in missing if one.share >= NOTABLE_SHARE or one.kind is Missing.DEVICE]
     notices += [one.notice for one in reported]
     if quality.lost_launches > NOTABLE_LOSS and not any(one.is_of_launches for one in reported):
         lost = f"{quality.lost_launches:.0%} of one rank's kernel launches left no kernel in the trace"

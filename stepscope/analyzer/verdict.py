@@ -12,6 +12,7 @@ from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_C
 from stepscope.analyzer.blame.root_causes import Resampled
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted
@@ -51,6 +52,10 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs
     named = losses[0] if losses and losses[0].fraction >= BOTTLENECK_THRESHOLD else None
     if unexplained > 0.5 and (named is None or named.fraction < unexplained):
         return _unexplained(unexplained, inputs)
+    unrecorded = next((one for one in inputs.missing if one.kind is Missing.DEVICE), None)
+    if unrecorded is not None and unrecorded.share >= UNEXPLAINED_THRESHOLD:
+        evidence = Evidence("unexplained", unrecorded.share, "ratio", UNEXPLAINED_THRESHOLD)
+        return _insufficient(inputs, f"{unrecorded.unknown}: {unrecorded.what}", evidence)
     if named is not None and named.fraction < inputs.unexplained_loss:
         return _neither(by_cause[Cause.UNEXPLAINED], losses, inputs)
     if named is None:

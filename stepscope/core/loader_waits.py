@@ -31,6 +31,19 @@ def duration_ns(intervals: Iterable[Interval]) -> int:
     return sum(ended.ns - began.ns for began, ended in intervals)
 
 
+MOST_INTERVALS = 1000
+"""Kept of one kind between two updates; each holds two events of the GPU."""
+
+
+def keep_interval(intervals: list[Interval], interval: Interval) -> None:
+    """Add an interval; from MOST_INTERVALS on they are kept as one of their length together, without marks."""
+    if len(intervals) < MOST_INTERVALS:
+        intervals.append(interval)
+        return
+    first_ns = intervals[-1][0].ns
+    intervals[-1] = (Instant(first_ns), Instant(first_ns + duration_ns((intervals[-1], interval))))
+
+
 class LoaderWatch(Protocol):
     """Observer of the calls of DataLoaders and their iterators; none of its methods may raise."""
 
@@ -91,7 +104,11 @@ def _timed(
 
 @dataclass(slots=True)
 class _LoaderUse:
-    """One loader between two updates."""
+    """One loader between two updates.
+
+    Attributes:
+        waits: empty once the loader gave a batch that was not learned from.
+    """
 
     first: Instant
     last: Instant
@@ -127,6 +144,8 @@ class LoaderWaits:
         asked = self._ask(loader, started, ended)
         asked.num_batches += 1
         asked.learns &= learns
+        if not asked.learns:
+            asked.waits.clear()
         asked.is_exhausted = False
         if len(self._asked) > 1:
             self._asked[loader] = self._asked.pop(loader)  # the last one asked comes last
@@ -164,7 +183,8 @@ class LoaderWaits:
         if asked is None:
             asked = self._asked[loader] = _LoaderUse(started, ended)
         asked.last = ended
-        asked.waits.append((started, ended))
+        if asked.learns:
+            keep_interval(asked.waits, (started, ended))
         return asked
 
 

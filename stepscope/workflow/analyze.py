@@ -174,6 +174,7 @@ def read_job(
         map_files=map_of_engine(files.paths, fan_out),
     )
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
+    context = replace(context, unrecorded=found.unrecorded)
     if files.run_directory is not None:
         pace = read_pace(files.run_directory, files.capture)
         unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None

@@ -25,12 +25,14 @@ class RankViews:
         notices: on what was left out or assumed.
         num_truncated: files that end too early.
         num_captures: captures of the same processes, by their process ids and times.
+        unrecorded: views of ranks that used a GPU, whose device activities are missing though others' are there.
     """
 
     views: dict[int, RankView] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
     num_truncated: int = 0
     num_captures: int = 1
+    unrecorded: list[RankView] = field(default_factory=list)
 
 
 def view_files(
@@ -241,6 +243,8 @@ def _drop_ranks_without_device(found: RankViews) -> None:
     for rank, view in list(found.views.items()):
         if rank not in recorded:
             del found.views[rank]
+            if view.on_device:
+                found.unrecorded.append(view)
             lacks = f"{view.header.path}: holds no device activities, the other ranks do; left out"
             found.notices.append(Notice("unusable_file", lacks))
 

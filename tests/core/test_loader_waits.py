@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.core.loader_waits import Instant, LoaderWaits, duration_ns
+from stepscope.core.loader_waits import MOST_INTERVALS, Instant, LoaderWaits, duration_ns
 
 TRAIN, OTHER, EVALUATION = 1, 2, 3
 
@@ -128,3 +128,25 @@ def test_epochs_of_one_batch_are_trained_on() -> None:
 
 def test_nothing_asked_is_no_wait() -> None:
     assert LoaderWaits().update() == ([], [])
+
+
+def test_a_process_that_only_infers_keeps_the_first_and_the_last_instant() -> None:
+    loop = _Loop()
+    first = object()
+    loop.waits.gave(EVALUATION, Instant(0, first), Instant(0), learns=False)
+    for _ in range(10):
+        loop.batch(EVALUATION, learns=False)
+    (use,) = loop.waits._asked.values()
+    assert use.waits == []
+    assert use.first.mark is first
+    assert loop.update() == (0, 10 * 110 - 100)
+
+
+def test_waits_beyond_the_most_are_kept_as_one_without_marks() -> None:
+    loop = _Loop()
+    for _ in range(MOST_INTERVALS + 5):
+        loop.batch(TRAIN)
+    waits, _ = loop.waits.update()
+    assert len(waits) == MOST_INTERVALS
+    assert duration_ns(waits) == (MOST_INTERVALS + 5) * 10
+    assert waits[-1][0].mark is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stepscope.analyzer.blame.unnamed_ranks import fixes_without_unnamed
 from stepscope.analyzer.job import explain_job
+from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.missing_evidence import missing_evidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, comparable_step_ms
@@ -26,8 +27,8 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         DataError: the traces do not allow a replay.
     """
     aligned = explain_job(views, context.mesh)
-    for one in missing_evidence(aligned.views):
-        if one.share >= UNEXPLAINED_THRESHOLD:
+    for one in missing_evidence(aligned.views | {view.rank: view for view in context.unrecorded}):
+        if one.share >= UNEXPLAINED_THRESHOLD or one.kind is Missing.DEVICE:
             raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
     model = aligned.replay_model()
     if aligned.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):

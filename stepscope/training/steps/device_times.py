@@ -33,9 +33,9 @@ class DeviceStep:
     is_lost: bool = False
 
     def has_passed(self) -> bool:
-        """Whether the GPU has passed the end of the step; also True where that cannot be known."""
+        """Whether the GPU has passed the end of the step; also True where that can never be known."""
         try:
-            return self.is_lost or bool(self.end.query())
+            return self.is_lost or (not is_capturing_graph() and bool(self.end.query()))
         except RuntimeError:
             logger.debug("device times are lost", exc_info=True)
             self.is_lost = True
@@ -50,6 +50,12 @@ class DeviceStep:
         times = [None if self.is_lost else _time_between(began.mark, ended.mark) for began, ended in intervals]
         known = [time_ns for time_ns in times if time_ns is not None]
         return sum(known) if len(known) == len(times) else None
+
+
+def is_capturing_graph() -> bool:
+    """Whether the current stream captures a CUDA graph: to ask for any event then breaks the capture."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 class DeviceClock:

@@ -19,7 +19,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.core.loader_waits import Instant, Interval, LoaderWaits, duration_ns, timed_batches, timed_beginning
+from stepscope.core.loader_waits import (
+    Instant,
+    Interval,
+    LoaderWaits,
+    duration_ns,
+    keep_interval,
+    timed_batches,
+    timed_beginning,
+)
 from stepscope.core.process import Patch
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -247,7 +255,7 @@ class ObservedEvaluations:
         for patch in evaluation.patches:
             patch.leave()
         if ended is not None:
-            self._by_mode.append((evaluation.began, ended))
+            keep_interval(self._by_mode, (evaluation.began, ended))
 
     def _give_up(self, error: Exception) -> None:
         if not self._has_failed:

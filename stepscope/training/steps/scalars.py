@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from stepscope.training.steps.device_times import is_capturing_graph
+
 logger = logging.getLogger(__name__)
 
 _LARGEST = int(sys.float_info.max)
@@ -169,7 +171,9 @@ class DeferredScalars:
         return self.slots.keys()
 
     def are_there(self) -> bool:
-        """Whether the GPU has written them; also True where that cannot be known."""
+        """Whether the GPU has written them; also True where that can never be known."""
+        if self._events and is_capturing_graph():
+            return False
         try:
             while self._events and self._events[-1].query():
                 self._events.pop()
@@ -210,12 +214,14 @@ class DeviceScalarReader:
     def take(
         self, tensors: Mapping[str, Any], then: Callable[[Numbers], Numbers] | None = None
     ) -> DeferredScalars | None:
-        """Start copying plain tensors of one element; None when there are not enough slots.
+        """Start copying plain tensors of one element; None when there are not enough slots, or a graph is captured.
 
         Args:
             tensors: by name, at least one on a GPU. What becomes of them afterwards does not matter.
             then: makes figures of the numbers once they are there; by default they are the figures.
         """
+        if is_capturing_graph():  # the graph would write the numbers again whenever it runs
+            return None
         if self._memory is None:  # page-locking memory takes a while and may wait for the GPU: once
             with _normal_mode():
                 self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)

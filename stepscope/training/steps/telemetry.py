@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankFile
-from stepscope.core.loader_waits import Interval
+from stepscope.core.loader_waits import MOST_INTERVALS, Interval, keep_interval
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.run_files import ResumePoint, RunFileInUseError, WholeLinesFile, resume_point, run_within
@@ -85,12 +85,13 @@ class StepRecord:
     def add_data_wait(self, interval: Interval) -> None:
         began, ended = interval
         self.data_wait_ns += ended.ns - began.ns
-        self.data_waits.append(interval)
+        keep_interval(self.data_waits, interval)
 
     def add_phase(self, name: str, interval: Interval) -> None:
         began, ended = interval
         self.phases[name] = self.phases.get(name, 0) + ended.ns - began.ns
-        self.phase_intervals.setdefault(name, []).append(interval)
+        if name in self.phase_intervals or len(self.phase_intervals) < MOST_INTERVALS:
+            keep_interval(self.phase_intervals.setdefault(name, []), interval)
 
     @property
     def is_settled(self) -> bool:

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.core.loader_waits import Instant, Interval
+from stepscope.core.loader_waits import MOST_INTERVALS, Instant, Interval
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.listeners import PendingSteps
+from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord, UnprofiledStepTime
 
 _MS = 1_000_000
@@ -169,3 +170,37 @@ def test_device_times_go_on_after_a_capture(gpu: _Gpu) -> None:
     records = [_end(clock, gpu, index, 10.0 * index) for index in range(6)]
     records[2].state, records[3].state = "warmup", "active"
     assert [record.device_ns for record in _settled(records)] == [None] + [10 * _MS] * 5
+
+
+def test_while_a_graph_is_captured_the_gpu_is_asked_nothing(gpu: _Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = DeviceClock()
+    written: list[StepRecord] = []
+    pending = PendingSteps([], written.append)
+    gpu.passes = False
+    pending.add(_end(clock, gpu, 0, 0))
+    deferred = DeferredScalars({"loss": (0, None)}, [_Event(enable_timing=True)], lambda _: None, None)
+    pending.add(_end(clock, gpu, 1, 10, StepRecord(1, 0, deferred=[deferred])))
+    gpu.passes, gpu.is_capturing = True, True
+    with monkeypatch.context() as capturing:
+        capturing.setattr(_Event, "query", lambda _: pytest.fail("a question breaks the capture"))
+        pending.add(_end(clock, gpu, 2, 20))
+        assert DeviceScalarReader().take({"loss": object()}) is None
+    assert not written
+    gpu.is_capturing = False
+    deferred.slots.clear()
+    pending.add(_end(clock, gpu, 3, 30))
+    assert [(record.index, record.device_ns) for record in written] == [
+        (0, None), (1, 10 * _MS), (2, None), (3, None)
+    ]  # fmt: skip
+
+
+def test_a_step_keeps_only_so_many_marks_and_the_time_of_them_all(gpu: _Gpu) -> None:
+    clock, record = DeviceClock(), StepRecord(0, 0)
+    for _ in range(MOST_INTERVALS + 5):
+        record.add_data_wait(_interval(clock, gpu, 1, 4))
+        record.add_phase("save", _interval(clock, gpu, 1, 4))
+    wait_ns = sum(ended.ns - began.ns for began, ended in record.data_waits)
+    assert (len(record.data_waits), wait_ns) == (MOST_INTERVALS, record.data_wait_ns)
+    assert len(record.phase_intervals["save"]) == MOST_INTERVALS
+    (written,) = _settled([_end(clock, gpu, 0, 30, record)])
+    assert (written.exposed_data_wait_ns, written.exposed_phases) == (None, {})
