@@ -140,3 +140,13 @@ def test_without_records_the_captured_steps_are_all_that_is_known() -> None:
     assert (verdict.cause, verdict.bottleneck) == (Cause.HOST_BOUND, True)
     assert verdict.share == pytest.approx(analysis.ledger[Cause.HOST_BOUND.value])  # type: ignore[index]
     assert verdict.confidence < 0.9
+
+
+def test_the_confidence_of_many_steps_is_that_of_few() -> None:
+    def of(num_steps: int) -> float:
+        records = rank_steps(0, [200.0] * num_steps, lambda i: captured(4, 6)(i) | {"data_wait_ns": 155 * MS})
+        steps = job_steps([records])
+        assert steps is not None
+        return analyse(_trace(), context=JobContext(run=RunFacts(steps))).verdict.confidence
+
+    assert of(5_000) == of(40) >= 0.9
