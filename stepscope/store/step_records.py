@@ -84,7 +84,7 @@ def _with_attempts(steps: list[layout.Step]) -> list[layout.Step]:
     for step in steps:
         attempt = max(attempt + (step.index <= last_index), step.attempt)
         last_index = step.index
-        numbered.append(replace(step, attempt=attempt))
+        numbered.append(step if step.attempt == attempt else replace(step, attempt=attempt))
     return numbered
 
 

@@ -185,7 +185,8 @@ def read_job(
 
 def _run_facts(job: JobInput, fan_out: FanOut) -> RunFacts | None:
     """What the run directory tells of the job beside the analysed capture; None without step records."""
-    steps = None if job.run_directory is None else job_steps(read_attempts_steps(job.run_directory))
+    hosts = {view.rank: view.header.host_name for view in job.views if view.header.host_name}
+    steps = None if job.run_directory is None else job_steps(read_attempts_steps(job.run_directory), hosts)
     if steps is None:
         return None
     others = []

@@ -91,7 +91,7 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
     judge = _Judge(analysis, facts, training, losses)
     verdict = judge.verdict()
     verdict = replace(verdict, confidence=min(verdict.confidence, judge.most_confidence()))
-    notices = [*analysis.warnings, *_notices(training)]
+    notices = [*analysis.warnings, *facts.steps.notices, *_notices(training)]
     return replace(analysis, verdict=verdict, job_time=_job_time(training, losses), warnings=notices)
 
 
@@ -443,7 +443,9 @@ class _Judge:
             return 1.0
         by_loss = np.stack([training.losses.ms[loss][rows] * training.weight[rows] for loss in HostLoss])
         period = training.steps.period_ms[rows] * training.weight[rows]
-        drawn = np.random.default_rng(0).integers(0, len(rows), size=(_NUM_RESAMPLES, len(rows)))
+        begins = np.arange(0, len(rows), -(-len(rows) // _MAX_DRAWN))
+        by_loss, period = np.add.reduceat(by_loss, begins, axis=1), np.add.reduceat(period, begins)
+        drawn = np.random.default_rng(0).integers(0, len(begins), size=(_NUM_RESAMPLES, len(begins)))
         sums = by_loss[:, drawn].sum(axis=2)
         others = max((loss.ms for loss in losses.losses if loss.basis != TELEMETRY), default=0.0) / losses.step_ms
         first = sums.max(axis=0) / period[drawn].sum(axis=1)
@@ -452,3 +454,5 @@ class _Judge:
 
 
 _NUM_RESAMPLES = 500
+_MAX_DRAWN = 1_000
+"""More steps are drawn as runs of adjacent ones, which bounds memory."""

@@ -111,8 +111,11 @@ def _complete(steps: JobSteps, rest_ms: Floats, settled: Flags, is_slow: Flags, 
 
 
 def late_ranks(steps: JobSteps, which: Flags) -> list[int]:
-    """Ranks that end most of these steps later than the others by a tenth of the step; empty where none does."""
-    if len(steps.ranks) < 2 or not which.any():
+    """Ranks that end most of these steps later than the others by a tenth of the step; empty where none does.
+
+    Empty as well where clocks may differ by what nobody knows.
+    """
+    if not steps.are_ends_comparable or len(steps.ranks) < 2 or not which.any():
         return []
     ends = steps.end_ms[which]
     later = ends - np.nanmedian(ends, axis=1)[:, None]

@@ -1,19 +1,22 @@
 """Steps of a job as a table: one row for each step of each attempt, one column for each rank.
 
 A step of several ranks runs from the latest end of the step before to its own latest end, so that a rank that is late
-once makes one step long, not two.
+once makes one step long, not two. Ends are by one clock as far as the steps show it (clocks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.job_time.clocks import clock_changes, end_offsets
 from stepscope.core.documents.run_directory import RankSteps, Step
+from stepscope.core.text.numbers import counted, ranks_words
+from stepscope.core.vocabulary import Notice
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -64,6 +67,10 @@ class JobSteps:
         figures: means over the ranks, NaN without a value.
         phases: names of the phases in the step, sorted.
         origin_ns: time of 0 ms, ns since the epoch.
+        is_after_gap: lines of steps before this one are missing, so its period holds theirs.
+        are_ends_comparable: ends of all ranks are by one clock, or by clocks of known offsets.
+        clock_change_ms: by attempt, by how much the first rank's clock was set until its end.
+        notices: of clocks and missing lines.
     """
 
     ranks: list[int]
@@ -81,6 +88,10 @@ class JobSteps:
     figures: dict[str, Floats]
     phases: list[tuple[str, ...]]
     origin_ns: int
+    is_after_gap: Flags
+    are_ends_comparable: bool
+    clock_change_ms: dict[int, float]
+    notices: list[Notice]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -92,12 +103,14 @@ class JobSteps:
         return ends
 
 
-def job_steps(records: Sequence[RankSteps]) -> JobSteps | None:
+def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = None) -> JobSteps | None:
     """Join the step records of all ranks and attempts; None without a step.
 
     Args:
         records: of each rank all steps that it finished, also those that a later attempt repeated.
+        hosts: name of the host by rank; unknown ones are left out.
     """
+    hosts = hosts or {}
     columns = {rank.rank: column for column, rank in enumerate(records)}
     keys = sorted({(step.attempt, step.index) for rank in records for step in rank.steps})
     if not keys:
@@ -108,43 +121,98 @@ def job_steps(records: Sequence[RankSteps]) -> JobSteps | None:
     start, end = np.full(shape, np.nan), np.full(shape, np.nan)
     host = {loss: np.zeros(shape) for loss in HostLoss}
     steps_of: list[list[Step]] = [[] for _ in keys]
+    attempts = np.array([attempt for attempt, _ in keys], np.int64)
+    index = np.array([index for _, index in keys], np.int64)
+    is_after_gap = _after_gaps(attempts, index)
+    changes = clock_changes(records, hosts)
+    change_ms: dict[int, float] = {}
     for rank in records:
         column = columns[rank.rank]
-        attempt, clock_ms = 0, 0.0
-        for step in rank.steps:
+        attempt, clock_ms, next_row = 0, 0.0, 0
+        for step, change_ns in zip(rank.steps, changes[rank.rank].tolist(), strict=True):
             row = rows[step.attempt, step.index]
             steps_of[row].append(step)
-            start[row, column] = (step.start_ns - origin_ns) / 1e6
-            host_end_ms = (step.end_ns - origin_ns) / 1e6
+            start[row, column] = (step.start_ns - change_ns - origin_ns) / 1e6
+            host_end_ms = (step.end_ns - change_ns - origin_ns) / 1e6
+            if column == 0:
+                change_ms[step.attempt] = change_ns / 1e6
             if step.attempt > attempt:
                 attempt, clock_ms = step.attempt, float(start[row, column])
+            elif row > next_row or is_after_gap[row]:  # the device's time of missing steps is unknown
+                clock_ms = max(clock_ms, float(start[row, column]))
+            next_row = row + 1
             clock_ms = max(clock_ms, host_end_ms) if step.device_ns is None else clock_ms + step.device_ns / 1e6
             end[row, column] = clock_ms
             for loss, nanoseconds in _losses_ns(step).items():
                 host[loss][row, column] = nanoseconds / 1e6
-    attempts = np.array([attempt for attempt, _ in keys], np.int64)
+    is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
+    is_profiled = _profiled(steps_of, is_first)
+    are_known = _align(start, end, attempts, ~(is_first | is_profiled | is_after_gap))
+    has_one_host = len({hosts.get(rank) for rank in columns}) == 1 and all(rank in hosts for rank in columns)
     starts = {a: float(np.nanmin(start[np.flatnonzero(attempts == a)[0]])) for a in np.unique(attempts).tolist()}
     latest = np.maximum.accumulate(np.nanmax(end, axis=1))
     begins = np.concatenate(([0.0], latest[:-1]))
-    is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
     begins[is_first] = [starts[attempt] for attempt in attempts[is_first].tolist()]
     return JobSteps(
         ranks=list(columns),
         attempt=attempts,
-        index=np.array([index for _, index in keys], np.int64),
+        index=index,
         period_ms=np.maximum(latest - begins, 0.0),
         end_ms=end,
         host_ms=_outside_phases(host),
         unmeasured=_unmeasured([step for steps in steps_of for step in steps]),
         starts_ms=starts,
-        is_profiled=_profiled(steps_of, is_first),
+        is_profiled=is_profiled,
         is_captured=np.array([any(step.captured for step in steps) for steps in steps_of]),
         has_compiled=np.array([any(step.num_compilations for step in steps) for steps in steps_of]),
         is_skipped=np.array([any(_is_skipped(step) for step in steps) for steps in steps_of]),
         figures=_figures(steps_of),
         phases=[tuple(sorted({name for step in steps for name in step.phases})) for steps in steps_of],
         origin_ns=origin_ns,
+        is_after_gap=is_after_gap,
+        are_ends_comparable=len(columns) == 1 or are_known or has_one_host,
+        clock_change_ms=change_ms,
+        notices=_notices(changes, is_after_gap),
     )
+
+
+def _after_gaps(attempts: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> Flags:
+    """Steps before which others are missing: their number is further from the one before than usual."""
+    is_after_gap = np.zeros(len(index), np.bool_)
+    distance = np.diff(index)
+    within = attempts[1:] == attempts[:-1]
+    if within.any():
+        is_after_gap[1:] = within & (distance > max(float(np.median(distance[within])), 1.0))
+    return is_after_gap
+
+
+def _align(start: Floats, end: Floats, attempts: npt.NDArray[np.int64], is_usable: Flags) -> bool:
+    """Take the ranks' offsets off their starts and ends, by attempt; whether all of them are known."""
+    if end.shape[1] < 2:
+        return True
+    are_known = True
+    for attempt in np.unique(attempts):
+        rows = attempts == attempt
+        offsets = end_offsets(end[rows], is_usable[rows])
+        start[rows] -= offsets.ms
+        end[rows] -= offsets.ms
+        are_known &= offsets.are_known
+    return are_known
+
+
+def _notices(changes: Mapping[int, npt.NDArray[np.int64]], is_after_gap: Flags) -> list[Notice]:
+    notices = []
+    sizes = {rank: np.diff(change, prepend=0) / 1e6 for rank, change in changes.items()}
+    largest = max((float(own[np.abs(own).argmax()]) for own in sizes.values() if len(own)), key=abs, default=0.0)
+    if largest:
+        ranks = [rank for rank, own in sizes.items() if own.any()]
+        text = f"the clock of {ranks_words(ranks)} was set during the run (by {largest:+,.0f} ms); steps follow each"
+        notices.append(Notice("clock_set", f"{text} other by their durations instead"))
+    if is_after_gap.any():
+        gaps = counted(int(is_after_gap.sum()), "place")
+        text = f"lines of steps are missing at {gaps}: how long steps took there is unknown, their time counts as tail"
+        notices.append(Notice("missing_steps", text))
+    return notices
 
 
 def _losses_ns(step: Step) -> dict[HostLoss, float]:
@@ -202,5 +270,6 @@ def _figures(steps_of: Sequence[Collection[Step]]) -> dict[str, Floats]:
     figures = {name: np.full(len(steps_of), np.nan) for name in sorted(names)}
     for row, steps in enumerate(steps_of):
         for name in {name for step in steps for name in step.figures}:
-            figures[name][row] = np.mean([step.figures[name] for step in steps if name in step.figures])
+            known = [step.figures[name] for step in steps if name in step.figures]
+            figures[name][row] = sum(known) / len(known)
     return figures

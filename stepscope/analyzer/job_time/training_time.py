@@ -2,7 +2,8 @@
 
 Training time is the sum over all steps of all attempts, where a step that does not show the job as it runs (an
 attempt's first, one that compiles before the first that does not, one that a profiler touched, one that a host ran
-through while the GPU's queue still filled) counts as the mean of the settled steps of its kind.
+through while the GPU's queue still filled, one before which lines are missing) counts as the mean of the settled steps
+of its kind.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
     """Training time and wall-clock parts of a run; attempts as its manifest lists them, empty where unknown."""
     losses = step_losses(steps)
     is_start, is_filling = _starting(steps), _filling(steps)
-    settled = ~(is_start | steps.is_profiled | is_filling)
+    settled = ~(is_start | steps.is_profiled | is_filling | steps.is_after_gap)
     slower = _slower_after_capture(steps, losses.rest_ms, settled)
     settled &= ~slower
     num_settled = int(settled.sum())
@@ -187,12 +188,15 @@ def _goodput(
     last_end = steps.latest_end_ms
     numbers = np.unique(steps.attempt).tolist()
     begins, ends = [], []
+    after_ms = 0.0
     for number in numbers:
         known = attempts[number - 1] if 0 < number <= len(attempts) else None
+        before_ms, after_ms = after_ms, steps.clock_change_ms.get(number, after_ms)
         first_ms, last_ms = steps.starts_ms[number], float(last_end[steps.attempt == number].max())
-        begins.append(min((known.start_ns - steps.origin_ns) / 1e6 if known else first_ms, first_ms))
-        ended = (known.end_ns - steps.origin_ns) / 1e6 if known is not None and known.end_ns else last_ms
-        ends.append(max(ended, last_ms))
+        begins.append(min((known.start_ns - steps.origin_ns) / 1e6 - before_ms if known else first_ms, first_ms))
+        ended_ms = (known.end_ns - steps.origin_ns) / 1e6 if known is not None and known.end_ns else last_ms
+        by_clock_ms = (ended_ms, ended_ms - after_ms)  # another host's, or the one that was set
+        ends.append(max(min(by_clock_ms, key=lambda ms: abs(ms - last_ms)), last_ms))
     lost = float(counts_as_ms[is_lost].sum())
     training = float(counts_as_ms.sum()) - lost
     before = sum(steps.starts_ms[number] - begin for number, begin in zip(numbers, begins, strict=True))

@@ -24,7 +24,7 @@ def step_trend(steps: JobSteps, rest_ms: Floats, settled: Flags) -> StepTrend | 
     rows = np.flatnonzero(settled)
     if len(rows) < MIN_TREND_STEPS:
         return None
-    rows = rows[:: max(len(rows) // MAX_TREND_STEPS, 1)]
+    rows = rows[:: _every(len(rows))]
     rest, index = rest_ms[rows], steps.index[rows].astype(np.float64)
     fifth = max(len(rows) // 5, 3)
     first, last = float(np.median(rest[:fifth])), float(np.median(rest[-fifth:]))
@@ -46,11 +46,17 @@ def step_trend(steps: JobSteps, rest_ms: Floats, settled: Flags) -> StepTrend | 
 
 def trend_score(values: Floats) -> float:
     """Mann and Kendall's score: how many standard deviations the order of values is from none."""
+    values = values[:: _every(len(values))]
     size = len(values)
     above = np.sign(values[None, :] - values[:, None])
     total = float(above[np.triu_indices(size, 1)].sum())
     spread = np.sqrt(size * (size - 1) * (2 * size + 5) / 18)
     return total / spread if spread else 0.0
+
+
+def _every(size: int) -> int:
+    """Every how many-th of so many values is compared with the others."""
+    return max(-(-size // MAX_TREND_STEPS), 1)
 
 
 def median_slope(x: Floats, y: Floats) -> float:

@@ -195,3 +195,13 @@ def test_the_next_cause_is_told_from_the_verdicts_by_its_reasons() -> None:
     verdict = _analysed(lambda _: 2600.0, lambda _: {"figures": {"gc_pause_ns": 2320.0 * MS}}).verdict
     assert verdict.next is not None
     assert (verdict.next.cause, *verdict.next.reasons) != (verdict.cause, *verdict.reasons)
+
+
+def test_the_confidence_of_many_steps_is_that_of_few() -> None:
+    def of(num_steps: int) -> float:
+        records = rank_steps(0, [200.0] * num_steps, lambda i: captured(4, 6)(i) | {"data_wait_ns": 155 * MS})
+        steps = job_steps([records])
+        assert steps is not None
+        return analyse(_trace(), context=JobContext(run=RunFacts(steps))).verdict.confidence
+
+    assert of(5_000) == of(40) >= 0.9

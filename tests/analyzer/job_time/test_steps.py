@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,50 @@ def test_what_may_lie_within_a_phase_is_the_phases() -> None:
     host_ms = _joined(rank_steps(0, [100.0] * 4, more)).host_ms
     assert host_ms[HostLoss.EVALUATION].max() == 40
     assert host_ms[HostLoss.DATA_WAIT][:, 0].tolist() == [5, 5, 5, 5]
+
+
+def _set_clock(rank: RankSteps, first: int, by_ms: float) -> RankSteps:
+    by_ns = round(by_ms * MS)
+    return RankSteps(
+        rank.rank,
+        [
+            step if step.index < first else replace(step, start_ns=step.start_ns + by_ns, end_ns=step.end_ns + by_ns)
+            for step in rank.steps
+        ],
+    )
+
+
+@pytest.mark.parametrize("by_ms", [-3_600_000, -300, 2_000])
+def test_a_clock_that_was_set_does_not_change_the_steps(by_ms: float) -> None:
+    ranks = [rank_steps(rank, [90.0] * 20) for rank in range(2)]
+    steps = _joined(_set_clock(ranks[0], 9, by_ms), _set_clock(ranks[1], 10, by_ms))
+    assert steps.period_ms.tolist() == [90.0] * 20
+    assert [notice.code for notice in steps.notices] == ["clock_set"]
+    assert steps.clock_change_ms == {1: by_ms}
+
+
+def test_a_pause_of_one_rank_of_a_host_is_no_change_of_its_clock() -> None:
+    steps = _joined(_set_clock(rank_steps(0, [90.0] * 20), 9, 2_000), rank_steps(1, [90.0] * 20))
+    assert steps.period_ms[9] == pytest.approx(2_090)
+    assert steps.notices == []
+
+
+def test_the_clock_of_one_of_two_hosts_was_set() -> None:
+    ranks = [_set_clock(rank_steps(0, [90.0] * 20), 9, 2_000), rank_steps(1, [90.0] * 20)]
+    steps = job_steps(ranks, {0: "a", 1: "b"})
+    assert steps is not None
+    assert steps.period_ms.tolist() == [90.0] * 20
+
+
+def test_a_period_across_missing_lines_is_known_as_such() -> None:
+    rank = rank_steps(0, [50.0] * 20, lambda index: {"device_ns": 40 * MS} if index else {})
+    del rank.steps[8:12]
+    steps = _joined(rank)
+    assert np.flatnonzero(steps.is_after_gap).tolist() == [8]
+    assert steps.period_ms[9:].tolist() == [40.0] * 7
+    assert [notice.code for notice in steps.notices] == ["missing_steps"]
+
+
+def test_steps_that_are_recorded_every_tenth_miss_none() -> None:
+    steps = _joined(RankSteps(0, [Step(10 * place, place * MS, (place + 1) * MS) for place in range(8)]))
+    assert not steps.is_after_gap.any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -166,3 +168,44 @@ def test_the_parts_of_the_wall_are_never_negative_and_cover_it(
     assert all(getattr(goodput, name) >= 0 for name in Goodput.__slots__)
     assert _wall_ms(goodput) >= (end_ns - START_NS) / 1e6 + 5 - 1e-6
     assert training.training_ms == pytest.approx(training.num_steps * training.mean_step_ms)
+
+
+@pytest.mark.parametrize("skew_ms", [0, 30, 60, 100, 1_000])
+def test_a_clock_that_is_ahead_blames_nobody_else(skew_ms: int) -> None:
+    late = rank_steps(0, [430.0 if index % 4 == 3 else 91.0 for index in range(30)])
+    waiting = [430.0 if index % 4 == 0 and index else 91.0 for index in range(30)]
+    others = [rank_steps(1, waiting), rank_steps(2, waiting)]
+    ahead = rank_steps(3, waiting, start_ns=START_NS + skew_ms * MS)
+    training = _training(late, *others, ahead)
+    assert training.slow.late_ranks == [0]
+    assert training.steps.period_ms[3] == pytest.approx(430)
+    assert training.slow.is_slow.sum() == 7
+
+
+def test_nobody_is_late_by_clocks_of_several_hosts_that_drift() -> None:
+    slow = [430.0 if index % 4 == 3 else 91.0 for index in range(30)]
+    late, drifting = rank_steps(0, slow), rank_steps(1, [length * 1.1 for length in slow])
+    for hosts, expected in (({0: "a", 1: "b"}, []), ({}, []), ({0: "a", 1: "a"}, [1])):
+        steps = job_steps([late, drifting], hosts)
+        assert steps is not None
+        assert training_time(steps, []).slow.late_ranks == expected
+
+
+def test_a_period_across_missing_lines_is_not_settled() -> None:
+    rank = rank_steps(0, [90.0] * 30)
+    del rank.steps[10:20]
+    training = _training(rank)
+    assert training.mean_step_ms == pytest.approx(90)
+    assert not training.settled[10]
+    assert training.slow.is_slow.sum() == 0
+    assert training.goodput.tail == pytest.approx(900)
+
+
+def test_many_steps_are_compared_in_bounded_memory() -> None:
+    lengths = [50.0 + index % 3 for index in range(20_000)]
+    tracemalloc.start()
+    training = _training(rank_steps(0, lengths, captured(9_000, 9_002)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert training.mean_step_ms == pytest.approx(51, abs=0.1)
+    assert peak < 200e6
