@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.analyzer.ledger.unrecorded_work import Missing
-from stepscope.analyzer.rank_view import RankView, TraceFacts
+from stepscope.analyzer.rank_view import RankView
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 
@@ -51,20 +51,19 @@ def missing_evidence(views: Mapping[int, RankView]) -> list[MissingEvidence]:
     facts = [view.facts for view in views.values()]
     total = sum(view.window_ns for view in views.values())
     unknown = {kind: sum(of_rank.unknown_ns.get(kind, 0) for of_rank in facts) for kind in Missing}
-    silent = {rank: view.facts for rank, view in views.items() if Missing.DEVICE in view.facts.unknown_ns}
-    where = f" of {ranks_words(list(silent))}" if len(silent) < len(views) else ""
-    words = {kind: _words(kind, facts) for kind in Missing} | {Missing.DEVICE: _device_words(silent.values(), where)}
     found = [
-        MissingEvidence(kind, *words[kind], share=nanoseconds / total)
+        MissingEvidence(kind, *_words(kind, views), share=nanoseconds / total)
         for kind, nanoseconds in unknown.items()
         if nanoseconds
     ]
     return sorted(found, key=lambda one: -one.share)
 
 
-def _device_words(facts: Iterable[TraceFacts], where: str) -> tuple[str, str]:
-    """The same of ranks without device activities."""
-    launches = sum(of_rank.num_launches for of_rank in facts)
+def _device_words(views: Mapping[int, RankView]) -> tuple[str, str]:
+    """The same of the ranks without device activities."""
+    silent = [rank for rank, view in views.items() if Missing.DEVICE in view.facts.unknown_ns]
+    where = f" of {ranks_words(silent)}" if len(silent) < len(views) else ""
+    launches = sum(views[rank].facts.num_launches for rank in silent)
     if launches:
         what = f"{counted(launches, 'kernel launch')}{where} left no kernel, copy or memset in the trace"
         return what, "record again without another profiler on the GPU; KINETO_LOG_LEVEL=0 shows what was dropped"
@@ -72,12 +71,13 @@ def _device_words(facts: Iterable[TraceFacts], where: str) -> tuple[str, str]:
     return what, "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
-def _words(kind: Missing, facts: Sequence[TraceFacts]) -> tuple[str, str]:
+def _words(kind: Missing, views: Mapping[int, RankView]) -> tuple[str, str]:
     """What is missing, and how to record it."""
+    facts = [view.facts for view in views.values()]
     launches, lost = sum(f.num_launches for f in facts), sum(f.num_lost for f in facts)
     match kind:
         case Missing.DEVICE:
-            return _device_words(facts, "")
+            return _device_words(views)
         case Missing.GRAPH_REPLAYS:
             replays, empty = sum(f.num_graph_launches for f in facts), sum(f.num_lost_graphs for f in facts)
             what = f"{empty:,} of {counted(replays, 'graph replay')} left no kernels in the trace"

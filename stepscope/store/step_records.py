@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,9 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
+
+_FAR_FEWER = 0.5
+"""A rank with less than this share of the usual number of steps is mentioned."""
 
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -65,17 +68,35 @@ def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[No
     return _latest(steps_of), notices
 
 
-def read_attempts_steps(run_directory: Path) -> list[layout.RankSteps]:
+def read_attempts_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[Notice]]:
     """Read the steps of all attempts of a run, also those that a later one repeated, of at most MAX_RANKS_OF_JOB ranks.
 
-    Lines that cannot be read are ignored. In a run from before step lines had attempts, one begins where the index
-    falls back.
+    In a run from before step lines had attempts, one begins where the index falls back.
+
+    Returns:
+        The ranks with steps; and notices of lines and files that could not be read, and of ranks with far fewer steps.
     """
     files = _spread(_files_by_rank(run_directory), MAX_RANKS_OF_JOB)
-    with suppress(OSError):
-        steps_of, _ = _all_steps(files)
-        return [layout.RankSteps(rank, _with_attempts(steps)) for rank, steps in steps_of.items() if steps]
-    return []
+    try:
+        steps_of, notices = _all_steps(files)
+    except OSError as error:
+        text = f"{run_directory / layout.STEPS_FOLDER}: cannot be read ({error}); left out"
+        return [], [Notice("unusable_file", text)]
+    ranks = [layout.RankSteps(rank, _with_attempts(steps)) for rank, steps in steps_of.items() if steps]
+    silent = ranks_without_steps(run_directory)
+    num_steps = {rank: len(steps) for rank, steps in steps_of.items() if rank not in silent}
+    return ranks, [*notices, *_short_ranks(num_steps)]
+
+
+def _short_ranks(num_steps: Mapping[int, int]) -> list[Notice]:
+    """A notice of the ranks with far fewer steps than the others."""
+    usual = float(np.median(list(num_steps.values()))) if num_steps else 0.0
+    short = [rank for rank, number in num_steps.items() if number < _FAR_FEWER * usual]
+    if not short:
+        return []
+    most = max(num_steps[rank] for rank in short)
+    text = f"{ranks_words(short)} recorded at most {counted(most, 'step')}, the others mostly {usual:,.0f}"
+    return [Notice("short_ranks", text)]
 
 
 def _with_attempts(steps: list[layout.Step]) -> list[layout.Step]:
@@ -294,13 +315,14 @@ def _beside(steps: Sequence[_TimedStep], attempt: int, first_step: int) -> list[
     return before + [step.settled_ms for step in own[first:] if step.settled_ms is not None][:_MAX_AFTER]
 
 
-def ranks_without_steps(run_directory: Path) -> list[int]:
-    """Store, step records: ranks with an empty file of steps where others have steps: killed before their first."""
+def ranks_without_steps(run_directory: Path, world_size: int = 0) -> list[int]:
+    """Store, step records: ranks with an empty file of steps, or none, where others have steps."""
     sizes = {}
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
             sizes[rank] = path.stat().st_size
-    return [rank for rank, size in sizes.items() if not size] if any(sizes.values()) else []
+    ranks = sorted({*sizes, *range(world_size)})
+    return [rank for rank in ranks if not sizes.get(rank)] if any(sizes.values()) else []
 
 
 def _some_files(run_directory: Path) -> list[tuple[int, Path]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import BinaryIO, Protocol
 
 from stepscope.core.errors import DataError
@@ -74,7 +75,7 @@ def list_members(stream: BinaryIO, *, path: str) -> ArchiveContents:
     else:
         reader = _TarReader(stream, head, path)
         for member in reader.members():
-            sizes.setdefault(member.name, member.num_bytes)
+            sizes[member.name] = member.num_bytes
             if len(sizes) > MAX_MEMBERS:
                 break
         is_whole = reader.is_whole
@@ -85,7 +86,7 @@ def list_members(stream: BinaryIO, *, path: str) -> ArchiveContents:
 
 @contextmanager
 def open_member(stream: BinaryIO, name: str, *, path: str) -> Iterator[OpenMember]:
-    """Open the first file of this name for reading from front to back.
+    """Open the last file of this name, which is what unpacking leaves, for reading from front to back.
 
     Raises:
         DataError: the archive has none, or it cannot be read.
@@ -93,9 +94,13 @@ def open_member(stream: BinaryIO, name: str, *, path: str) -> Iterator[OpenMembe
     head = stream.read(_BLOCK)
     where = f"{path}: {name}"
     if not _is_zip(head):
-        reader = _TarReader(stream, head, path)
-        if not any(member.name == name for member in reader.members()):
+        num_found = sum(member.name == name for member in _TarReader(stream, head, path).members())
+        if not num_found:
             raise DataError("is not in the archive", where=where, what_next="check the name")
+        stream.seek(0)
+        reader = _TarReader(stream, stream.read(_BLOCK), path)
+        found = (member for member in reader.members() if member.name == name)
+        next(islice(found, num_found - 1, None))
         yield reader
         return
     with _opened_zip(stream, path) as archive:

@@ -73,8 +73,13 @@ def analyze(
         UnreachableError: a URL's store or the cluster does not answer.
     """
     job = read_job(paths, whole_file=whole_file, capture=capture, fan_out=fan_out, on_progress=on_progress)
-    run = None if whole_file else _run_facts(job, fan_out)
-    context = replace(job.context, network_bytes_per_second=network_bytes_per_second, run=run)
+    run, notices = (None, []) if whole_file else _run_facts(job, fan_out)
+    context = replace(
+        job.context,
+        network_bytes_per_second=network_bytes_per_second,
+        run=run,
+        notices=(*job.context.notices, *notices),
+    )
     analysis, final_views = analyse_job(job.views, context)
     is_latest = capture in (None, job.num_captures)
     is_kept = keep and job.run_directory is not None and not whole_file and is_latest
@@ -161,8 +166,9 @@ def read_job(
             answer.
     """
     files = find_trace_files(paths, capture=capture)
-    notices = [*files.notices, *_silent_ranks(files.run_directory)]
+    notices = [*files.notices]
     manifest = _manifest(files, notices)
+    notices += _silent_ranks(files.run_directory, 0 if manifest is None else manifest.world_size)
     notices += [] if files.run_directory is None else stuck_steps(files.run_directory, manifest)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
     found = view_files(
@@ -183,12 +189,16 @@ def read_job(
     return JobInput(list(found.views.values()), context, files, manifest, num_captures)
 
 
-def _run_facts(job: JobInput, fan_out: FanOut) -> RunFacts | None:
-    """What the run directory tells of the job beside the analysed capture; None without step records."""
+def _run_facts(job: JobInput, fan_out: FanOut) -> tuple[RunFacts | None, list[Notice]]:
+    """What the run directory tells of the job beside the analysed capture, and notices on its step records.
+
+    Without step records it tells nothing: None.
+    """
+    ranks, notices = ([], []) if job.run_directory is None else read_attempts_steps(job.run_directory)
     hosts = {view.rank: view.header.host_name for view in job.views if view.header.host_name}
-    steps = None if job.run_directory is None else job_steps(read_attempts_steps(job.run_directory), hosts)
+    steps = job_steps(ranks, hosts)
     if steps is None:
-        return None
+        return None, notices
     others = []
     for paths in job.files.other_captures:
         with suppress(DataError):  # another capture that cannot be read is no evidence
@@ -196,11 +206,11 @@ def _run_facts(job: JobInput, fan_out: FanOut) -> RunFacts | None:
             views = view_files(tasks, whole_file=False, map_files=mapping).views
             others.append(capture_of(list(views.values()), job.context.mesh))
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(steps, attempts, job.context.num_cpus, others)
+    return RunFacts(steps, attempts, job.context.num_cpus, others), notices
 
 
-def _silent_ranks(run_directory: Path | None) -> list[Notice]:
-    silent = [] if run_directory is None else ranks_without_steps(run_directory)
+def _silent_ranks(run_directory: Path | None, world_size: int) -> list[Notice]:
+    silent = [] if run_directory is None else ranks_without_steps(run_directory, world_size)
     if not silent:
         return []
     text = f"{ranks_words(silent)} left no step in {STEPS_FOLDER}/, though others did: killed, or only just begun"

@@ -90,13 +90,13 @@ def test_what_is_no_archive_is_not_taken_for_one(content: bytes) -> None:
     assert not is_archive(content[:HEAD_BYTES])
 
 
-def test_of_files_of_the_same_name_the_first_is_read() -> None:
+def test_of_files_of_the_same_name_the_last_is_read() -> None:
     stream = io.BytesIO(tar_of({"a": b"1"}))
     with tarfile.open(fileobj=stream, mode="a") as opened:
         member = tarfile.TarInfo("a")
         member.size = 2
         opened.addfile(member, io.BytesIO(b"22"))
-    assert read_all(stream.getvalue()) == {"a": b"1"}
+    assert read_all(stream.getvalue()) == {"a": b"22"}
 
 
 @pytest.mark.parametrize("packed", [False, True])

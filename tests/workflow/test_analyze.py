@@ -187,6 +187,20 @@ def test_a_rank_without_a_single_step_is_named(tmp_path: Path) -> None:
     assert notices["silent_ranks"].startswith("rank 1 left no step in steps/")
 
 
+def test_what_the_step_files_lack_is_said(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(manifest | {"world_size": 4}))
+    (run / "steps").mkdir()
+    for rank, num_steps in enumerate((100, 100, 12)):
+        lines = [f'{{"index": {i}, "start_ns": {i * 100}, "end_ns": {i * 100 + 100}}}\n' for i in range(num_steps)]
+        (run / "steps" / f"rank{rank}.jsonl").write_text("".join(lines) + "no step\n" * (20 if rank == 1 else 0))
+    notices = {notice.code: notice.message for notice in analyze([str(run)]).analysis.warnings}
+    assert notices["silent_ranks"].startswith("rank 3 left no step in steps/")
+    assert notices["short_ranks"] == "rank 2 recorded at most 12 steps, the others mostly 100"
+    assert notices["unreadable_lines"].endswith("rank1.jsonl: 20 lines are not steps and are left out")
+
+
 def test_a_broken_manifest_is_said_and_the_traces_are_analysed(tmp_path: Path) -> None:
     run = run_directory(tmp_path)
     (run / "run.json").write_text("{")

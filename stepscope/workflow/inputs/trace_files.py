@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.documents.run_directory import RUN_FILE, TRACES_FOLDER
+from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
@@ -33,6 +33,7 @@ from stepscope.workflow.inputs.paths import OnlyRunError, check_readable, refuse
 
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
+_STEP_RECORDS = re.compile(rf"(?:^|/){STEPS_FOLDER}/rank\d+\.jsonl$")
 _MAX_SHOWN = 4
 _NAMES = "*.json, *.json.gz"
 
@@ -218,6 +219,9 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
 def _in_archive(path: str, notices: list[Notice]) -> list[str]:
     with _opened(path) as stream:
         names = file_names(stream, path, notices)
+    if any(_STEP_RECORDS.search(name) for name in names):
+        unread = f"{path}: the records of all steps in it are not read: unpack it, and give the run directory"
+        notices.append(Notice("steps_not_read", unread))
     traces = [name for name in names if _names_a_trace(name)]
     if not traces:
         raise DataError(_without_traces(names), where=path, what_next="give an archive of the JSON of torch.profiler")

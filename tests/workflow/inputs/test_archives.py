@@ -130,6 +130,16 @@ def test_a_run_directory_may_be_packed(tmp_path: Path) -> None:
     assert [notice.code for notice in found.notices] == ["older_captures"]
 
 
+def test_a_packed_run_directory_says_that_its_step_records_are_not_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_trace(run / "traces" / "step5" / "rank0.json.gz")
+    (run / "steps").mkdir()
+    (run / "steps" / "rank0.jsonl").write_text("{}\n")
+    _tar(run, tmp_path / "run.tar")
+    (notice,) = [one for one in find_trace_files([str(tmp_path / "run.tar")]).notices if one.code == "steps_not_read"]
+    assert "unpack it, and give the run directory" in notice.message
+
+
 def test_folders_of_several_jobs_are_refused(tmp_path: Path) -> None:
     for name in ("first", "second"):
         write_trace(tmp_path / "jobs" / name / "rank0.json")
