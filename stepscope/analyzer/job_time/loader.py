@@ -50,7 +50,7 @@ def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: 
     if float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms:  # ranks wait by turns: the period is not the workers'
         workers = None
     if factor > STARVED_FACTOR and (workers is not None or waiting >= MIN_WAITING_STEPS):
-        reasons = [Reason.STARVED]
+        reasons = [Reason.STARVED, *(reason for reason in reasons if reason is not Reason.STARVED)]
     evidence = [replace(item, ranks=[rank]) for item in evidence]
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
     if workers is None:

@@ -195,7 +195,7 @@ def benchmark_findings(builders: Sequence[_RunBuilder]) -> Iterator[NcclFinding]
             last = f" after {plain_size(run.sizes[-1].bytes)}" if run.sizes else ""
             message = f"{test} has no end in this file{last}: the file is cut off, or the run hangs"
             yield NcclFinding("benchmark_unfinished", Severity.WARNING, message, place.file, place.line)
-        if run.has_missing_rows:
+        if run.has_missing_rows and run.ok is not False:
             known = f"only the mean is known, {run.mean_bus_gbs:,.2f} GB/s"
             if run.peak_bus_gbs is not None:
                 known += f", which is above the best row read, {run.peak_bus_gbs:,.2f} GB/s"
