@@ -38,7 +38,7 @@ ACTIONS_ON_CPU: dict[Cause, tuple[str, ...]] = {
 
 REMEDIES: dict[Reason, str] = {
     Reason.STARVED: "raise num_workers and prefetch_factor; then move decoding or slow storage out of the step",
-    Reason.BURSTY: "raise num_workers and prefetch_factor: batches come in bursts, a worker each, and run out in between",
+    Reason.BURSTY: "raise num_workers and prefetch_factor: batches come in bursts, one a worker, then none",
     Reason.NO_WORKERS: "set num_workers > 0: the training process makes every batch itself",
     Reason.DISPATCH: "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
