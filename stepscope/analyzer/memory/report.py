@@ -12,6 +12,7 @@ from stepscope.analyzer.memory.out_of_memory import out_of_memory_of
 from stepscope.analyzer.memory.pools import fragmentation_of, private_pools_of
 from stepscope.analyzer.memory.remedies import remedies_for
 from stepscope.core.documents.memory import (
+    NO_STACK,
     JobKind,
     MemoryCategory,
     MemoryReport,
@@ -23,7 +24,7 @@ from stepscope.core.vocabulary import Notice
 
 _MAX_HOLDERS = 40
 _EARLIER_SHARE = 0.1
-"""Share of the peak allocated before the recording, from which a notice says so: its stacks are not known."""
+"""Share of the peak allocated before the recording with unknown stacks, from which a notice says so."""
 
 
 def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None) -> MemoryReport:
@@ -40,7 +41,8 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
         text = "the snapshot has no events: record them with torch.cuda.memory._record_memory_history()"
         notices.append(Notice("no_history", text))
     else:
-        earlier = sum(held.size for held in history.held_after(history.peak) if held.born is None)
+        held = history.held_after(history.peak)
+        earlier = sum(block.size for block in held if block.born is None and block.stack == NO_STACK)
         if earlier > _EARLIER_SHARE * int(history.allocated[history.peak]):
             text = f"{plain_size(earlier)} were allocated before recording began: record from the start of the process"
             notices.append(Notice("allocated_before_recording", text))
