@@ -18,6 +18,8 @@ MIN_WAITING_STEPS = 0.5
 """Least share of steps that wait for workers that are too few, unless waits come at the period of the workers."""
 ONE_RANK_SHARE = 0.8
 """Least part of the job's waiting that one rank's waits are for their period to be that of its workers."""
+MIN_PERIODS = 8
+"""Least number of periods of the waits for it: with few, the waits of a run's first batches count too much."""
 MIN_WAIT_SHARE = 0.1
 """Least part of a step for it to be one that waits."""
 
@@ -49,8 +51,9 @@ def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: 
     workers = next((round(item.value) for item in evidence if item.metric == "period_of_waits"), None)
     if float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms:  # ranks wait by turns: the period is not the workers'
         workers = None
-    if factor > STARVED_FACTOR and (workers is not None or waiting >= MIN_WAITING_STEPS):
-        reasons = [Reason.STARVED, *(reason for reason in reasons if reason is not Reason.STARVED)]
+    is_seen = waiting >= MIN_WAITING_STEPS if workers is None else len(waits_ms) >= MIN_PERIODS * workers
+    if factor > STARVED_FACTOR and is_seen:
+        reasons = [Reason.STARVED]
     evidence = [replace(item, ranks=[rank]) for item in evidence]
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
     if workers is None:
