@@ -65,7 +65,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = kernel_section(by_rank)
     ledger = job_ledger(by_rank)
-    missing = missing_evidence(by_rank | {view.rank: view for view in context.unrecorded})
+    missing = missing_evidence(by_rank, context.unrecorded)
     unrecorded = next((one for one in missing if one.kind is Missing.DEVICE), None)
     inputs = VerdictInputs(
         job=job,

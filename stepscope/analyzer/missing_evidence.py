@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stepscope.analyzer.ledger.unrecorded_work import Missing
@@ -46,8 +46,14 @@ class MissingEvidence:
         return Notice(f"missing_{self.kind}", f"{self.what}: {self.unknown}; {self.remedy}")
 
 
-def missing_evidence(views: Mapping[int, RankView]) -> list[MissingEvidence]:
-    """All kinds, the one that leaves most unknown first."""
+def missing_evidence(analysed: Mapping[int, RankView], unrecorded: Iterable[RankView]) -> list[MissingEvidence]:
+    """All kinds, the one that leaves most unknown first.
+
+    Args:
+        analysed: views by rank.
+        unrecorded: views of ranks without device activities, though those of others have some.
+    """
+    views = {**analysed, **{view.rank: view for view in unrecorded}}
     facts = [view.facts for view in views.values()]
     total = sum(view.window_ns for view in views.values())
     unknown = {kind: sum(of_rank.unknown_ns.get(kind, 0) for of_rank in facts) for kind in Missing}

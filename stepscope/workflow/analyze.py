@@ -26,7 +26,7 @@ from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
 from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
-from stepscope.workflow.rank_views import view_files
+from stepscope.workflow.rank_views import RankViews, view_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def read_job(
             answer.
     """
     files = find_trace_files(paths, capture=capture)
-    notices = [*files.notices]
+    notices = list(files.notices)
     manifest = _manifest(files, notices)
     notices += _silent_ranks(files.run_directory, 0 if manifest is None else manifest.world_size)
     notices += [] if files.run_directory is None else stuck_steps(files.run_directory, manifest)
@@ -179,8 +179,7 @@ def read_job(
         on_progress=on_progress,
         map_files=map_of_engine(files.paths, fan_out),
     )
-    context = _context(manifest, [*notices, *found.notices], found.num_truncated)
-    context = replace(context, unrecorded=found.unrecorded)
+    context = _context(manifest, [*notices, *found.notices], found)
     if files.run_directory is not None:
         pace = read_pace(files.run_directory, files.capture)
         unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None
@@ -227,15 +226,15 @@ def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
         return None
 
 
-def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated: int) -> JobContext:
+def _context(manifest: RunManifest | None, notices: list[Notice], found: RankViews) -> JobContext:
+    context = JobContext(truncated_files=found.num_truncated, notices=tuple(notices), unrecorded=found.unrecorded)
     if manifest is None:
-        return JobContext(truncated_files=num_truncated, notices=tuple(notices))
+        return context
     known = {name: size for name, size in manifest.mesh.items() if name in MeshSizes.__dataclass_fields__}
-    return JobContext(
+    return replace(
+        context,
         unprofiled_step_ms=manifest.unprofiled_step_ms,
         mesh=MeshSizes(**known),
         num_cpus=manifest.num_cpus,
         simulated_compute=manifest.simulated_compute,
-        truncated_files=num_truncated,
-        notices=tuple(notices),
     )

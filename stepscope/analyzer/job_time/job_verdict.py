@@ -21,6 +21,7 @@ from stepscope.analyzer.job_time.job_losses import (
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
 from stepscope.analyzer.job_time.steps import HostLoss, JobSteps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
+from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import (
     Analysis,
     EvidenceLayer,
@@ -59,7 +60,6 @@ FEW_STEPS = 8
 FEW_STEPS_CONFIDENCE = 0.8
 TELEMETRY_ERROR = 0.15
 """Largest error of the step predicted from telemetry, on recorded pairs of runs with and without the fault."""
-SECONDARY_THRESHOLD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class RunFacts:
     Attributes:
         attempts: as the manifest lists them.
         num_cpus: processors that a rank may use; None where unknown.
-        earlier: captures other than the one that is analysed.
+        other_captures: those besides the one that is analysed.
     """
 
     steps: JobSteps
     attempts: Sequence[Attempt] = ()
     num_cpus: int | None = None
-    earlier: Sequence[CapturedSteps] = ()
+    other_captures: Sequence[CapturedSteps] = ()
 
 
 def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
@@ -87,8 +87,8 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    losses = job_losses(training, [*facts.earlier, capture])
-    judge = _Judge(analysis, facts, training, losses)
+    losses = job_losses(training, [*facts.other_captures, capture])
+    judge = _Judge(analysis, facts, training, losses, _loader_findings(training, losses))
     verdict = judge.verdict()
     verdict = replace(verdict, confidence=min(verdict.confidence, judge.most_confidence()))
     notices = [*analysis.warnings, *facts.steps.notices, *_notices(training)]
@@ -189,14 +189,27 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
+def _loader_findings(training: TrainingTime, losses: JobLosses) -> LoaderFindings | None:
+    for loss in losses.losses:
+        if loss.recorded is HostLoss.DATA_WAIT:
+            rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
+            return loader_findings(training, rank, losses.step_ms, loss.ms)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """The verdict's inputs: the analysis of the capture, the run, its training time and its losses."""
+    """The verdict's inputs: the analysis of the capture, the run, its training time, its losses and its loader.
+
+    Attributes:
+        loader: None where no time is lost to waiting for data.
+    """
 
     analysis: Analysis
     facts: RunFacts
     training: TrainingTime
     losses: JobLosses
+    loader: LoaderFindings | None
 
     def verdict(self) -> Verdict:
         """The largest loss of training time, if it is at least a tenth; else what bounds the job's work."""
@@ -324,20 +337,15 @@ class _Judge:
     def _reasons(self, loss: Loss) -> tuple[list[Reason], list[Evidence]]:
         row = self._rows().get(loss.cause)
         from_trace = ([], []) if row is None else (list(row.reasons), list(row.evidence[1:]))
-        if loss.recorded is HostLoss.DATA_WAIT:
-            findings = self._loader(loss)
+        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
-            return [*findings.reasons, *in_process], findings.evidence
+            return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():
             evidence = [Evidence("usable_cpus", float(self.facts.num_cpus or 1), "")]
             return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
-
-    def _loader(self, loss: Loss) -> LoaderFindings:
-        rank = loss.ranks[0] if loss.ranks else self.training.steps.ranks[0]
-        return loader_findings(self.training, rank, self.losses.step_ms, loss.ms)
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
@@ -352,8 +360,8 @@ class _Judge:
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
         actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
-        if loss.recorded is HostLoss.DATA_WAIT:
-            workers = [] if Reason.NO_WORKERS in reasons else [self._loader(loss).action]
+        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
+            workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
             return [*workers, *actions][:3]
         if Reason.GC in loss.reasons and len(loss.ranks) > 1:
             together = (

@@ -27,7 +27,7 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         DataError: the traces do not allow a replay.
     """
     aligned = explain_job(views, context.mesh)
-    for one in missing_evidence(aligned.views | {view.rank: view for view in context.unrecorded}):
+    for one in missing_evidence(aligned.views, context.unrecorded):
         if one.share >= UNEXPLAINED_THRESHOLD or one.kind is Missing.DEVICE:
             raise DataError(f"no gain can be predicted from these traces: {one.what}", what_next=one.remedy)
     model = aligned.replay_model()
