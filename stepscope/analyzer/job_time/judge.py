@@ -38,6 +38,8 @@ CONTRADICTED_CONFIDENCE = 0.65
 """Most where records and capture contradict each other so far."""
 FEW_STEPS = 8
 FEW_STEPS_CONFIDENCE = 0.8
+MIN_STEPS_WITHOUT_TRACE = 3
+"""Fewer settled steps do not show how a job runs."""
 TELEMETRY_ERROR = 0.15
 """Largest error of the step predicted from telemetry, on recorded pairs of runs with and without the fault."""
 
@@ -64,7 +66,7 @@ class Judge:
 
     def _verdict(self) -> Verdict:
         losses = self.losses
-        if self._is_untraced and not self.training.num_settled:
+        if self._has_too_few_steps():
             return self._unknown()
         wasted = losses.wasted_share
         largest = self._largest()
@@ -106,6 +108,10 @@ class Judge:
         """Whether the traces forbid a verdict."""
         return self.analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
 
+    def _has_too_few_steps(self) -> bool:
+        """Whether the records are too few for a verdict without a trace."""
+        return self._is_untraced and self.training.num_settled < MIN_STEPS_WITHOUT_TRACE
+
     def _unattributed(self) -> float:
         """Share of training time that is the job's own work or a loss, nobody knows which."""
         return self.losses.share(self.losses.work_ms.get(Cause.UNEXPLAINED, 0.0))
@@ -120,9 +126,9 @@ class Judge:
         what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
         if largest is not None:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest.cause)})"
-        if not self.training.num_settled:
+        if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
-            what = f"no step was profiled, and none of the {num_steps} recorded shows the job as it runs"
+            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} shows the job as it runs"
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
