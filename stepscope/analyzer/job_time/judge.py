@@ -9,8 +9,9 @@ import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for
-from stepscope.analyzer.job_time.job_losses import BOUND, HOST_CAUSES, TELEMETRY, JobLosses, Loss
+from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
+from stepscope.analyzer.job_time.loss import BOUND, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
@@ -133,17 +134,18 @@ class Judge:
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
     def _wasted(self) -> Verdict:
-        steps, losses, training = self.training.steps, self.losses, self.training
-        num_skipped, num_lost = int(steps.is_skipped.sum()), int(training.is_lost.sum())
-        reasons = [Reason.OVERFLOW] if num_skipped >= num_lost else [Reason.REPEATED]
+        steps, losses = self.training.steps, self.losses
+        wasted = {
+            Reason.OVERFLOW: (steps.has_overflowed, "update skipped", "updates skipped"),
+            Reason.NON_FINITE: (steps.is_skipped & ~steps.has_overflowed, "loss not finite", "losses not finite"),
+            Reason.REPEATED: (self.training.is_lost & ~steps.is_skipped, "step repeated", "steps repeated"),
+        }
+        numbers = {reason: int(which.sum()) for reason, (which, *_) in wasted.items() if which.any()}
+        reasons = sorted(numbers, key=lambda reason: -numbers[reason])
+        what = ", ".join(counted(numbers[reason], *wasted[reason][1:]) for reason in reasons)
         action = actions_for(Cause.WASTED_STEPS, reasons)
         useful = 1.0 - losses.wasted_share
         fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
-        what = (
-            f"{counted(num_skipped, 'update')} skipped"
-            if num_skipped >= num_lost
-            else f"{counted(num_lost, 'step')} repeated"
-        )
         return Verdict(
             cause=Cause.WASTED_STEPS,
             reasons=reasons,
@@ -237,14 +239,20 @@ class Judge:
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
-        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
-            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
-            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and (self._has_one_core() or self._lacks_a_cpu()):
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")] if self._has_one_core() else []
+            others = [reason for reason in from_trace[0] if reason is not Reason.CPU_LIMITED]
+            return [Reason.CPU_LIMITED, *others], [*evidence, *from_trace[1]]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
         return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
+
+    def _lacks_a_cpu(self) -> bool:
+        """Whether launching threads wait for a CPU for a notable part of training time."""
+        delays = [loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY]
+        return self.losses.share(sum(delays)) > SECONDARY_THRESHOLD
 
     def _what_slow_steps_share(self) -> list[Evidence]:
         slow = self.training.slow
@@ -315,8 +323,8 @@ class Judge:
 
     def _confidence(self, loss: Loss) -> float:
         if loss.basis == TELEMETRY:
-            unknown = loss.cause is Cause.UNEXPLAINED
-            return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
+            most = BOUND_CONFIDENCE if loss.cause is Cause.UNEXPLAINED else 1.0
+            return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if loss.is_inferred else most)
         if loss.recorded is not None:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
         own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
