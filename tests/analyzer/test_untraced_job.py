@@ -134,7 +134,7 @@ def test_a_run_of_start_up_steps_shows_nothing(num_steps: int) -> None:
     records = rank_steps(0, [700.0] * num_steps, lambda _: {"data_wait_ns": 600 * MS})
     verdict = _analysis(RunFacts(_joined([records]))).verdict
     assert verdict.cause is Cause.INSUFFICIENT_EVIDENCE
-    assert f"only {num_steps - 1} of {counted(num_steps, 'step')} shows the job as it runs" in verdict.summary
+    assert f"only {num_steps - 1} of {counted(num_steps, 'step')} may stand for the job" in verdict.summary
 
 
 def test_more_ranks_than_cores_are_said() -> None:

@@ -129,7 +129,7 @@ class Judge:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest.cause)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
-            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} shows the job as it runs"
+            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} may stand for the job"
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
