@@ -21,12 +21,15 @@ MAX_RANKS = 16
 def print_analysis(analysis: Analysis) -> None:
     """Print an analysis to the terminal."""
     console = report_console()
-    console.print("trace quality")
-    for name, line in wording.quality_lines(analysis.trace_quality).items():
-        console.print(f"  {name:<6}  {line}")
+    if analysis.ranks:
+        console.print("trace quality")
+        for name, line in wording.quality_lines(analysis.trace_quality).items():
+            console.print(f"  {name:<6}  {line}")
     console.print(wording.headline(analysis.job))
     console.print()
     _print_verdict(console, analysis)
+    if not analysis.ranks:  # without a trace there is nothing to divide the time by
+        return
     columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
     table = report_table(*columns, title="Why the time went there")
     for row in analysis.root_causes:
