@@ -124,7 +124,7 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
             basis="trace",
             breakdown=shares,
             goodput=None,
-            layers=[EvidenceLayer("trace", True, None, "the captured steps are all that is known of the job")],
+            layers=[EvidenceLayer("trace", True, None, "the profiled steps are all that is known of the job")],
         ),
     )
 
@@ -151,7 +151,11 @@ def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
     slow = training.slow
     unexplained = sum(loss.ms for loss in losses.losses if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY)
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
-    note = "" if losses.distortion is None or agrees else f"captured steps differ by {losses.distortion:+.0%}"
+    note = (
+        ""
+        if losses.distortion is None or agrees
+        else f"profiled steps differ by {losses.distortion:+.0%} from the others"
+    )
     return JobTime(
         num_steps=training.num_steps,
         training_ms=training.training_ms,
@@ -174,6 +178,7 @@ def _job_time(training: TrainingTime, losses: JobLosses) -> JobTime:
         if unexplained > 0
         else None,
         trend=training.trend,
+        num_settled=training.num_settled,
     )
 
 
@@ -304,7 +309,7 @@ class _Judge:
         largest = losses.losses[0] if losses.losses else None
         on_cpu = is_on_cpu(self.analysis.job)
         largest_words = "" if largest is None else self._title(largest.cause)
-        less = "" if largest is None else f"; the largest loss is {losses.share(largest.ms):.1%} ({largest_words})"
+        less = "" if largest is None else f"; largest loss {losses.share(largest.ms):.1%} ({largest_words})"
         own = self.analysis.verdict
         confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
         share = losses.share(work[cause])
@@ -369,7 +374,7 @@ class _Judge:
             )
             return [together, *actions][:3]
         if loss.cause is Cause.UNEXPLAINED:
-            return ["capture these steps: profile(capture_when=slow_step())", *actions][:3]
+            return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 
     def _fix(self, loss: Loss, actions: Sequence[str]) -> PredictedFix | None:

@@ -292,6 +292,8 @@ class JobTime:
         basis: the sources, joined by "+": telemetry, trace, counters.
         breakdown: share of training time by category; adds up to 1.
         goodput: None from traces alone.
+        num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
+            alone.
     """
 
     num_steps: int
@@ -305,6 +307,7 @@ class JobTime:
     layers: list[EvidenceLayer]
     unexplained: UnexplainedSteps | None = None
     trend: StepTrend | None = None
+    num_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
