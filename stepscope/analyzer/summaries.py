@@ -254,10 +254,13 @@ def analysis_notices(
     if quality.unmatched_collectives:
         unmatched = f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
         notices.append(Notice("unmatched_collectives", unmatched))
-    if oversubscribed:
-        queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
-        notices.append(Notice("oversubscribed", queue))
-    return notices
+    return [*notices, oversubscribed_notice(context)] if oversubscribed else notices
+
+
+def oversubscribed_notice(context: JobContext) -> Notice:
+    """Notice of a job whose ranks queue for the cores of their host."""
+    queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
+    return Notice("oversubscribed", queue)
 
 
 def _doubts(views: Mapping[int, RankView], job: analysis.AnalysedJob, quality: analysis.TraceQuality) -> list[Notice]:

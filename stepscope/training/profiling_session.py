@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +204,8 @@ class Profile:
 
     @property
     def result(self) -> Analysis | None:
-        """The analysis of the latest capture, on rank 0 after the with block; None where there is none."""
+        """The analysis of the latest capture, without one of all steps' records, on rank 0 after the with block; None
+        where there is none."""
         if self._result is None and not self._on and self.run_directory is not None:
             self._result = self._analyse()
         return self._result if isinstance(self._result, Analysis) else None
@@ -224,10 +225,11 @@ class Profile:
         if identity.rank != 0:
             return f"rank 0 has the verdict of {self.run_directory}"
         if latest is None:
-            return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
+            return _analyse_run(self.run_directory, [])
         others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
         ranks = [other.rank for other in others if captures_on_this_rank(self._settings.ranks, other)]
-        return _analyse_run(self.run_directory, latest, ranks, self._context.attempt)
+        traces = [self.run_directory / trace_path(latest, rank, self._context.attempt) for rank in ranks]
+        return _analyse_run(self.run_directory, traces)
 
     @_harmless
     def watch(self, model: Any, *, every: int = 100) -> None:
@@ -470,14 +472,12 @@ _TRACES_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
-def _analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
+def _analyse_run(run_directory: Path, expected: Sequence[Path]) -> Analysis | str:
     """The analysis of a profile's latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:
-        first_step: of the latest capture.
-        ranks: ranks whose traces are waited for; missing ones are named in the analysis.
+        expected: traces of that capture, which are waited for; missing ones are named in the analysis.
     """
-    expected = [run_directory / trace_path(first_step, rank, attempt) for rank in ranks]
     give_up = time.monotonic() + _TRACES_TIMEOUT_SECONDS
     while time.monotonic() < give_up and not all(path.exists() for path in expected):
         time.sleep(_POLL_SECONDS)

@@ -36,6 +36,9 @@ MAX_QUEUED_STEPS = 4
 MOSTLY_EXPOSED = 0.5
 """Least part of a loss measured on the host that the queue cannot have hidden, for its length to be taken as it is."""
 
+MIN_STEPS_FOR_SLOPE = 8
+"""Fewer steps do not show whether they get longer with a loss."""
+
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
 """Causes of idle time that recording makes longer."""
 
@@ -140,9 +143,11 @@ def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Job
     if floor_ms is not None:
         recorded, slow_ms = _within(recorded, slow_ms, max(step_ms - floor_ms, 0.0))
         recorded = [_bounded(training, useful, loss, floor_ms) for loss in recorded]
+    elif steps.on_device:
+        recorded = [_bounded_by_length(training, useful, loss) for loss in recorded]
     slow = _slow_losses(training, captures, slow_ms)
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
-    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0))
+    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     rest = _rest(training, captures, rest_ms)
@@ -200,11 +205,41 @@ def _bounded(training: TrainingTime, weight: Floats, loss: Loss, floor_ms: float
 
     It counts as measured where most of it is too long to hide, else as the middle of its bounds.
     """
-    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
+    by_step = _perhaps_hidden(training, loss)
+    if by_step is None:
         return loss
-    by_step = training.losses.ms[loss.recorded]
     too_long = np.maximum(by_step - MAX_QUEUED_STEPS * floor_ms, 0.0)
     least_ms = min(max(_mean(by_step, weight) - floor_ms, _mean(too_long, weight), 0.0), loss.ms)
+    return _at_least(loss, least_ms)
+
+
+def _bounded_by_length(training: TrainingTime, weight: Floats, loss: Loss) -> Loss:
+    """The same without a floor: what the queue hides does not make a step longer, so at least the part by which steps
+    get longer with it was exposed."""
+    by_step = _perhaps_hidden(training, loss)
+    if by_step is None:
+        return loss
+    rows = np.flatnonzero(weight > 0)
+    held_up = by_step[rows]
+    length = training.losses.rest_ms[rows] + held_up
+    spread = held_up - held_up.mean()
+    total = float((spread**2).sum())
+    if len(rows) < MIN_STEPS_FOR_SLOPE or total <= 0:
+        return _at_least(loss, 0.0)
+    slope = float((spread * length).sum()) / total
+    residual = length - length.mean() - slope * spread
+    error = float(np.sqrt((residual**2).sum() / (len(rows) - 2) / total))
+    return _at_least(loss, min(max(slope - 2.0 * error, 0.0), 1.0) * loss.ms)
+
+
+def _perhaps_hidden(training: TrainingTime, loss: Loss) -> Floats | None:
+    """By step, a loss that was measured on the host alone, so that queued work may hide it; None for any other."""
+    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
+        return None
+    return training.losses.ms[loss.recorded]
+
+
+def _at_least(loss: Loss, least_ms: float) -> Loss:
     if least_ms >= MOSTLY_EXPOSED * loss.ms:
         return loss
     return replace(loss, ms=(least_ms + loss.ms) / 2.0, basis=BOUND, least_ms=least_ms, most_ms=loss.ms)
@@ -265,7 +300,7 @@ def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: fl
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
     if not captures:
-        return _Rest([Loss(Cause.UNEXPLAINED, rest_ms, basis=BOUND)] if rest_ms > 0 else [], {}, None)
+        return _Rest([], {Cause.UNEXPLAINED: rest_ms}, None)
     cause_ms = _plain(training, captures)
     cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
     collected = _mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))

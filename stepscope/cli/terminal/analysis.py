@@ -44,6 +44,8 @@ def print_analysis(analysis: Analysis) -> None:
     print_kernels(console, analysis)
     if analysis.pipeline is not None:
         print_hanging(console, _pipeline(analysis.pipeline))
+    if not analysis.ranks:  # no trace
+        return
     console.print("Trace quality")
     for name, line in wording.quality_lines(analysis.trace_quality).items():
         print_hanging(console, f"  {name:<8}{line}", indent=10)

@@ -15,7 +15,7 @@ ANALYSIS_SCHEMA = "stepscope.analysis/1"
 CAPTURES_SCHEMA = "stepscope.captures/1"
 
 Ledger = dict[TimeCategory, float]
-"""Fraction of the window by category; all categories are present, and add up to 1."""
+"""Fraction of the window by category; all categories are present, and add up to 1. Empty without a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class MeshSizes:
 
 @dataclass(frozen=True, slots=True)
 class AnalysedJob:
-    """Analysis document: the analysed job. `step_ms` is the median over ranks of whole device steps."""
+    """Analysis document: the analysed job. `step_ms` is the median over ranks of whole device steps.
+
+    Of a job without a trace `num_steps` is 0 and `step_ms` None; `ranks` are those whose steps are recorded.
+    """
 
     world_size: int
     ranks: list[int]
@@ -522,7 +525,7 @@ class WhatIf(PredictedStep):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The document `stepscope.analysis/1`."""
+    """The document `stepscope.analysis/1`. Without a trace only job, verdict, warnings and job_time are filled in."""
 
     job: AnalysedJob
     trace_quality: TraceQuality

@@ -347,17 +347,18 @@ def _confidence(analysis: Analysis) -> str:
     if time is not None and has_telemetry:
         observed = time.num_steps if time.num_settled is None else time.num_settled
         parts.append(f"telemetry of {numbers.counted(observed, 'step')}")
-    if job.num_steps:
-        parts.append(numbers.counted(job.num_steps, "profiled step") + _distortion(analysis))
+    profiled = numbers.counted(job.num_steps, "profiled step") if job.num_steps else "no profiled steps"
+    parts.append(profiled + _distortion(analysis))
     if not has_telemetry:
         parts.append("no telemetry of other steps")
     for layer in () if time is None else time.layers:
         if layer.layer == "counters" and layer.agrees is not None:
             parts.append("GPU counters agree" if layer.agrees else f"GPU counters disagree ({layer.note})")
-        elif layer.layer == "trace" and layer.agrees is False and not _is_distorted(analysis):
+        elif layer.layer == "trace" and layer.agrees is False and layer.note and not _is_distorted(analysis):
             parts.append(layer.note)
     if job.missing_ranks:
-        parts.append(f"no trace of {numbers.ranks_words(job.missing_ranks)}")
+        what = "trace" if analysis.ranks else "record"
+        parts.append(f"no {what} of {numbers.ranks_words(job.missing_ranks)}")
     if verdict.confidence < HIGH_CONFIDENCE:
         parts += _doubts(analysis)
     return f"Confidence {confidence_word(verdict.confidence)}: {', '.join(parts)}."
