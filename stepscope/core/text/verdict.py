@@ -320,7 +320,7 @@ def _next(analysis: Analysis) -> list[tuple[str, str]]:
     if following is None:
         return []
     if following.share < NOTABLE_NEXT:
-        return [("Next", f"no other loss above {NOTABLE_NEXT:.0%}")]
+        return [("Next", f"no other known loss above {NOTABLE_NEXT:.0%}")]
     reasons = f" ({', '.join(map(reason_words, following.reasons))})" if following.reasons else ""
     ms = _ms(analysis, following.share)
     per_step = "" if ms is None else f", {ms:,.1f} ms per step"
