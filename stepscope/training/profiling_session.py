@@ -22,7 +22,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.loader_waits import Instant, Interval
-from stepscope.core.text.wording import headline, verdict_lines
+from stepscope.core.text.verdict import headline, verdict_text
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.plan import CaptureWindow
@@ -499,5 +499,5 @@ def _analyse_run(run_directory: Path, expected: Sequence[Path]) -> Analysis | st
 
 def summary_text(analysis: Analysis, run_directory: Path) -> str:
     """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
-    lines = [headline(analysis.job), *verdict_lines(analysis.verdict, analysis.job)]
+    lines = [headline(analysis), *verdict_text(analysis).lines()]
     return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

@@ -107,7 +107,7 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
             basis="trace",
             breakdown=shares,
             goodput=None,
-            layers=[EvidenceLayer("trace", True, None, "the captured steps are all that is known of the job")],
+            layers=[EvidenceLayer("trace", True, None, "the profiled steps are all that is known of the job")],
         ),
     )
 
@@ -140,7 +140,7 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
     slow = training.slow
     unexplained = sum(loss.ms for loss in losses.losses if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY)
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
-    note = "" if losses.distortion is None or agrees else f"captured steps differ by {losses.distortion:+.0%}"
+    note = f"profiled steps differ by {losses.distortion:+.0%} from the others" if agrees is False else ""
     trace = EvidenceLayer("trace", has_trace, agrees, note if has_trace else WITHOUT_TRACE)
     return JobTime(
         num_steps=training.num_steps,
@@ -164,6 +164,7 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         if unexplained > 0
         else None,
         trend=training.trend,
+        num_settled=training.num_settled,
     )
 
 

@@ -201,7 +201,7 @@ class Judge:
         largest = losses.losses[0] if losses.losses else None
         on_cpu = is_on_cpu(self.analysis.job)
         largest_words = "" if largest is None else self._title(largest.cause)
-        less = "" if largest is None else f"; the largest loss is {losses.share(largest.ms):.1%} ({largest_words})"
+        less = "" if largest is None else f"; largest loss {losses.share(largest.ms):.1%} ({largest_words})"
         own = self.analysis.verdict
         confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
         share = losses.share(work[cause])
@@ -266,7 +266,7 @@ class Judge:
             )
             return [together, *actions][:3]
         if loss.cause is Cause.UNEXPLAINED:
-            return ["capture these steps: profile(capture_when=slow_step())", *actions][:3]
+            return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 
     def _fix(self, loss: Loss, actions: Sequence[str]) -> PredictedFix | None:

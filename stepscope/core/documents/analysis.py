@@ -295,6 +295,8 @@ class JobTime:
         basis: the sources, joined by "+": telemetry, trace, counters.
         breakdown: share of training time by category; adds up to 1.
         goodput: None from traces alone.
+        num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
+            alone.
     """
 
     num_steps: int
@@ -308,6 +310,7 @@ class JobTime:
     layers: list[EvidenceLayer]
     unexplained: UnexplainedSteps | None = None
     trend: StepTrend | None = None
+    num_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
