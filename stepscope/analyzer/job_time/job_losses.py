@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
-from stepscope.analyzer.job_time.loss import BOUND, TELEMETRY, TRACE, Loss, merged_losses
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, TRACE, Loss, merged_losses
 from stepscope.analyzer.job_time.recorded_losses import recorded_losses, weighted_mean
 from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.vocabulary import Cause, Reason
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
@@ -90,8 +92,10 @@ class JobLosses:
         return dict(sorted(((name, share) for name, share in shares.items() if share > 0), key=lambda item: -item[1]))
 
 
-def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> JobLosses:
-    """Join the records of all steps with the captures of some."""
+def job_losses(
+    training: TrainingTime, captures: Sequence[CapturedSteps], light: CalibratedSteps | None = None
+) -> JobLosses:
+    """Join the records of all steps with the captures of some, and with the replay of a light one."""
     steps, weight = training.steps, training.weight
     wasted = steps.is_skipped | training.is_lost
     wasted_ms = float((weight * wasted * steps.period_ms).sum())
@@ -111,7 +115,7 @@ def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Job
     irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms)
+    rest = _rest(training, captures, rest_ms, light)
     losses = merged_losses([loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0])
     return JobLosses(
         step_ms=step_ms,
@@ -200,7 +204,9 @@ class _Rest:
     distortion: float | None
 
 
-def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float) -> _Rest:
+def _rest(
+    training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float, light: CalibratedSteps | None
+) -> _Rest:
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
     if not captures:
@@ -230,7 +236,10 @@ def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: fl
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
-    divided = _idle(of, host, idle_ms, rest_ms, captures)
+    if light is not None and light.is_sound and not extra:
+        divided = _replayed_idle(of, idle_ms, rest_ms, light)
+    else:
+        divided = _idle(of, host, idle_ms, rest_ms, captures)
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
@@ -275,6 +284,18 @@ def _idle(
         most_ms = most_left if cause is Cause.HOST_BOUND else part * most_left
         losses.append(Loss(cause, part * left_ms, basis=BOUND, least_ms=part * least_left, most_ms=most_ms))
     return losses
+
+
+def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps) -> list[Loss]:
+    """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
+    blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
+    late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
+    left_ms = idle_ms - blocked_ms - late_ms
+    return [
+        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
+    ]
 
 
 def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:

@@ -11,19 +11,21 @@ from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
-from stepscope.analyzer.job_time.loss import BOUND, TELEMETRY, Loss
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, cause_title_of_job, is_on_cpu
+from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97
 """Confidence in a loss that the records of all steps measured."""
 UNMEASURED_EXPOSURE_CONFIDENCE = 0.93
 """The same on GPUs where waits were measured on the host alone, within the time in which the GPU can have been idle."""
+CALIBRATED_CONFIDENCE = 0.93
+"""Confidence in a loss that the calibrated replay of a light capture saves."""
 BOUND_CONFIDENCE = 0.85
 """Most in a loss of which only bounds are known: a capture that slowed the host, steps without a capture."""
 INFERRED_CONFIDENCE = 0.7
@@ -126,7 +128,7 @@ class Judge:
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
         what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
         if largest is not None:
-            what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest.cause)})"
+            what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
             what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} may stand for the job"
@@ -167,7 +169,6 @@ class Judge:
         reasons, evidence = self._reasons(loss)
         ranks = loss.ranks or ([] if loss.basis == TELEMETRY else self._ranks_of(loss.cause))
         actions = self._actions(loss, reasons)
-        title = "Garbage collection" if Reason.GC in loss.reasons else self._title(loss.cause)
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
@@ -177,7 +178,7 @@ class Judge:
             cause=loss.cause,
             reasons=reasons,
             confidence=self._confidence(loss),
-            summary=f"{title}{where}: {self._cost(loss)}, {observed}{inferred}",
+            summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}",
             ranks=ranks,
             evidence=[Evidence("share_of_training_time", share, "ratio", BOTTLENECK_THRESHOLD, ranks), *evidence],
             actions=actions,
@@ -200,8 +201,8 @@ class Judge:
         mfu = "" if self.analysis.job.mfu is None else f" at {self.analysis.job.mfu:.0%} MFU"
         largest = losses.losses[0] if losses.losses else None
         on_cpu = is_on_cpu(self.analysis.job)
-        largest_words = "" if largest is None else self._title(largest.cause)
-        less = "" if largest is None else f"; the largest loss is {losses.share(largest.ms):.1%} ({largest_words})"
+        largest_words = "" if largest is None else self._title(largest)
+        less = "" if largest is None else f"; largest loss {losses.share(largest.ms):.1%} ({largest_words})"
         own = self.analysis.verdict
         confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
         share = losses.share(work[cause])
@@ -221,8 +222,8 @@ class Judge:
             next=self._next(None),
         )
 
-    def _title(self, cause: Cause) -> str:
-        return cause_title_of_job(cause, self.analysis.job)
+    def _title(self, loss: Loss) -> str:
+        return training_category_title(loss.category, self.analysis.job)
 
     def _rows(self) -> Mapping[Cause, RootCause]:
         return {row.cause: row for row in self.analysis.root_causes}
@@ -272,7 +273,7 @@ class Judge:
             )
             return [together, *actions][:3]
         if loss.cause is Cause.UNEXPLAINED:
-            return ["capture these steps: profile(capture_when=slow_step())", *actions][:3]
+            return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 
     def _fix(self, loss: Loss, actions: Sequence[str]) -> PredictedFix | None:
@@ -284,6 +285,8 @@ class Judge:
         after = step_ms - loss.ms
         if after <= 0:
             return None
+        if loss.basis == REPLAY:
+            return PredictedFix(action, after, step_ms / after, loss.error, REPLAY)
         if loss.basis == TELEMETRY or loss.is_inferred:
             basis = TELEMETRY if loss.basis == TELEMETRY else "model"
             return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
@@ -312,7 +315,7 @@ class Judge:
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{self._title(loss.cause)}: {self._cost(loss)}")
+            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}")
             for loss, share in shares
             if share > SECONDARY_THRESHOLD
         ][:3]
@@ -327,6 +330,8 @@ class Judge:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if loss.is_inferred else most)
         if loss.recorded is not None:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
+        if loss.basis == REPLAY:
+            return CALIBRATED_CONFIDENCE
         own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
         if loss.is_inferred:
             return min(own, INFERRED_CONFIDENCE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.core.vocabulary import Cause, Reason
 
-TELEMETRY, TRACE, BOUND = "telemetry", "trace", "bound"
+TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
 
 _CATEGORIES = {HostLoss.COLLECTION: "garbage_collection", HostLoss.COMPILATION: "compilation"}
 """Parts of a cause that the records measure apart from the rest of it."""
@@ -20,8 +20,8 @@ class Loss:
     """One loss of a job, ms of a useful step.
 
     Attributes:
-        basis: telemetry | trace | bound: seen in all steps, seen in the captured ones, or between `least_ms` and
-            `most_ms`.
+        basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
+            `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
         is_inferred: nothing recorded names the cause.
         recorded: what the step records call it; None where they do not.
     """
@@ -35,6 +35,7 @@ class Loss:
     most_ms: float | None = None
     is_inferred: bool = False
     recorded: HostLoss | None = None
+    error: float | None = None
 
     @property
     def category(self) -> str:
@@ -48,21 +49,20 @@ def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
     by_category: dict[str, list[Loss]] = defaultdict(list)
     for loss in sorted(losses, key=lambda loss: -loss.ms):
         by_category[loss.category].append(loss)
-    merged = by_category.pop(Cause.UNEXPLAINED.value, [])
-    for largest, *others in by_category.values():
-        if not others:
-            merged.append(largest)
-            continue
-        own = [largest, *others]
-        bounds = [loss for loss in own if loss.least_ms is not None and loss.most_ms is not None]
-        merged.append(
-            replace(
-                largest,
-                ms=sum(loss.ms for loss in own),
-                reasons=list(dict.fromkeys(reason for loss in own for reason in loss.reasons)),
-                basis=BOUND if bounds else largest.basis,
-                least_ms=sum(loss.ms if loss.least_ms is None else loss.least_ms for loss in own) if bounds else None,
-                most_ms=sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in own) if bounds else None,
-            )
-        )
-    return merged
+    unexplained = by_category.pop(Cause.UNEXPLAINED.value, [])
+    return [*map(_joined, by_category.values()), *unexplained]
+
+
+def _joined(losses: Sequence[Loss]) -> Loss:
+    """Losses of one category as one, the largest first."""
+    largest = losses[0]
+    joined = replace(
+        largest,
+        ms=sum(loss.ms for loss in losses),
+        reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
+    )
+    if all(loss.least_ms is None for loss in losses):
+        return joined
+    least_ms = sum(loss.ms if loss.least_ms is None else loss.least_ms for loss in losses)
+    most_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in losses)
+    return replace(joined, basis=BOUND, least_ms=least_ms, most_ms=most_ms)

@@ -285,6 +285,10 @@ class UnexplainedSteps:
     ranks: list[int]
 
 
+CAUSE_OF_PART = {"garbage_collection": Cause.HOST_BOUND, "compilation": Cause.HOST_BOUND}
+"""Causes of the categories in `JobTime.breakdown` that are parts of a cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobTime:
     """Analysis document: training time of the job over all steps and ranks.
@@ -295,6 +299,8 @@ class JobTime:
         basis: the sources, joined by "+": telemetry, trace, counters.
         breakdown: share of training time by category: a cause, garbage_collection or compilation; adds up to 1.
         goodput: None from traces alone.
+        num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
+            alone.
     """
 
     num_steps: int
@@ -308,6 +314,7 @@ class JobTime:
     layers: list[EvidenceLayer]
     unexplained: UnexplainedSteps | None = None
     trend: StepTrend | None = None
+    num_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

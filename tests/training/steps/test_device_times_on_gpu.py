@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 import stepscope
+from stepscope.analyzer.what_if.light_replay import LightCapture
+from stepscope.trace.reading import read_ranks
 from stepscope.training import once
 
 pytestmark = pytest.mark.gpu
@@ -151,3 +154,20 @@ def test_a_compiled_model_with_graphs_trains_in_a_profiled_run(gpu: _Gpu, tmp_pa
     steps = _steps(tmp_path)
     assert all(step["device_ns"] is not None for step in steps[-4:])
     assert torch.isfinite(loss).item()
+
+
+def test_a_light_capture_holds_the_steps_that_its_name_says(gpu: _Gpu, tmp_path: Path) -> None:
+    x = gpu.torch.randn(512, 512, device="cuda")
+    with stepscope.profile("light", tmp_path, once(wait=20, light=5)) as prof:
+        for _ in range(26):
+            for _ in range(50):
+                x = (x @ x).clamp(-1, 1)
+            x.sum().item()
+            prof.step()
+    steps = _steps(tmp_path, settled=0)
+    assert [step["index"] for step in steps if step["state"] == "active"] == [9, 10, 11, 12, 13, 21, 22, 23]
+    (trace,) = read_ranks(tmp_path / "light" / "light" / "step9" / "rank0.json.gz")
+    ends = [step["end_ns"] for step in steps[8:14]]
+    capture = LightCapture(trace, ends)
+    fit = capture.calibrated(statistics.median(step["end_ns"] - step["start_ns"] for step in steps[3:8]) / 1e6)
+    assert abs(fit.captured_error) < 0.1
