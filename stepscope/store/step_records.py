@@ -155,6 +155,7 @@ def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
 
 
 _decode_line = msgspec.json.Decoder(_StepLine).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
@@ -165,13 +166,17 @@ def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
     """
     for text in path.read_bytes().split(b"\n")[:-1]:
         line = None
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with suppress(*_UNREADABLE):
             line = _decode_line(text)
         yield line, text
 
 
 def _figures(text: bytes) -> dict[str, float]:
-    document = msgspec.json.decode(text)
+    """Figures of a step's line; none where a value that is not the step's own cannot be read."""
+    try:
+        document = msgspec.json.decode(text)
+    except _UNREADABLE:
+        return {}
     return {
         name: float(value)
         for name, value in document.items()
