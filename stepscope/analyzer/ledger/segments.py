@@ -65,7 +65,9 @@ class Segments:
 
     def intervals_of(self, *categories: TimeCategory) -> Intervals:
         """The time in any of the categories."""
-        keep = np.isin(self.category, [CATEGORY_CODE[category] for category in categories])
+        is_wanted = np.zeros(len(CATEGORY_ORDER), np.bool_)
+        is_wanted[[CATEGORY_CODE[category] for category in categories]] = True
+        keep = is_wanted[self.category]
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
