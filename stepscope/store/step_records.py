@@ -21,6 +21,7 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
+from stepscope.trace.file_names import MAX_RANK
 
 _FAR_FEWER = 0.5
 """A rank with less than this share of the usual number of steps is mentioned."""
@@ -326,7 +327,7 @@ def ranks_without_steps(run_directory: Path, world_size: int = 0) -> list[int]:
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
             sizes[rank] = path.stat().st_size
-    ranks = sorted({*sizes, *range(world_size)})
+    ranks = sorted({*sizes, *range(world_size if world_size <= MAX_RANK else 0)})
     return [rank for rank in ranks if not sizes.get(rank)] if any(sizes.values()) else []
 
 

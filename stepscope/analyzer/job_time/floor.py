@@ -19,7 +19,8 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.core.vocabulary import Cause
-from stepscope.trace.columns import NONE, TraceColumns
+from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+from stepscope.trace.rows import combinations
 
 BETWEEN_KERNELS_NS = 800
 """Time from the end of a kernel to the start of the next queued one of its stream, measured on H100 and H200."""
@@ -55,7 +56,7 @@ def device_floor(
     kernels, step = kernels[in_order], step[in_order]
     row = activities.row[kernels]
     duration = activities.end_ns[kernels] - activities.start_ns[kernels]
-    kind = np.unique(np.stack((trace.name[row], trace.launch[row])), axis=1, return_inverse=True)[1].reshape(-1)
+    kind, _ = combinations((trace.name[row], trace.launch[row]))
     shortest = _shortest_alike(step, kind, duration)
     overlap = _union_ns(activities.start_ns[kernels], activities.end_ns[kernels]) / max(int(duration.sum()), 1)
     each = np.bincount(step, weights=shortest + BETWEEN_KERNELS_NS)[np.unique(step)]
@@ -68,16 +69,14 @@ def device_floor(
     )
 
 
-def _shortest_alike(
-    step: npt.NDArray[np.intp], kind: npt.NDArray[np.intp], duration: Nanoseconds
-) -> npt.NDArray[np.float64]:
+def _shortest_alike(step: npt.NDArray[np.intp], kind: IntColumn, duration: Nanoseconds) -> npt.NDArray[np.float64]:
     """By kernel: the shortest of its kind at the same place among its kind, over all steps."""
     order = np.lexsort((np.arange(len(step)), kind, step))
     begins = np.flatnonzero(np.diff(step[order], prepend=-1) | np.diff(kind[order], prepend=-1))
     place = np.empty(len(step), np.int64)
     place[order] = np.arange(len(step)) - np.repeat(begins, np.diff(np.append(begins, len(step))))
-    alike = np.unique(np.stack((kind, place)), axis=1, return_inverse=True)[1].reshape(-1)
-    shortest = np.full(int(alike.max()) + 1, np.inf)
+    alike, first = combinations((kind, place))
+    shortest = np.full(len(first), np.inf)
     np.minimum.at(shortest, alike, duration)
     by_kernel: npt.NDArray[np.float64] = shortest[alike]
     return by_kernel
