@@ -9,7 +9,7 @@ show that another process has the GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ MIN_PAUSE_RATIO = 3.0
 """Least ratio of a paused kernel to the shortest like it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFloor:
+class DeviceFloor(NamedTuple):
     """Floor of one rank's step, ns.
 
     Attributes:

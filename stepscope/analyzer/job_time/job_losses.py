@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,8 +86,7 @@ class Loss:
     recorded: HostLoss | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobLosses:
+class JobLosses(NamedTuple):
     """What a useful step is made of, ms.
 
     Attributes:
@@ -254,8 +254,7 @@ def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
+class _Rest(NamedTuple):
     losses: list[Loss]
     work_ms: dict[Cause, float]
     distortion: float | None

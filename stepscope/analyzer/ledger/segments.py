@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +72,7 @@ class Segments:
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
-@dataclass(frozen=True, slots=True)
-class CategorySpans:
+class CategorySpans(NamedTuple):
     """Spans with one category and cause, or one each; without a cause it is the category's own."""
 
     intervals: Intervals

@@ -6,8 +6,8 @@ trace by the same kernel seen later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,7 @@ class DecidedBy(IntEnum):
     """a pass over the parameters, by its grid and the gradients"""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCosts:
+class KernelCosts(NamedTuple):
     """One entry a kernel; nan where unknown.
 
     Attributes:
