@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import stepscope
-from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
+from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES
 from stepscope.core.text import wording
+from stepscope.core.text.verdict import BOTTLENECK
 from stepscope.core.vocabulary import Cause
 from stepscope_reference import MARKER, PAGES
+from tests.dashboard import example_run as example
 
 _ROOT = Path(stepscope.__file__).parents[1]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -55,24 +58,18 @@ def _demo_block() -> list[str]:
     return body.splitlines()
 
 
-def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
-    labels = re.findall(r"^  - (.+?): ", "\n".join(_demo_block()), flags=re.MULTILINE)
-    assert labels
-    assert set(labels) <= set(wording._METRIC_TITLES.values())
-
-
-def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
+def test_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
     lines = _demo_block()
-    verdict = next(line for line in lines if line.startswith("VERDICT  "))
-    after_headings = lines[next(at for at, line in enumerate(lines) if line.startswith(" ──")) + 1 :]
-    causes = {re.split(r"\s{2,}", line.strip())[0] for line in after_headings if line.strip()}
-    actions = {line.removeprefix("  > ") for line in lines if line.startswith("  > ")}
-    also = [line.removeprefix("  also: ") for line in lines if line.startswith("  also: ")]
-    known = {wording.cause_phrase(cause) for cause in Cause}
-    assert verdict.removeprefix("VERDICT  ").partition("  ")[0] in known
-    assert causes
-    assert causes <= known
-    assert actions
-    assert actions <= {*REMEDIES.values(), *(one for several in ACTIONS.values() for one in several)}
-    assert all(line.startswith(tuple(COSTS.values())) for line in also)
-    assert not any(re.search(r"\de[+-]\d", line) for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    on_cpu = replace(example.make_analysis(example.make_timelines()).job, device_kind="cpu")
+    titles = {wording.cause_title_of_job(cause, on_cpu) for cause in Cause}
+    head = next(line for line in lines if line.startswith(BOTTLENECK))
+    assert head.removeprefix(f"{BOTTLENECK}  ").partition(":")[0] in titles
+    rows = lines[next(at for at, line in enumerate(lines) if line.startswith(" ──")) + 1 :]
+    categories = {re.split(r"\s{2,}", line.strip())[0] for line in rows[: rows.index("")]}
+    assert categories
+    assert categories <= titles
+    remedies = {*REMEDIES.values(), *(one for several in ACTIONS.values() for one in several)}
+    assert any(f"Fix       {wording.action_words(remedy)}: about " in text for remedy in remedies)
+    assert "Confidence " in text
+    assert not re.search(r"\de[+-]\d", text)

@@ -150,7 +150,7 @@ class TraceFacts:
 
 
 def host_trace_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
-    """Facts on the trace of a rank of a CPU job."""
+    """Rank view: facts on the trace of a rank of a CPU job."""
     return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()), begins_ns=int(trace.start_ns.min()))
 
 

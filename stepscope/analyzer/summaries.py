@@ -230,13 +230,15 @@ def analysis_notices(
         )
         notices.append(Notice("missing_ranks", absent))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
-        slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
+        slowed = (
+            f"profiling slowed the step by {quality.profiler_distortion:.0%}: host-side categories are upper bounds"
+        )
         notices.append(Notice("profiler_distortion", slowed))
     unlike = unlike_steps_ms(views)
     if unlike is not None:
         differ = (
-            f"captured steps take {unlike[0]:,.1f} to {unlike[1]:,.1f} ms: shares and gains are of these steps, "
-            "and what capturing adds to them is not known"
+            f"profiled steps take {unlike[0]:,.1f} to {unlike[1]:,.1f} ms: shares and gains are of these steps, "
+            "and what profiling adds to them is not known"
         )
         notices.append(Notice("unlike_steps", differ))
     hfu = _utilization(views, lambda view: view.executed_flops, job.step_ms)
@@ -252,10 +254,13 @@ def analysis_notices(
     if quality.unmatched_collectives:
         unmatched = f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
         notices.append(Notice("unmatched_collectives", unmatched))
-    if oversubscribed:
-        queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
-        notices.append(Notice("oversubscribed", queue))
-    return notices
+    return [*notices, oversubscribed_notice(context)] if oversubscribed else notices
+
+
+def oversubscribed_notice(context: JobContext) -> Notice:
+    """Notice of a job whose ranks queue for the cores of their host."""
+    queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
+    return Notice("oversubscribed", queue)
 
 
 def _doubts(views: Mapping[int, RankView], job: analysis.AnalysedJob, quality: analysis.TraceQuality) -> list[Notice]:

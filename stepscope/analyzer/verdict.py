@@ -107,7 +107,7 @@ def _neither(row: RootCause, losses: Sequence[RootCause], inputs: VerdictInputs)
     missing = _main_gap(inputs, inputs.unexplained_loss)
     if missing is not None:
         waited = f"{missing.unknown}: {missing.what}"
-    summary = f"neither healthy nor explained: {waited}{_where(row, inputs)}"
+    summary = f"{waited}{_where(row, inputs)}"
     evidence = Evidence("unexplained_loss", inputs.unexplained_loss, "ratio", UNEXPLAINED_THRESHOLD, ranks=row.ranks)
     unknown = _insufficient(inputs, summary, evidence)
     return replace(unknown, ranks=row.ranks, secondary=_secondary(losses, inputs))
@@ -122,11 +122,7 @@ def _healthy(
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if inputs.job.mfu is None else f" at {inputs.job.mfu:.0%} MFU"
-    largest = (
-        f"; the largest loss is {losses[0].fraction:.1%} ({cause_of_job(losses[0].cause, inputs.job)})"
-        if losses
-        else ""
-    )
+    largest = f"; largest loss {losses[0].fraction:.1%} ({cause_of_job(losses[0].cause, inputs.job)})" if losses else ""
     faster = ", ".join(reason_words(reason) for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
@@ -137,14 +133,14 @@ def _healthy(
     if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
         largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, inputs)}"
-    healthy = f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}"
+    head = f"no bottleneck: {row.fraction:.1%} of profiled time is bound by {bound}{mfu}"
     if is_on_cpu(inputs.job):
-        healthy = busy_on_cpu(row.fraction)
+        head = busy_on_cpu(row.fraction)
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
         confidence=confidence,
-        summary=f"{healthy}{faster}{largest}",
+        summary=f"{head}{faster}{largest}",
         ranks=[],
         evidence=evidence,
         actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row.cause), on_cpu=is_on_cpu(inputs.job)),
@@ -202,7 +198,7 @@ def _insufficient(inputs: VerdictInputs, summary: str, evidence: Evidence, *, re
 
 
 def _summary(row: RootCause, inputs: VerdictInputs) -> str:
-    cost = f"{row.fraction:.1%} of the captured time"
+    cost = f"{row.fraction:.1%} of profiled time"
     if row.ms_per_step is not None and _is_unmarked(inputs):
         cost += f", {row.ms_per_step:,.1f} ms"
     elif row.ms_per_step is not None and inputs.job.step_ms is not None:
@@ -216,7 +212,7 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
     by_reason = COSTS_OF_REASON.get(row.reasons[0]) if row.reasons else None
     on_cpu = COSTS_ON_CPU.get(row.cause) if is_on_cpu(inputs.job) else None
-    costs = by_reason or on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} costs"
+    costs = by_reason or on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} takes"
     return f"{costs} {cost}{pipeline}{where}"
 
 

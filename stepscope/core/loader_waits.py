@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 Mark = Any
-"""What tells how far a GPU had come, an event of torch.cuda; None where nothing does."""
+"""What tells how far a GPU had come, which holds an event of torch.cuda; None where nothing does."""
 
 
 class Instant(NamedTuple):

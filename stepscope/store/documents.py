@@ -68,7 +68,8 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     """
     analysis = decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
     check_job(analysis.job, where=where)
-    if not any(rank.steps for rank in analysis.ranks):
+    is_untraced = not analysis.ranks and analysis.job_time is not None
+    if not is_untraced and not any(rank.steps for rank in analysis.ranks):
         raise DataError("has no step of any rank", where=where, what_next="analyse the run again")
     if _PERHAPS_TOO_LARGE.search(content):
         _check_figures(msgspec.to_builtins(analysis), where=where)

@@ -298,9 +298,10 @@ def capture_folders(run: Path) -> list[Path]:
 
 
 def has_current_analysis(run: Path) -> bool:
-    """Whether a stored run has an analysis that is at least as new as its captures."""
+    """Whether a stored run has an analysis that is at least as new as its captures, or as its steps without any."""
     saved = run / layout.ANALYSIS_FILE
     if not saved.is_file():
         return False
     saved_ns = saved.stat().st_mtime_ns
-    return all(capture.stat().st_mtime_ns <= saved_ns for capture in capture_folders(run))
+    inputs = capture_folders(run) or list((run / layout.STEPS_FOLDER).glob("rank*.jsonl"))
+    return all(path.stat().st_mtime_ns <= saved_ns for path in inputs)

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,11 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.loader_waits import Instant, Interval
-from stepscope.core.text.wording import headline, verdict_lines
+from stepscope.core.text.verdict import headline, verdict_text
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
-from stepscope.training.captures.recording import Recording
+from stepscope.training.captures.plan import CaptureWindow
+from stepscope.training.captures.recording import Recording, has_gpu_activities
 from stepscope.training.captures.runner import CaptureRunner
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, captures_on_this_rank
 from stepscope.training.memory.owners import MemoryOwners
@@ -204,7 +205,8 @@ class Profile:
 
     @property
     def result(self) -> Analysis | None:
-        """The analysis of the latest capture, on rank 0 after the with block; None where there is none."""
+        """The analysis of the latest capture, without one of all steps' records, on rank 0 after the with block; None
+        where there is none."""
         if self._result is None and not self._on and self.run_directory is not None:
             self._result = self._analyse()
         return self._result if isinstance(self._result, Analysis) else None
@@ -224,10 +226,11 @@ class Profile:
         if identity.rank != 0:
             return f"rank 0 has the verdict of {self.run_directory}"
         if latest is None:
-            return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
+            return _analyse_run(self.run_directory, [])
         others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
         ranks = [other.rank for other in others if captures_on_this_rank(self._settings.ranks, other)]
-        return _analyse_run(self.run_directory, latest, ranks, self._context.attempt)
+        traces = [self.run_directory / trace_path(latest, rank, self._context.attempt) for rank in ranks]
+        return _analyse_run(self.run_directory, traces)
 
     @_harmless
     def watch(self, model: Any, *, every: int = 100) -> None:
@@ -255,6 +258,8 @@ class Profile:
         self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
+        if self._schedule.light and not has_gpu_activities():
+            self._schedule = replace(self._schedule, light=0)
         identity = identify_process()
         captures = captures_on_this_rank(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
@@ -454,14 +459,16 @@ def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
     return lambda step: (alive := method()) is not None and alive(step)
 
 
-def _new_recording(context: RunContext, first_step: int) -> Recording:
-    settings = context.settings
+def _new_recording(context: RunContext, window: CaptureWindow) -> Recording:
+    settings, is_light = context.settings, window.is_light
+    path = trace_path(window.start, context.identity.rank, context.attempt, is_light=is_light)
     return Recording(
-        first_step,
-        context.run_directory / trace_path(first_step, context.identity.rank, context.attempt),
-        record_shapes=bool(settings.record_shapes),
-        with_stack=bool(settings.with_stack),
-        profile_memory=bool(settings.profile_memory),
+        window.start,
+        context.run_directory / path,
+        is_light=is_light,
+        record_shapes=bool(settings.record_shapes) and not is_light,
+        with_stack=bool(settings.with_stack) and not is_light,
+        profile_memory=bool(settings.profile_memory) and not is_light,
     )
 
 
@@ -470,14 +477,12 @@ _TRACES_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
-def _analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
+def _analyse_run(run_directory: Path, expected: Sequence[Path]) -> Analysis | str:
     """The analysis of a profile's latest capture, kept beside the run; one line with the reason where there is none.
 
     Args:
-        first_step: of the latest capture.
-        ranks: ranks whose traces are waited for; missing ones are named in the analysis.
+        expected: traces of that capture, which are waited for; missing ones are named in the analysis.
     """
-    expected = [run_directory / trace_path(first_step, rank, attempt) for rank in ranks]
     give_up = time.monotonic() + _TRACES_TIMEOUT_SECONDS
     while time.monotonic() < give_up and not all(path.exists() for path in expected):
         time.sleep(_POLL_SECONDS)
@@ -494,5 +499,5 @@ def _analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt
 
 def summary_text(analysis: Analysis, run_directory: Path) -> str:
     """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
-    lines = [headline(analysis.job), *verdict_lines(analysis.verdict, analysis.job)]
+    lines = [headline(analysis), *verdict_text(analysis).lines()]
     return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

@@ -13,25 +13,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope.analyzer.job import analyse_job, capture_of
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, calibrated_steps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline_document
+from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis, MeshSizes
-from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankTimeline, RunManifest
+from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankSteps, RankTimeline, RunManifest
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
-from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
+from stepscope.workflow.inputs.trace_files import (
+    NoCaptureError,
+    TraceFiles,
+    find_trace_files,
+    light_captures,
+    open_ranks,
+)
 from stepscope.workflow.rank_views import RankViews, view_files
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """An analysis of a job's traces, and where it was saved.
+    """An analysis of a job, and where it was saved.
 
     Attributes:
         kept_in: run directory in which it was saved; None if it was not.
@@ -56,7 +64,7 @@ def analyze(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> AnalysisResult:
-    """Analyse the traces of one job.
+    """Analyse the traces of one job; without any the step records of its run directory.
 
     Args:
         paths: files, archives, folders, one run directory, or fsspec URLs.
@@ -68,11 +76,17 @@ def analyze(
             bandwidth of collectives between hosts.
 
     Raises:
-        DataError: no file can be used, or two are of the same rank.
+        DataError: no file can be used, or two are of the same rank; a run has neither traces nor steps.
         UsageError: there is no such capture, no cluster is named, or its workers have another version.
         UnreachableError: a URL's store or the cluster does not answer.
     """
-    job = read_job(paths, whole_file=whole_file, capture=capture, fan_out=fan_out, on_progress=on_progress)
+    try:
+        job = read_job(paths, whole_file=whole_file, capture=capture, fan_out=fan_out, on_progress=on_progress)
+    except NoCaptureError as error:
+        if whole_file or capture is not None or len(paths) > 1:
+            raise
+        analysis = _analyse_untraced(error)
+        return _kept(AnalysisResult(analysis, None), error.run) if keep else AnalysisResult(analysis, None)
     run, notices = (None, []) if whole_file else _run_facts(job, fan_out)
     context = replace(
         job.context,
@@ -84,16 +98,38 @@ def analyze(
     is_latest = capture in (None, job.num_captures)
     is_kept = keep and job.run_directory is not None and not whole_file and is_latest
     timelines = [timeline_document(view) for view in final_views] if is_kept or with_timelines else []
-    if not is_kept or job.run_directory is None:
-        return AnalysisResult(analysis, None, timelines, job.num_captures)
+    result = AnalysisResult(analysis, None, timelines, job.num_captures)
+    return _kept(result, job.run_directory) if is_kept and job.run_directory is not None else result
+
+
+def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
+    """The result after it was saved, or with a notice why it could not be."""
     try:
-        save_timelines(job.run_directory, timelines)
-        save_analysis(job.run_directory, analysis)
+        save_timelines(run_directory, result.timelines)
+        save_analysis(run_directory, result.analysis)
     except DataError as error:  # another user's run or a full disk: still return the verdict
         notice = Notice("not_kept", str(error))
-        analysis = replace(analysis, warnings=[*analysis.warnings, notice])
-        return AnalysisResult(analysis, None, timelines, job.num_captures)
-    return AnalysisResult(analysis, job.run_directory, timelines, job.num_captures)
+        return replace(result, analysis=replace(result.analysis, warnings=[*result.analysis.warnings, notice]))
+    return replace(result, kept_in=run_directory)
+
+
+def _analyse_untraced(error: NoCaptureError) -> Analysis:
+    """Analyse a run without traces by its step records.
+
+    Raises:
+        NoCaptureError: it has no steps either.
+    """
+    ranks, notices = read_attempts_steps(error.run)
+    steps = job_steps(ranks)
+    if steps is None:
+        raise error
+    manifest = _manifest(error.run, notices)
+    world_size = max(0 if manifest is None else manifest.world_size, ranks[-1].rank + 1)
+    notices += [*_silent_ranks(error.run, world_size), *stuck_steps(error.run, manifest)]
+    context = _context(manifest, notices, RankViews())
+    facts = RunFacts(steps, [] if manifest is None else manifest.attempts, context.num_cpus)
+    missing = ranks_without_steps(error.run, world_size)
+    return analyse_untraced_job(facts, context, world_size=world_size, missing_ranks=missing)
 
 
 def analyze_captures(
@@ -167,7 +203,7 @@ def read_job(
     """
     files = find_trace_files(paths, capture=capture)
     notices = list(files.notices)
-    manifest = _manifest(files, notices)
+    manifest = None if files.run_directory is None else _manifest(files.run_directory, notices)
     notices += _silent_ranks(files.run_directory, 0 if manifest is None else manifest.world_size)
     notices += [] if files.run_directory is None else stuck_steps(files.run_directory, manifest)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
@@ -205,7 +241,21 @@ def _run_facts(job: JobInput, fan_out: FanOut) -> tuple[RunFacts | None, list[No
             views = view_files(tasks, whole_file=False, map_files=mapping).views
             others.append(capture_of(list(views.values()), job.context.mesh))
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(steps, attempts, job.context.num_cpus, others), notices
+    light = _light_steps(job.run_directory, ranks) if len(ranks) == 1 and job.run_directory is not None else None
+    return RunFacts(steps, attempts, job.context.num_cpus, others, light), notices
+
+
+def _light_steps(run: Path, ranks: Sequence[RankSteps]) -> CalibratedSteps | None:
+    """The latest light capture of a job of one rank, calibrated; None without one that can be read."""
+    (rank,) = ranks
+    captures = light_captures(run, rank.rank)
+    if not captures:
+        return None
+    (attempt, first_step), path = captures[-1]
+    with suppress(DataError):
+        (trace, *_) = open_ranks(str(path))
+        return calibrated_steps(trace, [step for step in rank.steps if step.attempt == attempt], first_step)
+    return None
 
 
 def _silent_ranks(run_directory: Path | None, world_size: int) -> list[Notice]:
@@ -216,11 +266,11 @@ def _silent_ranks(run_directory: Path | None, world_size: int) -> list[Notice]:
     return [Notice("silent_ranks", text)]
 
 
-def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
-    if files.run_directory is None or not (files.run_directory / RUN_FILE).is_file():
+def _manifest(run_directory: Path, notices: list[Notice]) -> RunManifest | None:
+    if not (run_directory / RUN_FILE).is_file():
         return None
     try:
-        return load_manifest(files.run_directory)
+        return load_manifest(run_directory)
     except DataError as error:
         notices.append(Notice("unusable_file", str(error)))
         return None

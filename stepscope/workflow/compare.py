@@ -104,9 +104,16 @@ def read_run_record(path: str, notices: list[Notice], fan_out: FanOut = HERE) ->
     """Read one run to compare, with its saved analysis if up to date, else analysed now.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: it cannot be used, or has no traces.
         UnreachableError: its store does not answer.
     """
+    record = _read_record(path, notices, fan_out)
+    if not record.analysis.ranks:
+        raise DataError("has no captured traces to compare", where=path, what_next="profile some steps of the run")
+    return record
+
+
+def _read_record(path: str, notices: list[Notice], fan_out: FanOut) -> RunRecord:
     place = Path(path)
     name = path if "://" in path else place.resolve().name or path
     if "://" in path:

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyzer.blame.remedies import profiler_action
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.text.wording import verdict_lines
+from stepscope.core.text.verdict import verdict_text
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import data_parallel
@@ -168,7 +168,7 @@ def cpu_job(*, operator_us: int) -> Analysis:
 
 
 def words_of(analysis: Analysis) -> str:
-    return "\n".join([*verdict_lines(analysis.verdict, analysis.job), *analysis.verdict.actions])
+    return "\n".join([*verdict_text(analysis).lines(), *analysis.verdict.actions])
 
 
 def test_a_job_without_a_gpu_is_not_told_what_limits_its_operators() -> None:
@@ -178,20 +178,20 @@ def test_a_job_without_a_gpu_is_not_told_what_limits_its_operators() -> None:
     assert analysis.verdict.summary.startswith("no bottleneck: the CPU is busy in operators for 99.")
     assert "which limits them (arithmetic or memory) is not known" in analysis.verdict.summary
     words = words_of(analysis)
-    assert not [claim for claim in ("GPU", "bound by", "compute bound", "healthy") if claim in words]
+    assert not [claim for claim in ("GPU", "bound by", "compute-bound", "healthy") if claim in words]
 
 
 def test_time_between_operators_of_a_job_without_a_gpu_is_not_called_launching() -> None:
     analysis = cpu_job(operator_us=500)
     assert analysis.verdict.cause is Cause.HOST_BOUND
-    assert analysis.verdict.summary.startswith("Python and framework code between operators costs 5")
+    assert analysis.verdict.summary.startswith("Python and framework code between operators takes 5")
     words = words_of(analysis)
     assert not [claim for claim in ("GPU", "launch", "CUDA") if claim in words]
 
 
 def test_a_job_with_a_gpu_keeps_its_words() -> None:
     analysis = busy_job(idle_us=0)
-    assert analysis.verdict.summary.startswith("healthy: ")
+    assert analysis.verdict.summary.startswith("no bottleneck: ")
 
 
 def test_the_profiler_s_own_time_in_a_trace_without_steps_is_not_of_each_step() -> None:
@@ -213,4 +213,4 @@ def test_shapes_and_stacks_are_only_advised_against_where_they_were_recorded(
     shapes: bool, stacks: bool, without: str
 ) -> None:
     action = profiler_action(is_unmarked=False, with_shapes=shapes, with_stacks=stacks)
-    assert action == f"capture fewer steps{without}; the profiler itself costs this much"
+    assert action == f"profile fewer steps{without}; the profiler itself takes this time"

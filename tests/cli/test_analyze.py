@@ -41,10 +41,18 @@ def test_json_is_the_whole_document_and_nothing_else_on_stdout(job: Path) -> Non
     assert document["collectives"][0]["kind"] == "all_reduce"
 
 
-def test_piped_text_is_plain_and_gives_quality_before_the_verdict_before_the_ledger(job: Path) -> None:
+def test_piped_text_is_plain_and_gives_the_verdict_before_the_breakdown_before_the_ranks(job: Path) -> None:
     text = run("analyze", str(job)).stdout
     assert "\x1b" not in text
-    places = [text.index(part) for part in ("trace quality", "VERDICT  straggler", "root cause", "Where the time went")]
+    parts = (
+        "BOTTLENECK  Straggler on rank 1: ",
+        "Fix  ",
+        "Confidence ",
+        "by category",
+        "Time of each rank",
+        "Trace quality",
+    )
+    places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "rank 1" in text
 

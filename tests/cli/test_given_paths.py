@@ -79,7 +79,7 @@ def test_a_folder_of_one_run_is_analysed_and_kept_in_the_run(tmp_path: Path, cap
         main(["analyze", str(tmp_path / "runs")])
     assert stop.value.code in (0, None)
     told = capfd.readouterr()
-    assert "VERDICT" in told.out
+    assert "BOTTLENECK  " in told.out
     assert told.err.startswith(f"stepscope: {tmp_path}/runs: reading the only run in it, {tmp_path}/runs/loop\n")
     assert (tmp_path / "runs" / "loop" / "analysis.json").is_file()
 
@@ -91,7 +91,7 @@ def test_traces_beside_runs_are_a_job(tmp_path: Path, capfd: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main(["analyze", "--no-keep", str(job)])
     assert stop.value.code in (0, None)
-    assert "VERDICT" in capfd.readouterr().out
+    assert "BOTTLENECK  " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("verb", [*_VERBS, ("compare", "/")], indirect=True, ids=lambda verb: verb[0])

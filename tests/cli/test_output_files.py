@@ -61,5 +61,5 @@ def test_the_answer_is_shown_where_writing_fails_after_the_work(
         main([*words, str(tmp_path / "file")])
     told = capfd.readouterr()
     assert stop.value.code == 3
-    assert ("VERDICT" if verb == "analyze" else "ms a step") in told.out
+    assert ("BOTTLENECK  " if verb == "analyze" else "ms a step") in told.out
     assert f"stepscope: {tmp_path / 'file'}: cannot be written" in told.err

@@ -45,7 +45,7 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
     summary, head, *rows = [line for line in out.splitlines() if line.strip() and "───" not in line]
     assert summary.rstrip() == "2 machines, 3 GPUs, 97 % busy, 1.3 kW, 1 agent does not answer"
     assert head.split()[:4] == ["host", "GPU", "job", "class"]
-    for part in ("n1", "llama alice", "memory bound", "97 %", "–", "50 %", "650/700", "64/80", "61", "1,410", "power"):
+    for part in ("n1", "llama alice", "memory-bound", "97 %", "–", "50 %", "650/700", "64/80", "61", "1,410", "power"):
         assert part in rows[0]
     assert rows[0].rstrip().endswith("healthy")
     assert "held but idle" in rows[1]

@@ -29,6 +29,7 @@ from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
+from stepscope.workflow.inputs.trace_files import NoCaptureError
 
 _ERRORS: tuple[type[StepscopeError], ...] = (
     StepscopeError,
@@ -41,6 +42,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     GpuUnusableError,
     KilledError,
     NotAnalysedError,
+    NoCaptureError,
     OnlyRunError,
     RankFailedError,
     AddressInUseError,

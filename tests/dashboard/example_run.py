@@ -20,11 +20,16 @@ from stepscope.core.documents.analysis import (
     Collective,
     CopyTime,
     DimensionCost,
+    EvidenceLayer,
+    Goodput,
+    JobTime,
     KernelFinding,
     KernelTime,
     Ledger,
     MeshSizes,
+    NextCause,
     Pipeline,
+    PredictedFix,
     RankArrivals,
     RankLedger,
     Roofline,
@@ -113,6 +118,46 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
             Notice("no_unprofiled_baseline_rank", "rank 6 recorded no step before the capture; the others' is used.")
         ],
     )
+
+
+def with_job_time(analysis: Analysis) -> Analysis:
+    """The analysis with the training time of 40 steps, most of which goes to data loading on rank 3."""
+    step_ms, num_steps = 190.1, 40
+    breakdown = {"data_loading": 0.784, "memory_bound": 0.1, "compute_bound": 0.08, "host_bound": 0.036}
+    goodput = Goodput(1070.0, num_steps * step_ms, 0.0, 0.0, 0.0, 326.0)
+    layers = [EvidenceLayer("telemetry", True, None, ""), EvidenceLayer("counters", True, True, "")]
+    job_time = JobTime(
+        num_steps=num_steps,
+        training_ms=num_steps * step_ms,
+        mean_step_ms=step_ms,
+        median_step_ms=51.0,
+        wall_ms=9000.0,
+        basis="telemetry+trace+counters",
+        breakdown=breakdown,
+        goodput=goodput,
+        layers=layers,
+        num_settled=34,
+    )
+    action = "num_workers=10 (now 2)"
+    verdict = Verdict(
+        cause=Cause.DATA_LOADING,
+        reasons=[Reason.STARVED],
+        confidence=0.93,
+        summary="Data loading: 78.4% of training time",
+        ranks=[3],
+        evidence=[
+            Evidence("share_of_training_time", 0.784, "ratio", 0.1, [3]),
+            Evidence("period_of_waits", 2, "batches", ranks=[3]),
+            Evidence("waiting_steps", 0.5, "ratio", ranks=[3]),
+        ],
+        actions=[action, "raise num_workers and prefetch_factor"],
+        secondary=[],
+        bottleneck=True,
+        share=0.784,
+        fix=PredictedFix(action, 41.05, 4.63, 0.15, "telemetry"),
+        next=NextCause(Cause.HOST_BOUND, 0.036, [Reason.DISPATCH, Reason.PYTHON]),
+    )
+    return replace(analysis, job_time=job_time, verdict=verdict)
 
 
 def make_doubtful(timelines: list[RankTimeline]) -> Analysis:

@@ -67,8 +67,8 @@ def test_evidence_reads_as_words_and_percent(analysis: Analysis) -> None:
     texts = texts_of(verdict_card(replace(analysis, verdict=replace(analysis.verdict, evidence=evidence))))
     lines = texts.replace("\u202f", " ").splitlines()
 
-    assert [line for line in lines if line in ("Share of the captured time", "31.7 %", "10.0 %", "32.0 %")] == [
-        "Share of the captured time", "31.7 %", "10.0 %", "32.0 %",
+    assert [line for line in lines if line in ("Share of profiled time", "31.7 %", "10.0 %", "32.0 %")] == [
+        "Share of profiled time", "31.7 %", "10.0 %", "32.0 %",
     ]  # fmt: skip
     assert "Bubble by the schedule alone" in lines
     assert "Bubble by uneven stages" not in lines

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.text.wording import cause_of_job
+from stepscope.core.text.verdict import verdict_text
+from stepscope.core.vocabulary import Cause
 from stepscope.training import once
 from stepscope.training.captures import trace_export
 from stepscope.training.profiling_session import Profile
@@ -480,8 +481,8 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
         _train(prof, 6)
         assert "after the with block" in prof.summary()
     text = prof.summary()
-    assert text.startswith("1 of 1 rank")
-    assert f"VERDICT  {cause_of_job(prof.result.verdict.cause, prof.result.job)}" in text
+    assert text.startswith("1 rank, ")
+    assert verdict_text(prof.result).first_line in text
     assert text.endswith(f"more: stepscope analyze {tmp_path / 'r'}")
     assert (tmp_path / "r" / "analysis.json").exists()
 
@@ -489,7 +490,9 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
 def test_without_a_verdict_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stepscope.profile("short", tmp_path) as prof:
         _train(prof, 2)
-    assert "no step was captured" in prof.summary()
+    assert "no step was profiled" in prof.summary()
+    assert prof.result is not None
+    assert prof.result.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
     with stepscope.profile("off", tmp_path, enabled=False) as prof:
         _train(prof, 2)
     assert "nothing was measured" in prof.summary()

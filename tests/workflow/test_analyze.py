@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.vocabulary import Cause, TimeCategory
+from stepscope.store.runs import has_current_analysis, load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.compare import compare
+from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
 
 
@@ -199,6 +205,60 @@ def test_what_the_step_files_lack_is_said(tmp_path: Path) -> None:
     assert notices["silent_ranks"].startswith("rank 3 left no step in steps/")
     assert notices["short_ranks"] == "rank 2 recorded at most 12 steps, the others mostly 100"
     assert notices["unreadable_lines"].endswith("rank1.jsonl: 20 lines are not steps and are left out")
+
+
+def _untraced(tmp_path: Path) -> Path:
+    """A run that waits for data in 60% of its time, without a trace."""
+    run = run_directory(tmp_path)
+    shutil.rmtree(run / "traces")
+    (run / "steps").mkdir()
+    lines = [
+        json.dumps({"index": i, "start_ns": i * 10**8, "end_ns": (i + 1) * 10**8, "data_wait_ns": 6 * 10**7})
+        for i in range(20)
+    ]
+    for rank in (0, 1):
+        (run / "steps" / f"rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def test_a_run_without_traces_is_analysed_by_its_steps_and_kept(tmp_path: Path) -> None:
+    run = _untraced(tmp_path)
+    result = analyze([str(run)])
+    job, verdict = result.analysis.job, result.analysis.verdict
+    assert verdict.cause is Cause.DATA_LOADING
+    assert verdict.share == pytest.approx(0.6)
+    assert (job.world_size, job.ranks, job.missing_ranks, job.num_steps) == (2, [0, 1], [], 0)
+    assert job.mesh.dp == 2
+    assert result.kept_in == run
+    assert load_analysis(run) == result.analysis
+    assert load_timeline(run) == []
+
+
+def test_new_steps_make_the_kept_analysis_of_a_run_without_traces_old(tmp_path: Path) -> None:
+    run = _untraced(tmp_path)
+    analyze([str(run)])
+    assert has_current_analysis(run)
+    later = (run / "analysis.json").stat().st_mtime_ns + 1
+    os.utime(run / "steps" / "rank1.jsonl", ns=(later, later))
+    assert not has_current_analysis(run)
+
+
+@pytest.mark.parametrize("choice", [{"capture": 1}, {"whole_file": True}])
+def test_what_needs_a_trace_is_refused_without_one(tmp_path: Path, choice: dict[str, Any]) -> None:
+    run = _untraced(tmp_path)
+    with pytest.raises(DataError, match="has no captured traces yet"):
+        analyze([str(run)], **choice)
+    with pytest.raises(DataError, match="has no captured traces yet"):
+        what_if([str(run)])
+    with pytest.raises(DataError, match="has no captured traces to compare"):
+        compare(str(run), str(run))
+
+
+def test_a_run_without_traces_and_steps_is_refused(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    shutil.rmtree(run / "traces")
+    with pytest.raises(DataError, match="has no captured traces yet"):
+        analyze([str(run)])
 
 
 def test_a_broken_manifest_is_said_and_the_traces_are_analysed(tmp_path: Path) -> None:

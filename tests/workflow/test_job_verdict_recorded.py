@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,31 @@ def test_a_recorded_run_meets_its_truth(run: str, shared_traces: Path) -> None:
     assert job_time.basis == "telemetry+trace"
     assert sum(job_time.breakdown.values()) == pytest.approx(1)
     assert job_time.wall_ms == pytest.approx(sum(getattr(job_time.goodput, name) for name in Goodput.__slots__))
+
+
+@pytest.mark.parametrize("folder", ["h200x1", "cpu4"])
+def test_without_its_traces_a_run_has_the_same_cause_or_none(folder: str, shared_traces: Path, tmp_path: Path) -> None:
+    truths = json.loads((shared_traces / folder / "truth.json").read_text())
+    named = {}
+    for name, truth in truths.items():
+        run = tmp_path / name
+        shutil.copytree(shared_traces / folder / name / "steps", run / "steps")
+        shutil.copy(shared_traces / folder / name / "run.json", run)
+        verdict = analyze([str(run)], keep=False).analysis.verdict
+        if verdict.cause not in (Cause.INSUFFICIENT_EVIDENCE, Cause.UNEXPLAINED):
+            named[name] = verdict
+            assert verdict.cause in truth["cause"]
+            assert verdict.share == pytest.approx(truth["share"], abs=0.1)
+            assert sorted(verdict.ranks) == truth.get("ranks", sorted(verdict.ranks))
+            if truth["fixed_ms"] is not None:
+                assert verdict.fix is not None
+                assert verdict.fix.step_ms == pytest.approx(truth["fixed_ms"], rel=_TOLERANCE[folder])
+        else:
+            assert verdict.confidence < 0.9
+    assert sorted(named) == _NAMED_BY_RECORDS[folder]
+
+
+_NAMED_BY_RECORDS = {
+    "h200x1": ["fp16_overflow", "gc_churn", "pair_gc_item", "slow_workers", "z_hf_trainer"],
+    "cpu4": ["drift", "gc_rank3", "l_val", "loader_rank1"],
+}

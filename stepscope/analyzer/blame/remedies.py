@@ -25,8 +25,8 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.DEVICE_GAP: ("look for cross-stream waits; CUDA graphs remove launch latency",),
     Cause.LATENCY_BOUND: ("see the kernels table for the operators and grids of these kernels",),
     Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
-    Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
-    Cause.PROFILER: ("capture fewer steps: the profiler itself costs this much",),
+    Cause.COMPUTE_BOUND: ("lower precision or less work per step: the GPU computes most of the time",),
+    Cause.PROFILER: ("profile fewer steps: the profiler itself takes this time",),
     Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
 }
 
@@ -37,10 +37,10 @@ ACTIONS_ON_CPU: dict[Cause, tuple[str, ...]] = {
 """Instead of those above for a job without a GPU."""
 
 REMEDIES: dict[Reason, str] = {
-    Reason.STARVED: "raise num_workers and prefetch_factor; then move decoding or slow storage out of the step",
+    Reason.STARVED: "raise num_workers and prefetch_factor",
     Reason.BURSTY: "raise num_workers and prefetch_factor: batches come in bursts, one a worker, then none",
-    Reason.NO_WORKERS: "set num_workers > 0: the training process makes every batch itself",
-    Reason.DISPATCH: "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
+    Reason.NO_WORKERS: "num_workers=4 or more (now 0): the training process makes every batch itself",
+    Reason.DISPATCH: "torch.compile or CUDA graphs, fused optimizer, larger batches: fewer launches from Python",
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
     Reason.OPERATORS_UNKNOWN: "profile with ProfilerActivity.CPU as well, to see what the CPU does between launches",
     Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
@@ -64,7 +64,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.EXTRA_WORK: "find the kernels that the named rank alone runs (kernels table)",
     Reason.LOW_CLOCK: "compare clocks, power cap and temperature of the named rank's GPU with its peers'",
     Reason.SLOWER_KERNELS: "look for other processes on that GPU, and for shapes that differ from the peers'",
-    Reason.WRONG_TRANSPORT: "find why traffic leaves the fast link: NCCL_DEBUG=INFO tells each channel's way",
+    Reason.WRONG_TRANSPORT: "NCCL_DEBUG=INFO shows each channel's path: find why traffic leaves the fast link",
     Reason.SLOW_LINK: "look for a degraded link or shared bandwidth on these ranks (nvidia-smi nvlink -s, other jobs)",
     Reason.SMALL_MESSAGES: "send fewer, larger messages: larger bucket_cap_mb, coalesced or fused collectives",
     Reason.NO_OVERLAP: "reduce gradients during backward (DDP buckets, FSDP); hide tensor parallelism by async TP",
@@ -98,7 +98,7 @@ REMEDIES_WITH_STACKS: dict[Reason, str] = {
 """Instead of those above where the traces have stacks already."""
 
 REMEDIES_ON_CPU: dict[Reason, str] = {
-    Reason.DISPATCH: "call fewer operators from Python: torch.compile, fused optimizer, larger batches",
+    Reason.DISPATCH: "torch.compile, fused optimizer, larger batches: fewer operators from Python",
 }
 """Instead of those above for a job without a GPU."""
 
@@ -111,10 +111,10 @@ MAX_ACTIONS = 3
 def profiler_action(*, is_unmarked: bool, with_shapes: bool, with_stacks: bool) -> str:
     """The remedy of the profiler's own overhead: in a trace without steps most of it is of the profiler's start."""
     if is_unmarked:
-        return "warm up before recording (schedule(warmup=1)) and record longer: the profiler's start costs most once"
+        return "warm up before recording (schedule(warmup=1)) and record longer: most of it is the profiler's start"
     recorded = " and ".join(name for name, is_on in (("shapes", with_shapes), ("stacks", with_stacks)) if is_on)
     without = f" or without {recorded}" if recorded else ""
-    return f"capture fewer steps{without}; the profiler itself costs this much"
+    return f"profile fewer steps{without}; the profiler itself takes this time"
 
 
 def actions_for(
@@ -136,21 +136,21 @@ def actions_for(
 
 
 COSTS: dict[Cause, str] = {
-    Cause.PIPELINE_BUBBLE: "the pipeline's bubble costs",
-    Cause.IMBALANCE: "uneven work costs",
-    Cause.STRAGGLER: "a straggler costs",
-    Cause.COMMUNICATION: "exposed communication costs",
-    Cause.DATA_LOADING: "waiting for data costs",
-    Cause.HOST_BOUND: "the host launches too slowly, which costs",
-    Cause.SYNCHRONIZATION: "host synchronisation costs",
-    Cause.CHECKPOINT: "saving checkpoints costs",
-    Cause.COPY: "exposed copies cost",
-    Cause.DEVICE_GAP: "gaps between queued kernels cost",
+    Cause.PIPELINE_BUBBLE: "the pipeline bubble takes",
+    Cause.IMBALANCE: "uneven work takes",
+    Cause.STRAGGLER: "a straggler takes",
+    Cause.COMMUNICATION: "exposed communication takes",
+    Cause.DATA_LOADING: "waiting for data takes",
+    Cause.HOST_BOUND: "CPU launch delays take",
+    Cause.SYNCHRONIZATION: "host synchronization takes",
+    Cause.CHECKPOINT: "saving checkpoints takes",
+    Cause.COPY: "exposed copies take",
+    Cause.DEVICE_GAP: "GPU launch gaps take",
     Cause.LATENCY_BOUND: "kernels that leave most of the GPU empty take",
-    Cause.PROFILER: "the profiler itself costs",
+    Cause.PROFILER: "the profiler itself takes",
 }
 COSTS_ON_CPU: dict[Cause, str] = {
-    Cause.HOST_BOUND: "Python and framework code between operators costs",
+    Cause.HOST_BOUND: "Python and framework code between operators takes",
 }
 """Instead of those above for a job without a GPU."""
 

@@ -73,18 +73,18 @@ def _evidence_notice(
     few = min(num_steps) < FEW_STEPS
     steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
     runs = "one run" if len(sides[0]) == len(sides[1]) == 1 else f"{len(sides[0])} and {len(sides[1])} runs"
-    steps += f" {form(max(num_steps), f'{source} step')}"
+    steps += f" {form(max(num_steps), f'{_SOURCE_WORDS.get(source, source)} step')}"
     basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} each"
     visible = f"changes under {(step.smallest_visible or 0.0) / (step.a or 1.0):.1%} cannot be seen"
     if len(sides[0]) + len(sides[1]) >= statistics.MIN_RUNS_TO_MEASURE:
-        return Notice("evidence", f"stands on {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
+        return Notice("evidence", f"evidence: {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
     advice = "give 3 or more runs a side to measure it"
     if few and source == "captured":
         advice += ", or runs whose telemetry (steps/rank0.jsonl) has hundreds of unprofiled steps"
     assumed = f"that runs of the same code differ by {spread:.1%} is assumed, not measured; {visible}; {advice}"
     if few:
         return Notice("little_known", f"very little is known: {basis}; {assumed}")
-    return Notice("evidence", f"stands on {basis}; {assumed}")
+    return Notice("evidence", f"evidence: {basis}; {assumed}")
 
 
 def _stall_notice(step: comparison.Difference, mean: comparison.Difference) -> list[Notice]:
@@ -167,6 +167,7 @@ Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond th
 (docs/explanation/accuracy.md); kernels that keep the GPU busy differ less, other nodes more."""
 
 UNPROFILED, CAPTURED = "unprofiled", "captured"
+_SOURCE_WORDS = {CAPTURED: "profiled"}
 
 
 def compare_runs(

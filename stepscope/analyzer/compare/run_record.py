@@ -224,7 +224,7 @@ def _distortion(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | None
     first, second = (sum(side) / len(side) for side in sides)
     if abs(second - first) < MAX_DISTORTION_DIFFERENCE:
         return None
-    slowed = f"capturing slowed the step by {first:.0%} in a and {second:.0%} in b: captured parts differ by that alone"
+    slowed = f"profiling slowed the step by {first:.0%} in a and {second:.0%} in b: profiled parts differ by that alone"
     return Notice("distortion_differs", slowed)
 
 

@@ -18,12 +18,11 @@ from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps, Window
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS
 from stepscope.core.vocabulary import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 from stepscope.trace.rows import combinations
 
-BETWEEN_KERNELS_NS = 800
-"""Time from the end of a kernel to the start of the next queued one of its stream, measured on H100 and H200."""
 MIN_PAUSE_NS = 1_000_000
 """Shortest pause that shows a time slice of another process: launches and dependencies take microseconds."""
 MIN_PAUSE_RATIO = 3.0

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import ranks_to_name
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.losses import ranks_by_loss
 from stepscope.analyzer.job_time.steps import ON_HOST, Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.vocabulary import Cause, Reason
 
 CAUSE_OF_LOSS = {
@@ -30,12 +32,15 @@ CAUSE_OF_LOSS = {
     HostLoss.RUN_DELAY: (Cause.CONTENTION, Reason.CPU_LIMITED),
 }
 
-TELEMETRY, TRACE, BOUND = "telemetry", "trace", "bound"
+TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
 
 MAX_QUEUED_STEPS = 4
 """Steps of GPU work behind which a host's pause can hide: a launch queue holds about a thousand launches."""
 MOSTLY_EXPOSED = 0.5
 """Least part of a loss measured on the host that the queue cannot have hidden, for its length to be taken as it is."""
+
+MIN_STEPS_FOR_SLOPE = 8
+"""Fewer steps do not show whether they get longer with a loss."""
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
 """Causes of idle time that recording makes longer."""
@@ -69,8 +74,8 @@ class Loss:
     """One loss of a job, ms of a useful step.
 
     Attributes:
-        basis: telemetry | trace | bound: seen in all steps, seen in the captured ones, or between `least_ms` and
-            `most_ms`.
+        basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
+            `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
         is_inferred: nothing recorded names the cause.
         recorded: what the step records call it; None where they do not.
     """
@@ -84,6 +89,7 @@ class Loss:
     most_ms: float | None = None
     is_inferred: bool = False
     recorded: HostLoss | None = None
+    error: float | None = None
 
 
 class JobLosses(NamedTuple):
@@ -124,8 +130,10 @@ class JobLosses(NamedTuple):
         return dict(sorted(((name, share) for name, share in shares.items() if share > 0), key=lambda item: -item[1]))
 
 
-def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> JobLosses:
-    """Join the records of all steps with the captures of some."""
+def job_losses(
+    training: TrainingTime, captures: Sequence[CapturedSteps], light: CalibratedSteps | None = None
+) -> JobLosses:
+    """Join the records of all steps with the captures of some, and with the replay of a light one."""
     steps, weight = training.steps, training.weight
     wasted = steps.is_skipped | training.is_lost
     wasted_ms = float((weight * wasted * steps.period_ms).sum())
@@ -140,12 +148,14 @@ def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Job
     if floor_ms is not None:
         recorded, slow_ms = _within(recorded, slow_ms, max(step_ms - floor_ms, 0.0))
         recorded = [_bounded(training, useful, loss, floor_ms) for loss in recorded]
+    elif steps.on_device:
+        recorded = [_bounded_by_length(training, useful, loss) for loss in recorded]
     slow = _slow_losses(training, captures, slow_ms)
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
-    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0))
+    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms)
+    rest = _rest(training, captures, rest_ms, light)
     losses = [loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0]
     return JobLosses(
         step_ms=step_ms,
@@ -200,11 +210,41 @@ def _bounded(training: TrainingTime, weight: Floats, loss: Loss, floor_ms: float
 
     It counts as measured where most of it is too long to hide, else as the middle of its bounds.
     """
-    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
+    by_step = _perhaps_hidden(training, loss)
+    if by_step is None:
         return loss
-    by_step = training.losses.ms[loss.recorded]
     too_long = np.maximum(by_step - MAX_QUEUED_STEPS * floor_ms, 0.0)
     least_ms = min(max(_mean(by_step, weight) - floor_ms, _mean(too_long, weight), 0.0), loss.ms)
+    return _at_least(loss, least_ms)
+
+
+def _bounded_by_length(training: TrainingTime, weight: Floats, loss: Loss) -> Loss:
+    """The same without a floor: what the queue hides does not make a step longer, so at least the part by which steps
+    get longer with it was exposed."""
+    by_step = _perhaps_hidden(training, loss)
+    if by_step is None:
+        return loss
+    rows = np.flatnonzero(weight > 0)
+    held_up = by_step[rows]
+    length = training.losses.rest_ms[rows] + held_up
+    spread = held_up - held_up.mean()
+    total = float((spread**2).sum())
+    if len(rows) < MIN_STEPS_FOR_SLOPE or total <= 0:
+        return _at_least(loss, 0.0)
+    slope = float((spread * length).sum()) / total
+    residual = length - length.mean() - slope * spread
+    error = float(np.sqrt((residual**2).sum() / (len(rows) - 2) / total))
+    return _at_least(loss, min(max(slope - 2.0 * error, 0.0), 1.0) * loss.ms)
+
+
+def _perhaps_hidden(training: TrainingTime, loss: Loss) -> Floats | None:
+    """By step, a loss that was measured on the host alone, so that queued work may hide it; None for any other."""
+    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
+        return None
+    return training.losses.ms[loss.recorded]
+
+
+def _at_least(loss: Loss, least_ms: float) -> Loss:
     if least_ms >= MOSTLY_EXPOSED * loss.ms:
         return loss
     return replace(loss, ms=(least_ms + loss.ms) / 2.0, basis=BOUND, least_ms=least_ms, most_ms=loss.ms)
@@ -260,11 +300,13 @@ class _Rest(NamedTuple):
     distortion: float | None
 
 
-def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float) -> _Rest:
+def _rest(
+    training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float, light: CalibratedSteps | None
+) -> _Rest:
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
     if not captures:
-        return _Rest([Loss(Cause.UNEXPLAINED, rest_ms, basis=BOUND)] if rest_ms > 0 else [], {}, None)
+        return _Rest([], {Cause.UNEXPLAINED: rest_ms}, None)
     cause_ms = _plain(training, captures)
     cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
     collected = _mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))
@@ -290,7 +332,10 @@ def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: fl
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
-    divided = _idle(of, host, idle_ms, rest_ms, captures)
+    if light is not None and light.is_sound and not extra:
+        divided = _replayed_idle(of, idle_ms, rest_ms, light)
+    else:
+        divided = _idle(of, host, idle_ms, rest_ms, captures)
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
@@ -335,6 +380,18 @@ def _idle(
         most_ms = most_left if cause is Cause.HOST_BOUND else part * most_left
         losses.append(Loss(cause, part * left_ms, basis=BOUND, least_ms=part * least_left, most_ms=most_ms))
     return losses
+
+
+def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps) -> list[Loss]:
+    """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
+    blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
+    late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
+    left_ms = idle_ms - blocked_ms - late_ms
+    return [
+        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
+    ]
 
 
 def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:

@@ -45,6 +45,8 @@ ON_HOST = frozenset({HostLoss.COLLECTION, HostLoss.COMPILATION, HostLoss.RUN_DEL
 COLLECTION_FIGURE = "gc_pause_ns"
 OVERFLOW_FIGURE = "overflow"
 _LOSS_FIGURE = "loss"
+_MEMORY_FIGURE = "memory_allocated_bytes"
+"""Recorded where the process uses a GPU."""
 _MOSTLY = 0.9
 
 
@@ -71,6 +73,7 @@ class JobSteps:
         are_ends_comparable: ends of all ranks are by one clock, or by clocks of known offsets.
         clock_change_ms: by attempt, by how much the first rank's clock was set until its end.
         notices: of clocks and missing lines.
+        on_device: a rank recorded a GPU's time or memory.
     """
 
     ranks: list[int]
@@ -92,6 +95,7 @@ class JobSteps:
     are_ends_comparable: bool
     clock_change_ms: dict[int, float]
     notices: list[Notice]
+    on_device: bool
 
     def __len__(self) -> int:
         return len(self.index)
@@ -173,6 +177,7 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
         are_ends_comparable=len(columns) == 1 or are_known or has_one_host,
         clock_change_ms=change_ms,
         notices=_notices(changes, is_after_gap),
+        on_device=any(step.device_ns is not None or _MEMORY_FIGURE in step.figures for own in steps_of for step in own),
     )
 
 

@@ -133,7 +133,7 @@ MIN_CHAIN = 3
 MESSAGES = {
     Flag.NO_TENSOR_CORES: "matrix kernels that multiply on the plain units of a GPU that has tensor cores",
     Flag.UNALIGNED: "tensor-core kernels that load one or two elements at a time, as their operands are not aligned",
-    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
+    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roofline",
     Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
     Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
     Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_SHARE:.0%} of what the GPU allows them",

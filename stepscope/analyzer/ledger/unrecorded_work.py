@@ -77,7 +77,7 @@ class UnrecordedWork(NamedTuple):
 
 
 def launch_calls(trace: TraceColumns) -> Rows:
-    """Calls that launch kernels or graphs."""
+    """Time breakdown: host calls that launch kernels or graphs."""
     return trace.rows_named(lambda n: _LAUNCHES_KERNELS.search(n) or _LAUNCHES_GRAPH.search(n), Category.RUNTIME)
 
 

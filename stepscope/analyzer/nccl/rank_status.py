@@ -14,7 +14,7 @@ _OK = "OK"
 
 
 def summaries(statuses: Iterable[RasStatus]) -> list[RasSummary]:
-    """The last answer in each file."""
+    """NCCL RAS: the last answer in each file."""
     return [
         RasSummary(one.file, one.line, one.version, one.num_nodes, one.num_gpus, list(one.rows))
         for one in _last_of_each_file(statuses)

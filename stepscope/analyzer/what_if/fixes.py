@@ -330,11 +330,11 @@ def ideal_job(model: ReplayModel, scenario: Scenario) -> Scenario:
 _OVERLAPPED = (Cause.COMMUNICATION, "gradients reduced beside the backward pass")
 
 FIXES: dict[tuple[Cause, str], Fix] = {
-    (Cause.DATA_LOADING, "data ready at once"): partial(without_spans, Cause.DATA_LOADING),
+    (Cause.DATA_LOADING, "without data-loading waits"): partial(without_spans, Cause.DATA_LOADING),
     (Cause.STRAGGLER, "every kernel as fast as on its fastest rank"): without_straggler,
     (Cause.STRAGGLER, "every rank's operators as fast as on the fastest rank"): without_slow_rank,
     (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
-    (Cause.HOST_BOUND, "the host never late"): without_host_delay,
+    (Cause.HOST_BOUND, "without CPU launch delays"): without_host_delay,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
     (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
     _OVERLAPPED: overlapped_reductions,

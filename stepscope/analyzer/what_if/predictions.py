@@ -352,11 +352,11 @@ def add_gain_to_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
     if own is None or abs(own.replay_error) > pipeline_schedule.MAX_MODEL_ERROR:
         return verdict
     of_others = "" if not own.skipped_steps else f" instead of {own.measured_step_ms:,.1f} ms in the steps replayed"
-    figures = f"{own.speedup:.2f}x, replay {own.replay_error:+.1%}"
+    figures = f"{own.speedup:.2f}x, model error {abs(own.replay_error):.1%}"
     gain = f"; {own.change}: {own.step_ms:,.1f} ms a step{of_others} ({figures})"
     if own.calibrated_step_ms is not None:
         gain += f", {own.calibrated_step_ms:,.1f} ms without the profiler"
     if own.binds_next is not None:
-        gain += f", and the next limit is {cause_phrase(own.binds_next)}"
+        gain += f", next bottleneck: {cause_phrase(own.binds_next)}"
     evidence = [*verdict.evidence, Evidence("what_if_step", own.step_ms, "ms")]
     return replace(verdict, summary=verdict.summary + gain, evidence=evidence)

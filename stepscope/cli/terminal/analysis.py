@@ -6,71 +6,100 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.analysis import Analysis, KernelTime, Ledger
+from stepscope.cli.terminal.console import print_hanging, report_console, report_table
+from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
-from stepscope.core.text.numbers import counted, short_kernel_name
-from stepscope.core.vocabulary import HEALTHY_CAUSES, TimeCategory
+from stepscope.core.text.numbers import counted, listed, short_kernel_name
+from stepscope.core.text.verdict import (
+    BOTTLENECK,
+    NO_BOTTLENECK,
+    UNKNOWN,
+    breakdown,
+    goodput_line,
+    headline,
+    time_name,
+    verdict_text,
+)
+from stepscope.core.vocabulary import TimeCategory
 
 MAX_RANKS = 16
 
 
 def print_analysis(analysis: Analysis) -> None:
-    """Print an analysis to the terminal."""
+    """Print an analysis to the terminal: the verdict, the time breakdown, ranks, kernels, trace quality."""
     console = report_console()
-    console.print("trace quality")
-    for name, line in wording.quality_lines(analysis.trace_quality).items():
-        console.print(f"  {name:<6}  {line}")
-    console.print(wording.headline(analysis.job))
+    print_hanging(console, headline(analysis))
     console.print()
-    _print_verdict(console, analysis)
-    columns = ("root cause", ">share", ">90 % interval", ">ms a step", "ranks")
-    table = report_table(*columns, title="Why the time went there")
-    for row in analysis.root_causes:
-        if row.fraction < wording.SHOWN_FROM:
-            continue
-        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
-        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
-        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
-        table.add_row(
-            wording.cause_of_job(row.cause, analysis.job), f"{row.fraction:.1%}", interval, milliseconds, ranks
-        )
-    console.print(table)
-    console.print(_ledger_table(analysis))
+    print_verdict(console, analysis)
+    console.print()
+    console.print(_breakdown_table(analysis))
+    if analysis.job_time is not None and (goodput := goodput_line(analysis.job_time)) is not None:
+        print_hanging(console, goodput)
+        console.print()
+    if len(analysis.ranks) > 1:
+        console.print(_rank_table(analysis, console.width))
     print_kernels(console, analysis)
     if analysis.pipeline is not None:
-        p = analysis.pipeline
-        console.print(
-            f"pipeline: {counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, "
-            f"{p.schedule}; without compute "
-            f"{p.measured:.1%} = schedule {p.structural:.1%} + uneven stages {p.imbalance:.1%} + rest {p.variance:.1%}"
-            f" (textbook {p.textbook:.1%})"
-        )
+        print_hanging(console, _pipeline(analysis.pipeline))
+    if not analysis.ranks:  # no trace
+        return
+    console.print("Trace quality")
+    for name, line in wording.quality_lines(analysis.trace_quality).items():
+        print_hanging(console, f"  {name:<8}{line}", indent=10)
 
 
-def _print_verdict(console: Console, analysis: Analysis) -> None:
-    style = "bold green" if analysis.verdict.cause in HEALTHY_CAUSES else "bold yellow"
-    first, *rest = wording.verdict_lines(analysis.verdict, analysis.job)
-    console.print(Text(first, style=style))
+def print_verdict(console: Console, analysis: Analysis) -> None:
+    """Print the verdict of an analysis to the terminal."""
+    text = verdict_text(analysis)
+    first, *rest = text.lines()
+    print_hanging(console, first, style=_LABEL_STYLES[text.label])
     for line in rest:
-        console.print(line)
+        print_hanging(console, line)
 
 
-def _ledger_table(analysis: Analysis) -> Table:
-    shown = [c for c in TimeCategory if any(rank.ledger.get(c, 0.0) >= wording.SHOWN_FROM for rank in analysis.ranks)]
-    columns = [f">{wording.category_phrase(category)}" for category in shown]
-    table = report_table("rank", *columns, title="Where the time went, share of the window")
-    for rank in analysis.ranks[:MAX_RANKS]:
-        table.add_row(str(rank.rank), *_share_cells(rank.ledger, shown))
-    if len(analysis.ranks) > MAX_RANKS:
-        table.add_row("...", *[""] * len(shown))
-    table.add_row("job", *_share_cells(analysis.ledger, shown))
+_LABEL_STYLES = {BOTTLENECK: "bold yellow", NO_BOTTLENECK: "bold green", UNKNOWN: "bold yellow"}
+
+
+def _breakdown_table(analysis: Analysis) -> Table:
+    rows = breakdown(analysis)
+    with_ranks = len(analysis.job.ranks) > 1 and any(row.ranks for row in rows)
+    columns = ("category", ">share", ">ms per step", *(["ranks"] if with_ranks else []))
+    name = time_name(analysis)
+    table = report_table(*columns, title=f"{name[:1].upper()}{name[1:]} by category")
+    for row in rows:
+        ms = "" if row.ms is None else f"{row.ms:,.1f}"
+        is_all = len(row.ranks) == len(analysis.job.ranks)
+        ranks = "all" if is_all else listed(sorted(row.ranks))
+        table.add_row(row.title, f"{row.share:.1%}", ms, *([ranks] if with_ranks else []))
     return table
 
 
-def _share_cells(ledger: Ledger, shown: list[TimeCategory]) -> list[str]:
-    shares = [ledger.get(category, 0.0) for category in shown]  # an analysis of another version may lack some
-    return [f"{share:.1%}" if share >= wording.SHOWN_FROM else "" for share in shares]
+_RANK_COLUMN, _CATEGORY_COLUMN = 9, 26
+"""Characters of the columns of the table of ranks."""
+
+
+def _rank_table(analysis: Analysis, width: int) -> Table:
+    """Time breakdown of the profiled steps of each rank: categories by rank."""
+    most = max(min(MAX_RANKS, (width - _CATEGORY_COLUMN) // _RANK_COLUMN - 1), 1)
+    ranks, steps = analysis.ranks[:most], counted(analysis.job.num_steps, "profiled step")
+    fewer = f" (the first {most} of {len(analysis.ranks)})" if len(analysis.ranks) > most else ""
+    columns = ("category", *(f">rank {rank.rank}" for rank in ranks), ">all")
+    table = report_table(*columns, title=f"Time of each rank{fewer}, of the {steps}")
+    for category in TimeCategory:  # an analysis of another version may lack some
+        shares = [rank.ledger.get(category, 0.0) for rank in ranks] + [analysis.ledger.get(category, 0.0)]
+        if any(share >= wording.SHOWN_FROM for share in shares):
+            cells = (f"{share:.1%}" if share >= wording.SHOWN_FROM else "" for share in shares)
+            table.add_row(wording.category_title_of_job(category, analysis.job), *cells)
+    return table
+
+
+def _pipeline(pipeline: Pipeline) -> str:
+    stages, micro_batches = counted(pipeline.stages, "stage"), counted(pipeline.micro_batches, "micro-batch")
+    return (
+        f"Pipeline: {stages}, {micro_batches}, {pipeline.schedule}; without compute {pipeline.measured:.1%} of the "
+        f"pipelined span = schedule {pipeline.structural:.1%} + uneven stages {pipeline.imbalance:.1%} + rest "
+        f"{pipeline.variance:.1%} (textbook {pipeline.textbook:.1%})"
+    )
 
 
 MAX_KERNELS = 6
@@ -85,31 +114,43 @@ def print_kernels(console: Console, analysis: Analysis) -> None:
     kernels = [k for k in analysis.roofline.kernels if windows and k.ms / windows >= MIN_KERNEL_SHARE][:MAX_KERNELS]
     if not kernels:
         return
-    figures = (">share", ">calls", ">mean us", ">of its roof", ">occupancy")
-    columns = ("kernel", "operator", *figures, "limited by", "findings")
-    table = report_table(*columns, title="Kernels with most time")
+    is_wide = console.width >= _WIDE
+    figures = (">share", ">calls", ">mean us", ">% of roofline", ">occupancy")
+    columns = ("kernel", "operator", *figures, "limited by", "findings") if is_wide else _NARROW_COLUMNS
+    steps = counted(analysis.job.num_steps, "profiled step")
+    table = report_table(*columns, title=f"Kernels with most time, of the {steps}")
+    table.columns[0].no_wrap = True
     for kernel in kernels:
-        table.add_row(*_kernel_cells(kernel, windows))
+        table.add_row(*(_kernel_cells(kernel, windows) if is_wide else _narrow_cells(kernel, windows)))
     console.print(table)
     for finding in analysis.roofline.findings[:MAX_FINDINGS]:
-        console.print(f"  - {finding.code.replace('_', ' ')}, {finding.fraction:.1%} of the time: {finding.message}")
-        console.print(f"    > {finding.advice}")
+        code = finding.code.replace("_", " ")
+        print_hanging(console, f"  - {code}, {finding.fraction:.1%} of the profiled time: {finding.message}")
+        print_hanging(console, f"    > {finding.advice}")
+
+
+_WIDE = 130
+"""Columns of a terminal from which the table of kernels has all of its columns."""
+_NARROW_COLUMNS = ("kernel", ">share", ">mean us", ">% of roofline", "limited by")
 
 
 def _kernel_cells(kernel: KernelTime, windows: float) -> tuple[str, ...]:
     occupancy = " ".join(
         part for part in (_percent(kernel.occupancy), (kernel.limiter or "").replace("_", " ")) if part
     )
+    name, share, mean_us, roofline, limit = _narrow_cells(kernel, windows)
+    findings = ", ".join(code.replace("_", " ") for code in kernel.findings)
+    operator, calls = kernel.operator or "", f"{kernel.count:,}"
+    return (name, operator, share, calls, mean_us, roofline, occupancy, limit, findings)
+
+
+def _narrow_cells(kernel: KernelTime, windows: float) -> tuple[str, ...]:
     return (
         short_kernel_name(kernel.name),
-        kernel.operator or "",
         f"{kernel.ms / windows:.1%}",
-        f"{kernel.count:,}",
         "" if kernel.mean_us is None else f"{kernel.mean_us:,.1f}",
         _percent(kernel.roof_share),
-        occupancy,
         wording.category_phrase(kernel.limit),
-        ", ".join(code.replace("_", " ") for code in kernel.findings),
     )
 
 

@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison) -> None:
     causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_difference_table("root cause", causes, "ranks in b"))
     categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
-    console.print(_difference_table("ledger heading", categories, ""))
+    console.print(_difference_table("category", categories, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
     _print_some(console, "kernel", kernels)
@@ -62,17 +62,18 @@ def _how_tables_differ(comparison: Comparison) -> str:
     a, b = (sum(getattr(row.ms, side) or 0.0 for row in comparison.causes) for side in ("a", "b"))
     unlike = "" if comparison.a.step_source == "captured" else "; the step above is that of unprofiled steps"
     return (
-        f"Both tables add up to the mean captured step, {a:,.1f} -> {b:,.1f} ms{unlike}. A root cause holds the waits "
-        "charged to it, of all ranks; a ledger heading is what the ranks did themselves, their waits under wait. "
+        f"Both tables add up to the mean profiled step, {a:,.1f} -> {b:,.1f} ms{unlike}. A root cause holds the waits "
+        "attributed to it, of all ranks; a category is what the ranks did themselves, their waits as waiting. "
         "A collective's wait below is all of it, hidden behind compute or not."
     )
 
 
 def _compared_side(name: str, side: ComparedSide) -> str:
+    source = "profiled" if side.step_source == "captured" else side.step_source
     runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
     return (
         f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f}, p95 "
-        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{side.step_source} step')}"
+        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{source} step')}"
     )
 
 
@@ -84,7 +85,7 @@ def _print_some(console: Console, title: str, rows: Sequence[tuple[str, Differen
 
 
 def _difference_table(title: str, rows: Iterable[tuple[str, Difference, str]], last: str) -> Table:
-    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95 % interval", "", last)
+    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95% interval", "", last)
     for name, difference, more in rows:
         low, high = difference.interval or (0.0, 0.0)
         table.add_row(

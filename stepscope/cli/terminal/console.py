@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +42,28 @@ def report_console() -> Console:
         markup=False,  # names from traces may hold square brackets
         emoji=False,
     )
+
+
+def print_hanging(console: Console, line: str, *, style: str | None = None, indent: int | None = None) -> None:
+    """Print a line of a report to the terminal, wrapped at words; its further lines are indented.
+
+    Args:
+        indent: of the further lines; by default where the text after a name begins ("  Fix       text"), or two more
+            than the line's own.
+    """
+    from rich.text import Text
+
+    if indent is None:
+        named = _NAMED.match(line)
+        indent = named.end() if named else len(line) - len(line.lstrip()) + 2
+    wrapped = textwrap.wrap(
+        line, max(console.width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    for part in wrapped:
+        console.print(Text(part, style=style or ""), soft_wrap=True)
+
+
+_NAMED = re.compile(r" *\w+(?: \w+)? {2,}(?=\S)")
 
 
 def report_table(*columns: str, title: str | None = None) -> Table:

@@ -15,7 +15,7 @@ ANALYSIS_SCHEMA = "stepscope.analysis/1"
 CAPTURES_SCHEMA = "stepscope.captures/1"
 
 Ledger = dict[TimeCategory, float]
-"""Fraction of the window by category; all categories are present, and add up to 1."""
+"""Fraction of the window by category; all categories are present, and add up to 1. Empty without a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class MeshSizes:
 
 @dataclass(frozen=True, slots=True)
 class AnalysedJob:
-    """Analysis document: the analysed job. `step_ms` is the median over ranks of whole device steps."""
+    """Analysis document: the analysed job. `step_ms` is the median over ranks of whole device steps.
+
+    Of a job without a trace `num_steps` is 0 and `step_ms` None; `ranks` are those whose steps are recorded.
+    """
 
     world_size: int
     ranks: list[int]
@@ -292,6 +295,8 @@ class JobTime:
         basis: the sources, joined by "+": telemetry, trace, counters.
         breakdown: share of training time by category; adds up to 1.
         goodput: None from traces alone.
+        num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
+            alone.
     """
 
     num_steps: int
@@ -305,6 +310,7 @@ class JobTime:
     layers: list[EvidenceLayer]
     unexplained: UnexplainedSteps | None = None
     trend: StepTrend | None = None
+    num_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,7 +525,7 @@ class WhatIf(PredictedStep):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The document `stepscope.analysis/1`."""
+    """The document `stepscope.analysis/1`. Without a trace only job, verdict, warnings and job_time are filled in."""
 
     job: AnalysedJob
     trace_quality: TraceQuality

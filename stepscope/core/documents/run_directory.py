@@ -29,6 +29,8 @@ RUN_FILE = "run.json"
 ANALYSIS_FILE = "analysis.json"
 TIMELINE_FILE = "timeline.json"
 TRACES_FOLDER = "traces"
+LIGHT_FOLDER = "light"
+"""Light captures, of the GPU's activities and runtime calls alone: folders and files as in traces/."""
 STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
@@ -46,10 +48,10 @@ WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps that it contains from beginning to end."""
 
 
-def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
+def trace_path(first_step: int, rank: int, attempt: int = 1, *, is_light: bool = False) -> PurePath:
     """Document layout of a run directory: path of one rank's trace; `first_step` is the first captured step."""
     folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
-    return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
+    return PurePath(LIGHT_FOLDER if is_light else TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 
 
 class RankFile(StrEnum):

@@ -1,11 +1,10 @@
-"""Wording of verdicts: causes, categories, reasons, metrics, meshes and devices, and the lines of a verdict.
+"""Wording of verdicts: names of causes, categories, reasons, metrics, meshes and devices; lines of trace quality.
 
-Trace quality has lines too. Terminal, report and pages share all of them.
+Terminal, report and pages share all of them.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 
@@ -13,15 +12,13 @@ from stepscope.core.documents.analysis import (
     AnalysedJob,
     MeshSizes,
     Pipeline,
-    PredictedFix,
     TraceQuality,
-    Verdict,
 )
 from stepscope.core.text import numbers
 from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
 
 _METRIC_TITLES = {
-    "fraction_of_step": "Share of the captured time",
+    "fraction_of_step": "Share of profiled time",
     "share_of_training_time": "Share of training time",
     "waiting_steps": "Steps that wait for data",
     "slow_steps": "Slow steps",
@@ -70,13 +67,16 @@ _METRIC_TITLES = {
 _FORMULA_MINUS = re.compile(r"(?<=\b[A-Z])-(?=[A-Z0-9]\b)")
 
 _CAUSE_TITLES = {
+    Cause.COMPUTE_BOUND: "Compute-bound",
+    Cause.MEMORY_BOUND: "Memory-bound",
     Cause.LATENCY_BOUND: "Low parallelism",
+    Cause.HOST_BOUND: "CPU-bound",
     Cause.PROFILER: "Profiler overhead",
     Cause.BEFORE_WINDOW: "Began before the trace",
     Cause.INSUFFICIENT_EVIDENCE: "Not enough evidence",
     Cause.IDLE: "No job on the GPU",
     Cause.COPY: "Memory copies",
-    Cause.DEVICE_GAP: "Gaps between kernels",
+    Cause.DEVICE_GAP: "GPU launch gaps",
 }
 
 _CAUSE_PHRASES_ON_CPU = {
@@ -86,16 +86,25 @@ _CAUSE_PHRASES_ON_CPU = {
 """Of a job without a GPU, instead of the titles."""
 
 _CATEGORY_TITLES = {
+    TimeCategory.COMPUTE_BOUND: "Compute-bound",
+    TimeCategory.MEMORY_BOUND: "Memory-bound",
     TimeCategory.LATENCY_BOUND: "Low parallelism",
+    TimeCategory.HOST_BOUND: "CPU-bound",
     TimeCategory.COMPUTE_OTHER: "Other compute",
     TimeCategory.WAIT: "Waiting for a rank",
     TimeCategory.BUBBLE: "Pipeline bubble",
     TimeCategory.COMMUNICATION_UNSPLIT: "Communication or waiting",
     TimeCategory.COPY: "Memory copies",
-    TimeCategory.DEVICE_GAP: "Gaps between kernels",
+    TimeCategory.DEVICE_GAP: "GPU launch gaps",
     TimeCategory.PROFILER: "Profiler overhead",
     TimeCategory.IDLE_OTHER: "Unexplained",
 }
+
+_CATEGORY_TITLES_ON_CPU = {
+    TimeCategory.COMPUTE_OTHER: "In operators",
+    TimeCategory.HOST_BOUND: "Between operators",
+}
+"""Of a job without a GPU, instead of those above."""
 
 CATEGORY_MEANINGS = {
     TimeCategory.COMPUTE_BOUND: "a kernel runs whose arithmetic is its larger floor",
@@ -124,7 +133,7 @@ def cause_words(cause: Cause) -> str:
 
 
 def cause_phrase(cause: Cause) -> str:
-    """A cause within a sentence: 'pipeline bubble', 'gaps between kernels'."""
+    """A cause within a sentence: 'pipeline bubble', 'GPU launch gaps'."""
     return _inside(cause_words(cause))
 
 
@@ -134,7 +143,7 @@ def is_on_cpu(job: AnalysedJob) -> bool:
 
 
 def cause_of_job(cause: Cause, job: AnalysedJob) -> str:
-    """A cause within a sentence on this job: of one without a GPU 'busy in operators', not 'compute bound'."""
+    """A cause within a sentence on this job: of one without a GPU 'busy in operators', not 'compute-bound'."""
     return (_CAUSE_PHRASES_ON_CPU.get(cause) if is_on_cpu(job) else None) or cause_phrase(cause)
 
 
@@ -148,6 +157,11 @@ def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     """What is known of a job without a GPU whose operators take most of the time."""
     busy = f"the CPU is busy in operators for {share:.1%} of {of_what}"
     return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
+
+
+def category_title_of_job(category: TimeCategory, job: AnalysedJob) -> str:
+    """A category as a title for this job: one without a GPU has no kernel launches that come late."""
+    return (_CATEGORY_TITLES_ON_CPU.get(category) if is_on_cpu(job) else None) or category_words(category)
 
 
 def category_phrase(category: TimeCategory) -> str:
@@ -226,85 +240,14 @@ def evidence_span(evidence: Evidence) -> str:
 
 
 def _inside(words: str) -> str:
-    return words[:1].lower() + words[1:]
+    """A title within a sentence: abbreviations (GPU) and names (Python) keep their capital."""
+    keeps = words[1:2].isupper() or words.startswith("Python")
+    return words if keeps else words[:1].lower() + words[1:]
 
 
 def _sentence(name: str) -> str:
     words = name.replace("_", " ").strip()
     return words[:1].upper() + words[1:]
-
-
-_ONE = {"calls": "call", "batches": "batch", "times": "time", "steps": "step"}
-"""Singular of units that count things."""
-_SMALLEST = 0.001
-"""Smaller values than this are shown as '<0.001'."""
-
-
-def headline(job: AnalysedJob) -> str:
-    """The analysed job in one line: ranks, layout, GPU, steps, step time, MFU."""
-    parts = [f"{len(job.ranks)} of {numbers.counted(job.world_size, 'rank')}"]
-    layout = mesh_words(job.mesh)
-    parts += [layout] if layout else []
-    parts += [device_words(job)]
-    parts += [numbers.counted(job.num_steps, "step")]
-    if job.step_ms is not None:
-        step = f"{job.step_ms:,.1f} ms a step"
-        if job.unprofiled_step_ms is not None:
-            step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
-        parts.append(step)
-    if job.mfu is not None:
-        parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
-    return ", ".join(parts)
-
-
-def verdict_lines(verdict: Verdict, job: AnalysedJob) -> list[str]:
-    """Text: wording of a job's verdict in lines: cause, confidence, summary, evidence, actions, secondary causes."""
-    lines = [
-        f"VERDICT  {cause_of_job(verdict.cause, job)}  (confidence {verdict.confidence:.0%})",
-        f"  {verdict.summary}",
-    ]
-    for evidence in verdict.evidence:
-        where = f"{numbers.form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
-        ranks = f" on {where}" if evidence.ranks else ""
-        lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
-    lines += [f"  > {action}" for action in verdict.actions]
-    lines += [f"  Fix: {_fix_words(verdict.fix)}"] if verdict.fix is not None and verdict.fix.basis != "replay" else []
-    lines += [f"  also: {other.summary}" for other in verdict.secondary]
-    return lines
-
-
-def _fix_words(fix: PredictedFix) -> str:
-    """The step after a fix: 'about 41.0 ms per step, 4.6x faster (model error 15%)', or between which bounds."""
-    if fix.step_ms is None:
-        low, high = fix.interval_ms or (math.nan, math.nan)
-        return f"{low:,.1f} to {high:,.1f} ms per step (bounds)"
-    faster = "" if fix.speedup is None else f", {fix.speedup:.1f}x faster"
-    error = "" if fix.error is None else f" (model error {fix.error:.0%})"
-    return f"about {fix.step_ms:,.1f} ms per step{faster}{error}"
-
-
-def _value(evidence: Evidence) -> str:
-    """The value in its unit, shares in percent, with its threshold."""
-    if evidence.unit == "ratio":
-        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
-        return f"{evidence.value:.1%}{threshold}"
-    threshold = "" if evidence.threshold is None else f" (threshold {_number(evidence.threshold, evidence.unit)})"
-    number = _number(evidence.value, evidence.unit)
-    unit = _ONE.get(evidence.unit, evidence.unit) if number == "1" else evidence.unit
-    return f"{number} {unit}".rstrip() + threshold
-
-
-_TENTHS_FROM = 1.0
-"""Milliseconds from which one decimal is shown."""
-
-
-def _number(value: float, unit: str) -> str:
-    """Milliseconds with one decimal, as in all other lines; else three significant digits without an exponent."""
-    if not abs(value) <= numbers.MAX_NUMBER:
-        return numbers.UNKNOWN
-    if unit == "ms" and abs(value) >= _TENTHS_FROM:
-        return f"{value:,.1f}"
-    return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else numbers.significant(value)
 
 
 SHOWN_FROM = 0.0005
@@ -357,7 +300,7 @@ LEFT_OUT_SHOWN_FROM_MS = 1.0
 def _steps(quality: TraceQuality) -> list[str]:
     parts = ["none marked: the whole trace is one window"]
     if quality.steps_marked:
-        parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
+        parts = [f"{_listed(quality.steps_used)} attributed on every rank, {len(quality.steps_marked)} marked"]
     if quality.steps_without_device:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
@@ -409,7 +352,7 @@ def clean_words(quality: TraceQuality) -> str:
     if quality.clock_residual_us is not None:
         parts.append(f"clocks agree within {numbers.milliseconds(quality.clock_residual_us / 1000)}")
     if quality.profiler_distortion is not None:
-        parts.append(f"capturing slowed the step by {numbers.percent(max(quality.profiler_distortion, 0.0))}")
+        parts.append(f"profiling slowed the step by {numbers.percent(max(quality.profiler_distortion, 0.0))}")
     return ", ".join(parts) + "."
 
 
@@ -457,7 +400,7 @@ def _doubtful_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
         problems.append(f"{share} of the communication kernels do not record what they do (torch older than 2.4?).")
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         problems.append(
-            f"Capturing slowed the step by {numbers.percent(quality.profiler_distortion)}: "
+            f"Profiling slowed the step by {numbers.percent(quality.profiler_distortion)}: "
             "take host-side shares as upper bounds."
         )
     if job.simulated_compute:

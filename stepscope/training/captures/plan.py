@@ -32,6 +32,7 @@ class CaptureWindow:
         request: its limits and ranks; None for a scheduled capture.
         ids: the requests that wait for it; several when some have joined, none for a scheduled capture that no request
             has joined.
+        is_light: it records the GPU's activities and runtime calls alone.
         is_cancelled: nothing of it is to be kept.
     """
 
@@ -40,6 +41,7 @@ class CaptureWindow:
     warmup: int
     request: CaptureRequest | None = None
     ids: list[str] = field(default_factory=list)
+    is_light: bool = False
     is_cancelled: bool = False
     stopped_by: EarlyStop | None = None
 
@@ -60,12 +62,14 @@ class CaptureSlot:
     Attributes:
         joined: another capture has these steps, which hold those requested.
         of_schedule: that other one is scheduled.
+        is_light: it is a light one, which does not hold what a request asks for.
     """
 
     start: int
     steps: int
     joined: bool = False
     of_schedule: bool = False
+    is_light: bool = False
 
     @property
     def stop(self) -> int:
@@ -158,8 +162,12 @@ class CapturePlan:
         return [*self._requested, *([self._scheduled] if self._scheduled is not None else [])]
 
     def _scheduled_from(self, index: int) -> CaptureWindow | None:
-        start = self._schedule.capture_from(index)
-        return None if start is None else CaptureWindow(start, start + self._schedule.active, self._schedule.warmup)
+        schedule = self._schedule
+        start = schedule.capture_from(index)
+        if start is None:
+            return None
+        stop = start + schedule.num_steps(start)
+        return CaptureWindow(start, stop, schedule.warmup, is_light=schedule.is_light(start))
 
     def _admit(self, agreed: AgreedCapture) -> None:
         request, slot = agreed.request, agreed.slot
@@ -212,7 +220,7 @@ class CaptureCalendar:
         own = CaptureSlot(start, steps)
         others = self._overlapping(own)
         for other, slot in others:
-            if slot.start <= start and own.stop <= slot.stop:
+            if slot.start <= start and own.stop <= slot.stop and not slot.is_light:
                 return CaptureSlot(slot.start, slot.steps, joined=True, of_schedule=other is None)
         for other, slot in others:
             what = "the schedule" if other is None else f"request {other}"
@@ -239,8 +247,9 @@ class CaptureCalendar:
         schedule = self._schedule
         next_start = schedule.capture_from(max(own.start - REQUEST_WARMUP, 0))
         while next_start is not None and next_start - schedule.warmup < own.stop:
-            found.append((None, CaptureSlot(next_start, schedule.active)))
-            next_start = schedule.capture_from(next_start + schedule.active)
+            slot = CaptureSlot(next_start, schedule.num_steps(next_start), is_light=schedule.is_light(next_start))
+            found.append((None, slot))
+            next_start = schedule.capture_from(slot.stop)
         for capture_id, slot in self._slots:
             if slot.start - REQUEST_WARMUP < own.stop and own.start - REQUEST_WARMUP < slot.stop:
                 found.append((capture_id, slot))

@@ -34,6 +34,7 @@ class Recording:
 
     Args:
         target: the trace's final path (.json.gz).
+        is_light: record the GPU's activities and runtime calls alone.
 
     Attributes:
         first_step: index of the first profiled step; names the folder.
@@ -42,13 +43,21 @@ class Recording:
     """
 
     def __init__(
-        self, first_step: int, target: Path, *, record_shapes: bool, with_stack: bool, profile_memory: bool
+        self,
+        first_step: int,
+        target: Path,
+        *,
+        is_light: bool = False,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        profile_memory: bool = False,
     ) -> None:
         self.first_step = first_step
         self.num_whole_steps = 0
         self.is_recording = False
         self.target = target
         self._plain = partial_path(target, ".plain")
+        self._is_light = is_light
         self._options: dict[str, Any] = {
             "record_shapes": record_shapes,
             "with_stack": with_stack,
@@ -69,7 +78,7 @@ class Recording:
         refuse_second_profiler()
         DETACHMENT.wait()
         self._profiler = _KinetoProfile(
-            activities=_activities(), experimental_config=_experimental_config(), **self._options
+            activities=_activities(is_light=self._is_light), experimental_config=_experimental_config(), **self._options
         )
         with warnings.catch_warnings():
             # torch 2.11 warns that a profiler's next cycle clears its events; ours has one cycle.
@@ -162,11 +171,18 @@ class Recording:
         return None if profiler is None else profiler.profiler.kineto_results
 
 
-def _activities() -> list[Any]:
+def has_gpu_activities() -> bool:
+    """Whether torch's profiler records a GPU here that light captures are understood of."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _activities(*, is_light: bool) -> list[Any]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    activities = [ProfilerActivity.CPU]
+    activities = [] if is_light else [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     elif hasattr(torch, "xpu") and torch.xpu.is_available() and hasattr(ProfilerActivity, "XPU"):

@@ -30,14 +30,14 @@ class CaptureRunner:
 
     Args:
         plan: the capture that each step belongs to.
-        new_recording: makes the recording whose first step has this index.
+        new_recording: makes the recording of a window.
         before_start: called just before a recording starts.
         before_stepping_aside: closes every span of stepscope: one that ends under another profiler than it began under
             makes torch write into freed memory.
         step_time: recent time of a step without the profiler.
 
     Attributes:
-        latest: first step of the latest capture of all ranks that has whole steps; None without one.
+        latest: first step of the latest full capture of all ranks that has whole steps; None without one.
 
     Raises:
         OSError: from every method, when a scheduled capture cannot be written. The failure of a requested one is
@@ -47,7 +47,7 @@ class CaptureRunner:
     def __init__(
         self,
         plan: CapturePlan,
-        new_recording: Callable[[int], Recording],
+        new_recording: Callable[[CaptureWindow], Recording],
         *,
         before_start: Callable[[], None],
         before_stepping_aside: Callable[[], None],
@@ -150,7 +150,7 @@ class CaptureRunner:
 
     def _prepare(self, window: CaptureWindow, ended: StepRecord | None) -> None:
         self._wait_for_writer(ended)
-        self._window, self._recording = window, self._new_recording(window.start)
+        self._window, self._recording = window, self._new_recording(window)
         with _added_to_prepare_time(ended):
             self._recording.prepare()
 
@@ -163,7 +163,7 @@ class CaptureRunner:
             return
         self._wait_for_writer(ended)
         if self._window is not window or self._recording is None:
-            self._window, self._recording = window, self._new_recording(window.start)
+            self._window, self._recording = window, self._new_recording(window)
         self._before_start()
         with _added_to_prepare_time(ended):
             self._recording.start()
@@ -218,7 +218,7 @@ class CaptureRunner:
             if recording.num_whole_steps:
                 self._writer.write(functools.partial(self._write, window, recording, costs, recording.finish()))
                 self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
-                self.latest = self.latest if window.is_partial else recording.first_step
+                self.latest = self.latest if window.is_partial or window.is_light else recording.first_step
             else:
                 recording.discard()
                 self._report(window, CaptureState.FAILED, "not one whole step was recorded")
@@ -239,7 +239,7 @@ class CaptureRunner:
                 raise
             logger.warning("the requested trace of step %d cannot be written: %s", window.start, error)
             return
-        if costs is not None and costs.num_steps == num_steps:
+        if costs is not None and costs.num_steps == num_steps and not window.is_light:
             self._forecast.learn(num_bytes, costs.num_operators, num_steps)
         done = CaptureProgress(
             CaptureState.DONE,

@@ -27,9 +27,16 @@ class ProfilerState(Enum):
     """the step is profiled"""
 
 
+LIGHT_APART = 7
+"""Steps from the end of a light capture to the full one: its trace is written in them, and the full one is prepared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Schedule of captures of `active` steps, the first of them at step `first`, then one every `period` steps.
+
+    A light capture records the GPU's activities and runtime calls alone. It slows training less, and by an amount that
+    can be computed; LIGHT_APART steps lie between its end and the beginning of the full one that follows.
 
     Attributes:
         first: index of the first profiled step, counted from 0 at the start of training.
@@ -37,6 +44,7 @@ class Schedule:
         active: steps in one capture.
         period: steps from the start of one capture to the start of the next; None for a single one.
         repeat: number of captures; None for no end.
+        light: steps of the light capture before each capture; 0 for none. Without a GPU none is taken.
     """
 
     first: int = 4
@@ -44,25 +52,28 @@ class Schedule:
     active: int = 3
     period: int | None = None
     repeat: int | None = None
+    light: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 0), ("warmup", 0), ("active", 1), ("period", 1), ("repeat", 1)):
+        for name, least in (("first", 0), ("warmup", 0), ("active", 1), ("period", 1), ("repeat", 1), ("light", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}", where="schedule")
-        if self.first < self.warmup:
+        before = self.warmup + (self.light + LIGHT_APART if self.light else 0)
+        if self.first < before:
+            light = f"{counted(self.light, 'step')} of a light capture and " if self.light else ""
             raise UsageError(
-                f"the first profiled step is {self.first}, but "
-                f"{counted(self.warmup, 'warm-up step comes', 'warm-up steps come')} before it",
+                f"the first profiled step is {self.first}, but {light}"
+                f"{counted(before - self.light, 'warm-up step comes', 'warm-up steps come')} before it",
                 where="schedule",
-                what_next=f"give first={self.warmup} or more",
+                what_next=f"give first={before} or more",
             )
-        if self.period is not None and self.period < self.warmup + self.active:
+        if self.period is not None and self.period < before + self.active:
             raise UsageError(
-                f"{self.warmup} warm-up and {counted(self.active, 'profiled step')} do "
+                f"{before} warm-up and {counted(self.active, 'profiled step')} do "
                 f"not fit into every {counted(self.period, 'step')}",
                 where="schedule",
-                what_next=f"capture every {self.warmup + self.active} steps or less often",
+                what_next=f"capture every {before + self.active} steps or less often",
             )
 
     def counted_from(self, first_step: int) -> Schedule:
@@ -84,7 +95,21 @@ class Schedule:
             num_over = (step - self.first - self.active) // self.period + 1
         if self.repeat is not None and num_over >= self.repeat:
             return None
-        return self.first + num_over * (self.period or 0)
+        start = self.first + num_over * (self.period or 0)
+        light = self._light_before(start)
+        return light if self.light and step < light + self.light else start
+
+    def is_light(self, start: int) -> bool:
+        """Whether the capture that begins with this step is a light one."""
+        since = start - self._light_before(self.first)
+        return self.light > 0 and (since % self.period == 0 if self.period else since == 0)
+
+    def num_steps(self, start: int) -> int:
+        """Steps of the capture that begins with this one."""
+        return self.light if self.is_light(start) else self.active
+
+    def _light_before(self, start: int) -> int:
+        return start - LIGHT_APART - self.light
 
     def missed_by(self, num_steps: int) -> str | None:
         """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was profiled."""
@@ -123,13 +148,16 @@ def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None,
     return Schedule(first=n if first is None else first, warmup=warmup, active=active, period=n, repeat=repeat)
 
 
-def once(wait: int = 3, warmup: int = 1, active: int = 3) -> Schedule:
+def once(wait: int = 3, warmup: int = 1, active: int = 3, *, light: int = 0) -> Schedule:
     """Schedule one capture: wait, warm up, capture; the counts are steps.
+
+    Args:
+        light: steps of a light capture that comes before it, at the end of `wait`.
 
     Raises:
         UsageError: a count is negative, or nothing would be captured.
     """
-    return Schedule(first=wait + warmup, warmup=warmup, active=active)
+    return Schedule(first=wait + warmup, warmup=warmup, active=active, light=light)
 
 
 _MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks

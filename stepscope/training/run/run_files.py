@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDERS_OF_RANKS = (
     f"{layout.TRACES_FOLDER}/step*",
+    f"{layout.LIGHT_FOLDER}/step*",
     layout.FLIGHT_FOLDER,
     f"{layout.FLIGHT_FOLDER}/{layout.LIVE_FOLDER}",
     layout.MEMORY_FOLDER,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, TRACES_FOLDER
+from stepscope.core.documents.run_directory import LIGHT_FOLDER, RUN_FILE, STEPS_FOLDER, TRACES_FOLDER, trace_path
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
@@ -74,7 +74,7 @@ def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFi
         capture: which one, where the files are several captures of the same processes.
 
     Raises:
-        DataError: no path holds a trace.
+        DataError: no path holds a trace; NoCaptureError of a run directory alone.
         OnlyRunError: a path is a folder with one run in it.
         UsageError: there is no such capture.
         UnreachableError: a URL's store does not answer.
@@ -125,6 +125,18 @@ def open_ranks(path: str) -> list[TraceColumns]:
             return read_ranks_stream(content, path=path, file_bytes=content.num_bytes)
 
 
+class NoCaptureError(DataError):
+    """A run directory has no captured traces."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        super().__init__(
+            "has no captured traces yet",
+            where=str(run),
+            what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
+        )
+
+
 @contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
     """A local file or a URL, opened for reading.
@@ -173,7 +185,8 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
     """Traces of all captures of a run; of a folder `traces` that another tool wrote, as in any folder.
 
     Raises:
-        DataError: there is none.
+        NoCaptureError: there is none.
+        DataError: the same in another tool's folder.
     """
     captures = _captures_of_run(run)
     if captures:
@@ -181,11 +194,7 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
         return [file for capture in captures for file in capture.files]
     if not (run / RUN_FILE).is_file():
         return _in_folder(run / TRACES_FOLDER, notices)
-    raise DataError(
-        "has no captured traces yet",
-        where=str(run),
-        what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
-    )
+    raise NoCaptureError(run)
 
 
 def _captures_of_run(run: Path) -> list[Capture]:
@@ -194,6 +203,17 @@ def _captures_of_run(run: Path) -> list[Capture]:
     folders.sort(key=lambda folder: _attempt_and_first_step(folder.name))
     captures = [Capture(folder.name, _traces_in(folder)) for folder in folders if folder.is_dir()]
     return [capture for capture in captures if capture.files]
+
+
+def light_captures(run: Path, rank: int) -> list[tuple[tuple[int, int], Path]]:
+    """Attempt and first step, and the file, of each light capture of a rank; the earliest first."""
+    folders = [folder for folder in (run / LIGHT_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    files = [
+        (_attempt_and_first_step(folder.name), file)
+        for folder in folders
+        if (file := folder / trace_path(0, rank).name).is_file()
+    ]
+    return sorted(files)
 
 
 def _attempt_and_first_step(capture: str) -> tuple[int, int]:

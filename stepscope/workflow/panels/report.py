@@ -116,12 +116,14 @@ def page_head(title: str, job: AnalysedJob, *, started_ns: int | None = None) ->
 
 
 def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False) -> list[Child]:
-    """All panels of an analysis: trace quality first, then the verdict, then its evidence.
+    """All panels of an analysis: trace quality first, then the verdict, then its evidence; without a trace no others.
 
     Args:
         timeline: the panel of the time lines, which page and report draw differently.
         with_steps: also a bar per step, where the time lines have no table of steps.
     """
+    if not analysis.ranks:
+        return [verdict.verdict_card(analysis), verdict.warnings_panel(analysis)]
     return [
         verdict.quality_block(analysis),
         _figures(analysis.job),

@@ -209,7 +209,7 @@ def paint_track(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixe
 
 
 def encode_pixels(pixels: Pixels, *, is_dark: bool) -> str:
-    """A time line's pixels as a data URI; the space outside the rank's window is transparent."""
+    """Timeline panel: its pixels as a data URI; the space outside the rank's window is transparent."""
     height, width = pixels.shape
     colours = [*(DARK if is_dark else LIGHT).values(), "#000000", _STEP_DARK if is_dark else _STEP_LIGHT]
     palette = b"".join(bytes.fromhex(colour[1:]) for colour in colours)

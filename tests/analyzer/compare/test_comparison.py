@@ -87,7 +87,7 @@ def test_a_sure_change_without_a_sure_cause_still_names_the_likeliest() -> None:
 def test_two_steps_of_one_run_say_how_little_they_are() -> None:
     found = between(make_run(100.0, 101.0), make_run(100.0, 101.0))
     assert codes(found)[0] == "little_known"
-    assert "one run a side of 2 captured steps" in found.findings[0].message
+    assert "one run a side of 2 profiled steps" in found.findings[0].message
     assert found.run_spread_source == "assumed"
 
 

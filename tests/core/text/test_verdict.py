@@ -1,111 +1,239 @@
-"""Lines of a verdict read as natural sentences."""
+"""Lines of a verdict: one pattern, one denominator, one number style."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stepscope.core.documents.analysis import PredictedFix
-from stepscope.core.text.wording import headline, quality_lines, verdict_lines
-from stepscope.core.vocabulary import Evidence
+from stepscope.core.documents.analysis import (
+    Analysis,
+    EvidenceLayer,
+    Headroom,
+    NextCause,
+    PredictedFix,
+    RankLedger,
+)
+from stepscope.core.text.verdict import (
+    BOTTLENECK,
+    NO_BOTTLENECK,
+    UNKNOWN,
+    breakdown,
+    confidence_word,
+    goodput_line,
+    headline,
+    verdict_text,
+)
+from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason
 from tests.dashboard import example_run as example
 
-ANALYSIS = example.make_analysis(example.make_timelines())
+TRACES_ALONE = example.make_analysis(example.make_timelines())
+"""As documents of the version before training time: neither `job_time` nor `bottleneck`."""
+JOB = example.with_job_time(TRACES_ALONE)
+"""Data loading takes 149.1 of 190.1 ms per step in 40 steps."""
 
 
-def line_of(evidence: Evidence) -> str:
-    """The evidence's line in a verdict, without its bullet."""
-    lines = verdict_lines(replace(ANALYSIS.verdict, evidence=[evidence]), ANALYSIS.job)
-    return next(line for line in lines if line.startswith("  - ")).removeprefix("  - ")
+def judged(analysis: Analysis, **changes: object) -> Analysis:
+    return replace(analysis, verdict=replace(analysis.verdict, **changes))  # type: ignore[arg-type]
+
+
+def test_a_bottleneck_is_said_in_one_pattern() -> None:
+    assert verdict_text(JOB).lines() == [
+        "BOTTLENECK  Data loading on rank 3: 78.4% of training time "
+        "(149.0 of 190.1 ms per step, 34 of 40 steps observed)",
+        "  The GPU waits for the DataLoader: 50.0% of the steps wait for data, a long wait every 2 batches.",
+        "  Fix       num_workers=10 (now 2): about 41.0 ms per step, 4.6x faster (model error 15%)",
+        "  Then      raise num_workers and prefetch_factor",
+        "  Next      CPU-bound (dispatch, python): 3.6% of training time, 6.8 ms per step",
+        "Confidence high: telemetry of 34 steps, 5 profiled steps (profiling adds 4%), GPU counters agree.",
+    ]
+
+
+def test_shares_reconcile_with_the_milliseconds_beside_them() -> None:
+    for share, ms, step_ms in re.findall(
+        r"([\d.]+)% of training time \(([\d.,]+) of ([\d.,]+) ms", "".join(verdict_text(JOB).lines())
+    ):
+        assert float(ms) / float(step_ms) == pytest.approx(float(share) / 100, abs=6e-4)
+    rows = breakdown(JOB)
+    assert sum(row.share for row in rows) == pytest.approx(1.0)
+    assert sum(row.ms or 0.0 for row in rows) == pytest.approx(190.1)
+
+
+def test_without_records_of_all_steps_the_share_is_of_the_profiled_ones() -> None:
+    text = verdict_text(TRACES_ALONE)
+    share = next(row.fraction for row in TRACES_ALONE.root_causes if row.cause is Cause.PIPELINE_BUBBLE)
+    step_ms = TRACES_ALONE.job.step_ms or 0.0
+    assert text.first_line == (
+        f"BOTTLENECK  Pipeline bubble: {share:.1%} of profiled time "
+        f"({share * step_ms:,.1f} of {step_ms:,.1f} ms per step, 5 profiled steps)"
+    )
+    assert text.confidence.endswith(", no telemetry of other steps.")
+
+
+def test_no_bottleneck_gives_the_largest_loss_and_what_could_be_gained() -> None:
+    healthy = judged(
+        JOB,
+        cause=Cause.MEMORY_BOUND,
+        reasons=[Reason.UNFUSED],
+        bottleneck=False,
+        share=0.921,
+        fix=None,
+        next=NextCause(Cause.DEVICE_GAP, 0.014),
+        evidence=[Evidence("unfused_share", 0.567, "ratio", 0.05)],
+        actions=["torch.compile the chains", "fused=True"],
+    )
+    text = verdict_text(healthy)
+    assert text.label == NO_BOTTLENECK
+    assert text.lines()[:4] == [
+        "NO BOTTLENECK  memory-bound at 27% MFU; largest loss 1.4% (GPU launch gaps)",
+        "  92.1% of training time is memory-bound work. "
+        "Element-wise chains that are not fused take 56.7% of the profiled steps.",
+        "HEADROOM  torch.compile the chains (gain not modelled)",
+        "          fused=True (gain not modelled)",
+    ]
+    modelled = judged(healthy, headroom=[Headroom("TF32 for matrix products", 66.0, 3.04)])
+    assert verdict_text(modelled).headroom == ["TF32 for matrix products: about 66.0 ms per step, 3.0x faster (model)"]
+
+
+def test_an_unknown_cause_says_what_is_missing_and_how_to_record_it() -> None:
+    text = verdict_text(
+        judged(
+            JOB,
+            cause=Cause.INSUFFICIENT_EVIDENCE,
+            bottleneck=None,
+            summary="40% of the steps have no device activity",
+            actions=["profile fewer steps"],
+            confidence=0.5,
+        )
+    )
+    assert text.label == UNKNOWN
+    assert text.lines()[:2] == [
+        "UNKNOWN  40% of the steps have no device activity",
+        "  Record    profile fewer steps",
+    ]
+    assert text.confidence.startswith("Confidence low: ")
+
+
+def test_lost_time_of_unknown_cause_has_no_fix_but_a_way_to_record_it() -> None:
+    text = verdict_text(judged(JOB, cause=Cause.UNEXPLAINED, reasons=[], ranks=[0], actions=["profile them"]))
+    assert text.head.startswith("Slow steps without a recorded cause on rank 0: 78.4% of training time")
+    assert text.remedies[:2] == [
+        ("Fix", "none known; without this loss about 41.0 ms per step, 4.6x faster (model error 15%)"),
+        ("Record", "profile them"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(1489.1, "ms", "1,489.1 ms"), (12.34, "ms", "12.3 ms"), (1_234_567.8, "ms", "1,234,567.8 ms"),
-     (1489.1, "calls", "1,489 calls"), (999.7, "calls", "1,000 calls"), (1.0, "calls", "1 call"),
-     (0.5, "calls", "0.5 calls"), (0.0, "calls", "0 calls"),
-     (1.0, "batches", "1 batch"), (7.0, "batches", "7 batches"), (1.31, "times", "1.31 times"),
-     (225.4, "GB/s", "225 GB/s"), (1800.0, "GB/s", "1,800 GB/s"), (0.00001, "GB/s", "<0.001 GB/s"),
-     (0.123, "of the mean wait", "0.123 of the mean wait"), (3.0, "", "3"),
-     (1e300, "ms", "– ms"), (float("nan"), "GB/s", "– GB/s")],
-)  # fmt: skip
-def test_a_value_stands_with_its_unit(value: float, unit: str, text: str) -> None:
-    assert line_of(Evidence("what_if_step", value, unit)).partition(": ")[2] == text
-
-
-@given(
-    st.floats(min_value=0, max_value=1e15), st.sampled_from(["ms", "GB/s", "calls", "batches", "times", "ratio", ""])
+    ("fix", "text"),
+    [
+        (
+            PredictedFix("do: this", 41.04, 4.63, 0.15, "telemetry"),
+            "do: this; then about 41.0 ms per step, 4.6x faster (model error 15%)",
+        ),
+        (
+            PredictedFix("this", 186.0, 1.007, 1.8e-5, "replay"),
+            "this: about 186.0 ms per step, 1.01x faster (model error 0.0%)",
+        ),
+        (
+            PredictedFix("this", None, None, None, "bound", (45.34, 64.83)),
+            "this: 45.3 to 64.8 ms per step (bounds, now 190.1)",
+        ),
+        (None, "num_workers=10 (now 2) (step after it not predicted)"),
+    ],
 )
-def test_no_number_is_written_with_an_exponent(value: float, unit: str) -> None:
-    text = line_of(Evidence("what_if_step", value, unit, threshold=value)).partition(": ")[2]
-
-    assert not any(f"{digit}e" in text for digit in "0123456789"), text
+def test_the_step_after_the_fix_has_its_gain_and_error_or_its_bounds(fix: PredictedFix | None, text: str) -> None:
+    assert verdict_text(judged(JOB, fix=fix)).remedies[0] == ("Fix", text)
 
 
-def test_shares_are_percent_and_tell_from_where_they_are_named() -> None:
-    assert line_of(Evidence("fraction_of_step", 0.317, "ratio", 0.1)) == (
-        "Share of the captured time: 31.7% (named from 10%)"
+def test_a_verdict_without_remedies_says_so() -> None:
+    assert verdict_text(judged(JOB, fix=None, actions=[])).remedies[0] == ("Fix", "none known")
+
+
+def test_skipped_updates_are_counted_per_useful_step() -> None:
+    assert JOB.job_time is not None
+    time = replace(JOB.job_time, breakdown={"wasted_steps": 0.428, "memory_bound": 0.572})
+    wasted = judged(
+        replace(JOB, job_time=time), cause=Cause.WASTED_STEPS, reasons=[Reason.OVERFLOW], share=0.428, evidence=[]
+    )
+    lines = verdict_text(wasted).lines()
+    assert lines[1].endswith("Each useful step costs 332.3 ms of training time.")
+    assert "ms per useful step" in lines[2]
+
+
+def test_a_part_that_the_records_name_has_a_row_of_its_own() -> None:
+    assert JOB.job_time is not None
+    time = replace(JOB.job_time, breakdown={"host_bound": 0.5, "memory_bound": 0.5})
+    collected = judged(
+        replace(JOB, job_time=time), cause=Cause.HOST_BOUND, reasons=[Reason.GC], share=0.3, evidence=[], ranks=[]
+    )
+    assert [(row.title, round(row.share, 3)) for row in breakdown(collected)] == [
+        ("Memory-bound", 0.5),
+        ("Garbage collection", 0.3),
+        ("CPU-bound", 0.2),
+    ]
+    assert verdict_text(collected).head.startswith("Garbage collection: 30.0% of training time")
+    of_trace = judged(collected, evidence=[Evidence("share_of_late_host_time: gc", 0.9, "ratio", 0.2)])
+    assert verdict_text(of_trace).head.startswith("CPU-bound: ")
+
+
+def test_a_job_without_a_gpu_hears_nothing_of_one() -> None:
+    on_cpu = replace(JOB, job=replace(JOB.job, device_kind="cpu", gpu=None, mfu=None))
+    work = judged(on_cpu, cause=Cause.COMPUTE_BOUND, bottleneck=False, share=0.843, evidence=[], actions=[], fix=None)
+    slow = judged(on_cpu, cause=Cause.HOST_BOUND, reasons=[], evidence=[])
+    assert verdict_text(work).head.startswith("the CPU is busy in operators for 84.3% of training time; largest loss")
+    for analysis in (work, slow):
+        lines = verdict_text(replace(analysis, job_time=None)).lines()
+        assert not [line for line in lines if "GPU" in line or "compute-bound" in line]
+
+
+@pytest.mark.parametrize(("confidence", "word"), [(0.9, "high"), (0.89, "medium"), (0.6, "medium"), (0.59, "low")])
+def test_confidence_is_a_word(confidence: float, word: str) -> None:
+    assert confidence_word(confidence) == word
+
+
+def test_a_low_confidence_says_why() -> None:
+    assert JOB.job_time is not None
+    layers = [EvidenceLayer("trace", True, False, "profiled steps differ by +77% from the others")]
+    unsure = judged(
+        replace(
+            JOB,
+            job=replace(JOB.job, missing_ranks=[6, 7]),
+            job_time=replace(JOB.job_time, layers=layers, num_settled=6),
+            trace_quality=replace(JOB.trace_quality, profiler_distortion=None),
+            warnings=[Notice("oversubscribed", "")],
+        ),
+        confidence=0.5,
+        fix=PredictedFix("this", None, None, None, "bound", (1.0, 2.0)),
+    )
+    assert verdict_text(unsure).confidence == (
+        "Confidence low: telemetry of 6 steps, 5 profiled steps, profiled steps differ by +77% from the others, "
+        "no trace of ranks 6–7, only bounds of the loss are known, few steps, more ranks than CPU cores."
     )
 
 
-def test_one_rank_is_no_plural_and_several_are() -> None:
-    assert line_of(Evidence("bus_bandwidth", 12.0, "GB/s", ranks=[3])).endswith("12 GB/s on rank 3")
-    assert line_of(Evidence("bus_bandwidth", 12.0, "GB/s", 225.0, [0, 1])).endswith(
-        "12 GB/s (threshold 225) on ranks 0, 1"
+def test_a_rank_by_the_order_of_files_is_named_by_its_file() -> None:
+    ranks = [replace(rank, rank_source="order") for rank in JOB.ranks]
+    assert isinstance(ranks[0], RankLedger)
+    nameless = judged(
+        replace(JOB, ranks=ranks), ranks=[], summary="it costs; look at b.json: this file gives no global rank"
     )
+    assert verdict_text(nameless).evidence[0].endswith(" Look at b.json: this file gives no global rank.")
 
 
 def test_the_headline_counts_one_and_several() -> None:
-    job = ANALYSIS.job
-
-    assert headline(replace(job, ranks=[0], world_size=1, num_steps=1)).startswith("1 of 1 rank, ")
-    assert ", 1 step, " in headline(replace(job, num_steps=1))
-    assert headline(replace(job, ranks=[0, 1], world_size=8, num_steps=3)).startswith("2 of 8 ranks, ")
-    assert ", 3 steps, " in headline(replace(job, num_steps=3))
-
-
-CLEAN = example.make_analysis(example.make_timelines()).trace_quality
+    job = TRACES_ALONE.job
+    one = replace(TRACES_ALONE, job=replace(job, ranks=[0], world_size=1, num_steps=1, mfu=None))
+    assert headline(one) == f"1 rank, NVIDIA H100 80GB HBM3, 1 profiled step of {job.step_ms:,.1f} ms"
+    some = replace(TRACES_ALONE, job=replace(job, ranks=[0, 1], world_size=8))
+    assert headline(some).startswith("2 of 8 ranks, TP 2 × PP 2 × DP 2, NVIDIA H100 80GB HBM3, 5 profiled steps of ")
+    assert headline(JOB).endswith(", 40 steps of 190.1 ms (median 51.0), 5 of them profiled (MFU 27.1%)")
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (1, "1 event repaired, 1 event dropped, 1 activity clipped (by 5 us), 1 file truncated"),
-        (2, "2 events repaired, 2 events dropped, 2 activities clipped (by 5 us), 2 files truncated"),
-        (
-            1200,
-            "1,200 events repaired, 1,200 events dropped, 1,200 activities clipped (by 5 us), 1,200 files truncated",
-        ),
-    ],
-)
-def test_what_was_mended_is_counted(number: int, text: str) -> None:
-    mended = replace(CLEAN, repaired=number, dropped=number, clipped=number, clipped_us=5.0, truncated_files=number)
-
-    assert quality_lines(mended)["read"] == text
-
-
-@pytest.mark.parametrize(
-    ("number", "launches", "boundaries"),
-    [(1, "1 launch before", "1 boundary merged"), (3, "3 launches before", "3 boundaries merged")],
-)
-def test_what_could_not_be_linked_or_told_apart_is_counted(number: int, launches: str, boundaries: str) -> None:
-    lines = quality_lines(
-        replace(CLEAN, steps_marked=[1], steps_used=[1], lost_at_start=number, merged_boundaries=number)
+def test_the_parts_of_the_wall_clock_time_are_one_line() -> None:
+    assert JOB.job_time is not None
+    assert goodput_line(JOB.job_time) == (
+        "Wall-clock time 9.0 s: training 84.5%, start-up 11.9%, after the last step 3.6%"
     )
-
-    assert launches in lines["linked"]
-    assert boundaries in lines["steps"]
-
-
-def test_the_step_after_the_fix_has_its_gain_and_error_or_its_bounds() -> None:
-    known = PredictedFix("more workers", 41.04, 4.63, 0.15, "telemetry")
-    bounds = PredictedFix("fewer calls", None, None, None, "bound", (45.5, 65.0))
-    assert "  Fix: about 41.0 ms per step, 4.6x faster (model error 15%)" in verdict_lines(
-        replace(ANALYSIS.verdict, fix=known), ANALYSIS.job
-    )
-    assert "  Fix: 45.5 to 65.0 ms per step (bounds)" in verdict_lines(
-        replace(ANALYSIS.verdict, fix=bounds), ANALYSIS.job
-    )
+    assert goodput_line(replace(JOB.job_time, goodput=None)) is None
+    assert verdict_text(JOB).label == BOTTLENECK

@@ -134,12 +134,17 @@ def test_the_analyzers_metrics_read_as_words() -> None:
 
 def test_every_metric_of_the_trace_analysis_has_words_of_its_own() -> None:
     """Those of the fleet are names of exported metrics, which are quoted as they are."""
-    found = {metric for path in _ANALYZER.rglob("*.py") if "fleet" not in path.parts for metric in _metrics(path)}
+    found = analyzer_metrics()
     without = {metric for metric in found if metric.partition(": ")[0] not in wording._METRIC_TITLES}
 
     assert len(found) > 20
     assert without == set()
     assert not any(":" in wording.metric_words(metric) for metric in found)
+
+
+def analyzer_metrics() -> set[str]:
+    """Names of the evidence that the analysis of traces and step records gives."""
+    return {metric for path in _ANALYZER.rglob("*.py") if "fleet" not in path.parts for metric in _metrics(path)}
 
 
 def _metrics(path: Path) -> Iterator[str]:

@@ -112,7 +112,7 @@ def test_of_a_fix_in_several_degrees_the_control_has_made_the_least() -> None:
     fixes = [
         Fix(Cause.PIPELINE_BUBBLE, 407.0, 1.31, "the same batch in 8 micro-batches instead of 2"),
         Fix(Cause.PIPELINE_BUBBLE, 450.0, 1.18, "the same batch in 4 micro-batches instead of 2"),
-        Fix(Cause.HOST_BOUND, 530.0, 1.0, "the host never late"),
+        Fix(Cause.HOST_BOUND, 530.0, 1.0, "without CPU launch delays"),
     ]
     for order in (fixes, fixes[::-1]):
         steps = {cause: fix.step_ms for cause, fix in smallest_changes(order).items()}

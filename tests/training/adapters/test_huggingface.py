@@ -58,7 +58,7 @@ def test_each_training_is_a_run_and_the_verdict_is_to_be_had(tmp_path: Path) -> 
     trainer = _trainer(tmp_path, callback, save_strategy="no")
     trainer.train()
     assert callback.prof is not None
-    assert "VERDICT" in callback.prof.summary()
+    assert "\nConfidence " in callback.prof.summary()
     trainer.train()
     assert len((tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()) == 16
 

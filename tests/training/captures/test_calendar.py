@@ -81,6 +81,14 @@ def test_refusals_say_what_is_in_the_way() -> None:
     assert "capture of steps 20 to 24 by request a" in str(calendar.place("f", 19, 1))
 
 
+def test_a_request_joins_no_light_capture() -> None:
+    calendar = CaptureCalendar(Schedule(first=24, light=5))
+    assert calendar.free_start(10, 3) == 18
+    refused = calendar.place("a", 13, 2)
+    assert isinstance(refused, str)
+    assert "steps 12 to 16" in refused
+
+
 def test_a_schedule_without_gaps_has_room_for_none() -> None:
     assert CaptureCalendar(every(4, warmup=1, active=3)).free_start(0, 3) == 0  # before its first capture
     assert CaptureCalendar(every(4, warmup=1, active=3)).free_start(2, 3) is None

@@ -47,6 +47,18 @@ def test_once_waits_warms_up_and_captures() -> None:
     assert once(wait=0, warmup=0, active=2) == Schedule(first=0, warmup=0, active=2)
 
 
+def test_a_light_capture_comes_before_each_full_one_and_apart_from_it() -> None:
+    schedule = Schedule(first=24, period=50, repeat=2, light=5)
+    captures = [(start, schedule.num_steps(start), schedule.is_light(start)) for start in (12, 24, 62, 74)]
+    assert captures == [(12, 5, True), (24, 3, False), (62, 5, True), (74, 3, False)]
+    active = [step for step in range(400) if schedule.state(step) is ProfilerState.ACTIVE]
+    assert active == [*range(12, 17), *range(24, 27), *range(62, 67), *range(74, 77)]
+    assert schedule.counted_from(100).is_light(112)
+    assert once(wait=23, light=5) == Schedule(first=24, light=5)
+    with pytest.raises(UsageError, match="5 steps of a light capture and 8 warm-up steps come before it"):
+        once(wait=10, light=5)
+
+
 @given(schedules(), st.integers(0, 200))
 def test_active_exactly_where_a_capture_is(schedule: Schedule, step: int) -> None:
     assert (schedule.state(step) is ProfilerState.ACTIVE) == (capture_at(schedule, step) is not None)

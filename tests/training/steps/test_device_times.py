@@ -24,6 +24,8 @@ class _Gpu:
         self.passes = True
         self.fault: str | None = None
         self.is_initialized = self.takes_marks = True
+        self.device = 0
+        self.num_events = 0
         self.is_capturing = False
 
 
@@ -32,8 +34,10 @@ class _Event:
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
+        self.gpu.num_events += 1
 
-    def record(self) -> None:
+    def record(self, stream: SimpleNamespace) -> None:
+        assert stream.device_index == self.gpu.device
         if not self.gpu.takes_marks:
             raise RuntimeError("CUDA error: out of memory")
         self.at_ms = self.gpu.now_ms
@@ -54,8 +58,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
         is_initialized=lambda: gpu.is_initialized,
         is_current_stream_capturing=lambda: gpu.is_capturing,
         Event=_Event,
+        current_device=lambda: gpu.device,
+        current_stream=lambda: SimpleNamespace(device_index=gpu.device),
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    core = SimpleNamespace(_cuda_getCurrentStream=lambda device: (0, device, 1))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=core))
     return gpu
 
 
@@ -163,6 +170,16 @@ def test_the_gpu_s_step_time_counts_where_the_host_ran_ahead(gpu: _Gpu) -> None:
         times.add(record)
         pending.add(record)
     assert times.unprofiled_step_ms() == 40.0
+
+
+def test_events_are_used_again_on_their_device(gpu: _Gpu) -> None:
+    clock = DeviceClock()
+    for device in (0, 1):
+        gpu.device = device
+        for index in range(20):
+            (record,) = _settled([_end(clock, gpu, index, 10.0 * index)])
+    assert record.device_ns == 10 * _MS
+    assert gpu.num_events == 4  # two of each: the ends of a step
 
 
 def test_device_times_go_on_after_a_capture(gpu: _Gpu) -> None:

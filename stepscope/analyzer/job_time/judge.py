@@ -1,0 +1,367 @@
+"""Judge of a job's training time: which loss the verdict names, how sure that is, and the step without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
+from stepscope.analyzer.blame.remedies import actions_for
+from stepscope.analyzer.job_time.job_losses import BOUND, HOST_CAUSES, REPLAY, TELEMETRY, JobLosses, Loss
+from stepscope.analyzer.job_time.loader import LoaderFindings
+from stepscope.analyzer.job_time.steps import HostLoss
+from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
+from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
+from stepscope.core.text.numbers import counted, form, listed
+from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, cause_title_of_job, is_on_cpu
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
+
+SEEN_CONFIDENCE = 0.97
+"""Confidence in a loss that the records of all steps measured."""
+UNMEASURED_EXPOSURE_CONFIDENCE = 0.93
+"""The same on GPUs where waits were measured on the host alone, within the time in which the GPU can have been idle."""
+CALIBRATED_CONFIDENCE = 0.93
+"""Confidence in a loss that the calibrated replay of a light capture saves."""
+BOUND_CONFIDENCE = 0.85
+"""Most in a loss of which only bounds are known: a capture that slowed the host, steps without a capture."""
+INFERRED_CONFIDENCE = 0.7
+"""Most in a cause that nothing recorded names."""
+RIVALLED_CONFIDENCE = 0.6
+"""Most in a loss that is within its bounds smaller than another."""
+OVERSUBSCRIBED_CONFIDENCE = 0.85
+"""Most where ranks queue for cores: their waits contain the queue."""
+LARGE_DISTORTION = 1.5
+"""Relative difference of captured steps from what the records leave of a step at which one of the two is wrong: no
+profiler slows a step so much."""
+CONTRADICTED_CONFIDENCE = 0.65
+"""Most where records and capture contradict each other so far."""
+FEW_STEPS = 8
+FEW_STEPS_CONFIDENCE = 0.8
+MIN_STEPS_WITHOUT_TRACE = 3
+"""Fewer settled steps do not show how a job runs."""
+TELEMETRY_ERROR = 0.15
+"""Largest error of the step predicted from telemetry, on recorded pairs of runs with and without the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The verdict's inputs: the analysis of the capture, the job's training time, its losses and its loader.
+
+    Attributes:
+        loader: None where no time is lost to waiting for data.
+        num_cpus: processors that a rank may use; None where unknown.
+    """
+
+    analysis: Analysis
+    training: TrainingTime
+    losses: JobLosses
+    loader: LoaderFindings | None
+    num_cpus: int | None
+
+    def verdict(self) -> Verdict:
+        """The largest loss of training time, if it is at least a tenth; else what bounds the job's work."""
+        verdict = self._verdict()
+        return replace(verdict, confidence=min(verdict.confidence, self._most_confidence(verdict)))
+
+    def _verdict(self) -> Verdict:
+        losses = self.losses
+        if self._has_too_few_steps():
+            return self._unknown()
+        wasted = losses.wasted_share
+        largest = self._largest()
+        share = 0.0 if largest is None else losses.share(largest.ms)
+        if wasted >= BOTTLENECK_THRESHOLD and wasted >= share:
+            return self._wasted()
+        if largest is not None and share >= BOTTLENECK_THRESHOLD:
+            is_shown = largest.basis == TELEMETRY or self._is_untraced
+            if is_shown or not self._is_doubtful():
+                return self._lost(largest)
+        return self._unknown() if self._is_doubtful() else self._no_bottleneck()
+
+    def _largest(self) -> Loss | None:
+        """The largest loss; without a trace, of those that the step records show."""
+        threshold = BOTTLENECK_THRESHOLD if self._is_untraced else 0.0
+        shown = (
+            loss
+            for loss in self.losses.losses
+            if loss.basis == TELEMETRY or self.losses.share(loss.least_ms or 0.0) >= threshold
+        )
+        return next(shown, None)
+
+    def _most_confidence(self, verdict: Verdict) -> float:
+        """Most confidence in a verdict, by the number of steps, the capture's likeness to them, and what is unknown."""
+        most = 1.0 if self.training.num_settled >= FEW_STEPS else FEW_STEPS_CONFIDENCE
+        is_contradicted = abs(self.losses.distortion or 0.0) > LARGE_DISTORTION
+        if is_contradicted and self.losses.wasted_share < 1:
+            most = min(most, CONTRADICTED_CONFIDENCE)
+        if self._is_untraced and self._unattributed() > (verdict.share or 0.0):  # it may hold a larger loss
+            most = min(most, BOUND_CONFIDENCE)
+        return most
+
+    @property
+    def _is_untraced(self) -> bool:
+        """Whether the job has no trace."""
+        return not self.analysis.ranks
+
+    def _is_doubtful(self) -> bool:
+        """Whether the traces forbid a verdict."""
+        return self.analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
+
+    def _has_too_few_steps(self) -> bool:
+        """Whether the records are too few for a verdict without a trace."""
+        return self._is_untraced and self.training.num_settled < MIN_STEPS_WITHOUT_TRACE
+
+    def _unattributed(self) -> float:
+        """Share of training time that is the job's own work or a loss, nobody knows which."""
+        return self.losses.share(self.losses.work_ms.get(Cause.UNEXPLAINED, 0.0))
+
+    def _unknown(self) -> Verdict:
+        """The verdict where traces forbid one, or where there are none and the step records show no large loss."""
+        verdict = replace(self.analysis.verdict, bottleneck=None)
+        if not self._is_untraced:
+            return verdict
+        unattributed = self._unattributed()
+        largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
+        what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
+        if largest is not None:
+            what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest.cause)})"
+        if self._has_too_few_steps():
+            num_steps = counted(self.training.num_steps, "step")
+            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} shows the job as it runs"
+        evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
+        return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
+
+    def _wasted(self) -> Verdict:
+        steps, losses, training = self.training.steps, self.losses, self.training
+        num_skipped, num_lost = int(steps.is_skipped.sum()), int(training.is_lost.sum())
+        reasons = [Reason.OVERFLOW] if num_skipped >= num_lost else [Reason.REPEATED]
+        action = actions_for(Cause.WASTED_STEPS, reasons)
+        useful = 1.0 - losses.wasted_share
+        fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
+        what = (
+            f"{counted(num_skipped, 'update')} skipped"
+            if num_skipped >= num_lost
+            else f"{counted(num_lost, 'step')} repeated"
+        )
+        return Verdict(
+            cause=Cause.WASTED_STEPS,
+            reasons=reasons,
+            confidence=self._seen(None),
+            summary=f"Wasted steps: {losses.wasted_share:.1%} of training time ({what}, {counted(len(steps), 'step')})",
+            ranks=[],
+            evidence=[Evidence("share_of_training_time", losses.wasted_share, "ratio", BOTTLENECK_THRESHOLD)],
+            actions=action,
+            secondary=self._secondary(None),
+            bottleneck=True,
+            share=losses.wasted_share,
+            fix=fix,
+            next=self._next(None),
+        )
+
+    def _lost(self, loss: Loss) -> Verdict:
+        losses = self.losses
+        share = losses.share(loss.ms)
+        reasons, evidence = self._reasons(loss)
+        ranks = loss.ranks or ([] if loss.basis == TELEMETRY else self._ranks_of(loss.cause))
+        actions = self._actions(loss, reasons)
+        title = "Garbage collection" if Reason.GC in loss.reasons else self._title(loss.cause)
+        where = (
+            f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
+        )
+        observed = f"{self.training.num_settled} of {counted(self.training.num_steps, 'step')} observed"
+        inferred = " (inferred: nothing recorded names it)" if loss.is_inferred else ""
+        return Verdict(
+            cause=loss.cause,
+            reasons=reasons,
+            confidence=self._confidence(loss),
+            summary=f"{title}{where}: {self._cost(loss)}, {observed}{inferred}",
+            ranks=ranks,
+            evidence=[Evidence("share_of_training_time", share, "ratio", BOTTLENECK_THRESHOLD, ranks), *evidence],
+            actions=actions,
+            secondary=self._secondary(loss),
+            bottleneck=True,
+            share=share,
+            fix=self._fix(loss, actions),
+            next=self._next(loss),
+        )
+
+    def _no_bottleneck(self) -> Verdict:
+        losses = self.losses
+        rows = self._rows()
+        work = {cause: own for cause, own in losses.work_ms.items() if cause in HEALTHY_CAUSES}
+        if not work:
+            return replace(self.analysis.verdict, bottleneck=False)
+        cause = max(work, key=lambda one: work[one])
+        row = rows.get(cause)
+        reasons = list(row.reasons) if row else []
+        mfu = "" if self.analysis.job.mfu is None else f" at {self.analysis.job.mfu:.0%} MFU"
+        largest = losses.losses[0] if losses.losses else None
+        on_cpu = is_on_cpu(self.analysis.job)
+        largest_words = "" if largest is None else self._title(largest.cause)
+        less = "" if largest is None else f"; largest loss {losses.share(largest.ms):.1%} ({largest_words})"
+        own = self.analysis.verdict
+        confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
+        share = losses.share(work[cause])
+        work_words = f"no bottleneck: {share:.1%} of training time is {cause.value.replace('_', '-')} work{mfu}"
+        return Verdict(
+            cause=cause,
+            reasons=reasons,
+            confidence=confidence,
+            summary=f"{busy_on_cpu(share, 'training time') if on_cpu else work_words}{less}",
+            ranks=[],
+            evidence=[Evidence("share_of_training_time", share, "ratio"), *(row.evidence[1:] if row else [])],
+            actions=actions_for(cause, reasons, on_cpu=on_cpu),
+            secondary=self._secondary(None),
+            bottleneck=False,
+            share=share,
+            fix=None,
+            next=self._next(None),
+        )
+
+    def _title(self, cause: Cause) -> str:
+        return cause_title_of_job(cause, self.analysis.job)
+
+    def _rows(self) -> Mapping[Cause, RootCause]:
+        return {row.cause: row for row in self.analysis.root_causes}
+
+    def _ranks_of(self, cause: Cause) -> list[int]:
+        row = self._rows().get(cause)
+        return list(row.ranks) if row else []
+
+    def _reasons(self, loss: Loss) -> tuple[list[Reason], list[Evidence]]:
+        row = self._rows().get(loss.cause)
+        from_trace = ([], []) if row is None else (list(row.reasons), list(row.evidence[1:]))
+        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
+            in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
+            return [*self.loader.reasons, *in_process], self.loader.evidence
+        if loss.basis == TELEMETRY or loss.recorded is not None:
+            return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
+        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
+            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
+
+    def _has_one_core(self) -> bool:
+        """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
+        return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
+
+    def _what_slow_steps_share(self) -> list[Evidence]:
+        slow = self.training.slow
+        evidence = [Evidence("slow_steps", float(slow.is_slow.sum()), "steps", ranks=slow.late_ranks)]
+        if slow.every is not None:
+            evidence.append(Evidence("slow_step_every", float(slow.every), "steps"))
+        return evidence
+
+    def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
+        actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
+        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
+            workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
+            return [*workers, *actions][:3]
+        if Reason.GC in loss.reasons and len(loss.ranks) > 1:
+            together = (
+                "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
+            )
+            return [together, *actions][:3]
+        if loss.cause is Cause.UNEXPLAINED:
+            return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
+        return actions
+
+    def _fix(self, loss: Loss, actions: Sequence[str]) -> PredictedFix | None:
+        step_ms = self.losses.step_ms
+        action = actions[0] if actions else ""
+        if loss.least_ms is not None and loss.most_ms is not None:
+            least_ms = max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
+            return PredictedFix(action, None, None, None, BOUND, (least_ms, step_ms - loss.least_ms))
+        after = step_ms - loss.ms
+        if after <= 0:
+            return None
+        if loss.basis == REPLAY:
+            return PredictedFix(action, after, step_ms / after, loss.error, REPLAY)
+        if loss.basis == TELEMETRY or loss.is_inferred:
+            basis = TELEMETRY if loss.basis == TELEMETRY else "model"
+            return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
+        return self._replayed_loss(loss, action)
+
+    def _replayed_loss(self, loss: Loss, action: str) -> PredictedFix | None:
+        """The step without a loss: a replay of the captured steps tells which part of it a fix recovers."""
+        gain = next((gain for gain in self.analysis.what_if if gain.fix is loss.cause), None)
+        row = self._rows().get(loss.cause)
+        if gain is None or not gain.measured_step_ms or row is None or not row.ms_per_step:
+            return None
+        recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
+        after = self.losses.step_ms - recovered * loss.ms
+        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
+
+    def _next(self, named: Loss | None) -> NextCause | None:
+        """The largest other loss; one of the same cause only if its reasons are others."""
+        taken = set() if named is None else {named.cause, *self._reasons(named)[0]}
+        for loss in self.losses.losses:
+            reasons = self._reasons(loss)[0]
+            if loss is named or {loss.cause, *reasons} <= taken or self.losses.share(loss.ms) <= 0:
+                continue
+            return NextCause(loss.cause, self.losses.share(loss.ms), reasons)
+        return None
+
+    def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
+        shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
+        return [
+            SecondaryCause(loss.cause, share, f"{self._title(loss.cause)}: {self._cost(loss)}")
+            for loss, share in shares
+            if share > SECONDARY_THRESHOLD
+        ][:3]
+
+    def _cost(self, loss: Loss) -> str:
+        losses = self.losses
+        return f"{losses.share(loss.ms):.1%} of training time ({loss.ms:,.1f} of {losses.step_ms:,.1f} ms per step)"
+
+    def _confidence(self, loss: Loss) -> float:
+        if loss.basis == TELEMETRY:
+            unknown = loss.cause is Cause.UNEXPLAINED
+            return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
+        if loss.recorded is not None:
+            return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
+        if loss.basis == REPLAY:
+            return CALIBRATED_CONFIDENCE
+        own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
+        if loss.is_inferred:
+            return min(own, INFERRED_CONFIDENCE)
+        certain = own if self.analysis.verdict.cause is loss.cause else min(own, BOUND_CONFIDENCE)
+        rivals = [other.ms for other in self.losses.losses if other is not loss and other.cause in HOST_CAUSES]
+        if loss.least_ms is not None and max(rivals, default=0.0) > loss.least_ms:
+            certain = min(certain, RIVALLED_CONFIDENCE)
+        distorted = self.losses.distortion is None or abs(self.losses.distortion) > NOTABLE_DISTORTION
+        return round(min(certain, BOUND_CONFIDENCE) if distorted else certain, 3)
+
+    def _seen(self, recorded: HostLoss | None) -> float:
+        """Confidence in a loss that all steps show: how often it comes first when steps are drawn anew."""
+        certain = SEEN_CONFIDENCE
+        if self.analysis.job.device_kind == "gpu" and recorded in self.training.steps.unmeasured:
+            certain = UNMEASURED_EXPOSURE_CONFIDENCE
+        if any(notice.code == "oversubscribed" for notice in self.analysis.warnings):
+            certain = min(certain, OVERSUBSCRIBED_CONFIDENCE)
+        return round(certain * (1.0 if recorded is None else self._stability(recorded)), 3)
+
+    def _stability(self, recorded: HostLoss) -> float:
+        """Share of resamples of the steps in which this loss reaches a tenth and is the largest of those recorded."""
+        training, losses = self.training, self.losses
+        rows = np.flatnonzero(training.weight > 0)
+        if len(rows) < 2:
+            return 1.0
+        by_loss = np.stack([training.losses.ms[loss][rows] * training.weight[rows] for loss in HostLoss])
+        period = training.steps.period_ms[rows] * training.weight[rows]
+        begins = np.arange(0, len(rows), -(-len(rows) // _MAX_DRAWN))
+        by_loss, period = np.add.reduceat(by_loss, begins, axis=1), np.add.reduceat(period, begins)
+        drawn = np.random.default_rng(0).integers(0, len(begins), size=(_NUM_RESAMPLES, len(begins)))
+        sums = by_loss[:, drawn].sum(axis=2)
+        others = max((loss.ms for loss in losses.losses if loss.basis != TELEMETRY), default=0.0) / losses.step_ms
+        first = sums.max(axis=0) / period[drawn].sum(axis=1)
+        is_first = sums[list(HostLoss).index(recorded)] >= sums.max(axis=0)
+        return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others))))
+
+
+_NUM_RESAMPLES = 500
+_MAX_DRAWN = 1_000
+"""More steps are drawn as runs of adjacent ones, which bounds memory."""
