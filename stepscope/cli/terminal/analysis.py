@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
