@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,8 +53,7 @@ MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobLosses:
+class JobLosses(NamedTuple):
     """What a useful step is made of, ms.
 
     Attributes:
@@ -197,8 +196,7 @@ def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
+class _Rest(NamedTuple):
     losses: list[Loss]
     work_ms: dict[Cause, float]
     distortion: float | None
