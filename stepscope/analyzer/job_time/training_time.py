@@ -9,11 +9,11 @@ of its kind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.job_time.losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
+from stepscope.analyzer.job_time.step_losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend
@@ -26,8 +26,7 @@ MIN_STEPS_TO_COMPARE = 8
 """Fewer settled steps before or after a capture do not show whether it left training slower."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTime:
+class TrainingTime(NamedTuple):
     """Training time of a run; arrays are by step.
 
     Attributes:
