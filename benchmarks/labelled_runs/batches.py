@@ -51,9 +51,10 @@ class Source:
     def loader(
         self, num_batches: int, work: Callable[[int], None] | None = None, num_workers: int = 2, **options: Any
     ) -> Iterable[torch.Tensor]:
-        """A DataLoader; `work` is done for each batch, where the batch is made."""
+        """A DataLoader into pinned memory; `work` is done for each batch, where the batch is made."""
         data = Batches(self.pool, self.batch_size, num_batches, work or (lambda index: None))
-        return DataLoader(data, batch_size=None, num_workers=num_workers, **options)
+        is_cuda = torch.cuda.is_initialized()
+        return DataLoader(data, batch_size=None, num_workers=num_workers, pin_memory=is_cuda, **options)
 
 
 def sleeping(seconds: float, period: int = 1) -> Callable[[int], None]:

@@ -121,7 +121,7 @@ def _collecting(loop: Loop, num_objects: int) -> Loop:
 def _trainer(bench: Bench, faults: dict[str, dict[str, Any]], seconds: float) -> Training:
     model = language_model(bench, "bert", layers=2, width=128, length=32, batch=4)
     module = _Slept(model.module, seconds)
-    return HuggingFaceLoop(bench, module, model.source, faults, ddp_backend="gloo")
+    return HuggingFaceLoop(bench, module, model.source, faults, ddp_backend="gloo", ddp_find_unused_parameters=False)
 
 
 class _Slept(nn.Module):
@@ -215,9 +215,9 @@ def _ddp_uneven(bench: Bench) -> Training:
     return Loop(learn, lambda num, on: model.source.loader(num, num_workers=1))
 
 
-def _ddp_reduces_often(bench: Bench) -> Training:  # noqa: ARG001
+def _ddp_reduces_often(bench: Bench) -> Training:
     """Four micro-batches a step, whose gradients are reduced each time."""
-    width = 1536
+    width = bench.size(1536, 256)
     model = _ddp(num=4, seconds=0.004, width=width)
     module = model.module
     assert isinstance(module, DistributedDataParallel)
@@ -300,7 +300,7 @@ class _Pipeline:
 
         if num_parts not in self._schedules:
             bench = self._bench
-            example = torch.zeros(self._rows // num_parts, _WIDTH)
+            example = torch.zeros(self._rows // num_parts, _WIDTH, requires_grad=True)
             stage = PipelineStage(
                 self._stage_module, bench.rank, bench.num_ranks, bench.device, input_args=example, output_args=example
             )
@@ -314,7 +314,7 @@ def _pipeline_few(bench: Bench) -> Training:
     pipeline = _Pipeline(bench, 1, 0.012, 16)
     source = Source(torch.randn(64, _WIDTH), 16)
     return Loop(
-        lambda batch, on: pipeline.learn(batch, 2 if "few" in on else 16, 2),
+        lambda batch, on: pipeline.learn(batch, 4 if "few" in on else 16, 4),
         lambda num, on: source.loader(num, num_workers=1),
     )
 
@@ -439,7 +439,7 @@ CPU_JOBS: tuple[Job, ...] = (
     Job("fsdp_plain", "fully_shard, nothing wrong", lambda bench: _loop(_fsdp(bench)), num_ranks=5),
     Job(
         "pipeline_few",
-        "four stages under 1F1B, two micro-batches",
+        "four stages under 1F1B, four micro-batches",
         _pipeline_few,
         (
             Fault(
@@ -447,7 +447,7 @@ CPU_JOBS: tuple[Job, ...] = (
             ),
         ),
         num_ranks=4,
-        share=0.6,
+        share=3 / 7,
     ),
     Job(
         "ddp_python_rank3",

@@ -90,6 +90,7 @@ def _bert_bursty(bench: Bench) -> Training:
     return _loop(model, lambda num, on: model.source.loader(num, work if "loader" in on else None, 1))
 
 
+_BURSTY = Fault("loader", ("data_loading",), ("bursty", "starved"), "data ready", "num_workers|worker|prefetch")
 _STARVED = Fault("loader", ("data_loading",), ("starved",), "data ready", "num_workers|worker")
 
 
@@ -98,7 +99,8 @@ _STARVED = Fault("loader", ("data_loading",), ("starved",), "data ready", "num_w
 
 def _resnet_pageable(bench: Bench) -> Training:
     model = image_model(bench, "resnet34", 256)
-    pageable = model.source.pool.repeat(4, 1, 1, 1)[: bench.size(256, 2)].float()
+    large = nn.functional.interpolate(model.source.pool.float(), scale_factor=2)
+    pageable = large.repeat(4, 1, 1, 1)[: bench.size(256, 2)].contiguous()
     pinned = pageable.pin_memory() if bench.device.type == "cuda" else pageable
     return _loop(model, lambda num, on: [pageable if "pageable" in on else pinned] * num)
 
@@ -316,8 +318,7 @@ def _llama_accumulates(bench: Bench) -> Training:
 
 def _resnet_workers(bench: Bench) -> Training:
     model = image_model(bench, "resnet34", 192)
-    is_cuda = bench.device.type == "cuda"
-    return _loop(model, lambda num, on: model.source.loader(num, num_workers=5, pin_memory=is_cuda))
+    return _loop(model, lambda num, on: model.source.loader(num, num_workers=5))
 
 
 def _trainer(bench: Bench, faults: dict[str, dict[str, Any]], **arguments: Any) -> Training:
@@ -366,7 +367,7 @@ def _accelerated(bench: Bench) -> Training:
 
 def _vit_loader_item(bench: Bench) -> Training:
     model = _vit(bench)
-    work = sleeping(0.055)
+    work = sleeping(0.3, 6)
     return Loop(
         _reads_norms(model), lambda num, on: model.source.loader(num, work if "loader" in on else None, num_workers=1)
     )
@@ -460,7 +461,11 @@ GPU_JOBS: tuple[Job, ...] = (
         (Fault("neighbour", ("contention",), ("gpu_shared",), "the GPU alone", "process", max_confidence=0.9),),
     ),
     Job(
-        "vit_loader_item", "timm ViT, a slow worker and .item() of each parameter", _vit_loader_item, (_STARVED, _READS)
+        "vit_loader_item",
+        "timm ViT, every sixth batch takes the worker 300 ms, and .item() of each parameter",
+        _vit_loader_item,
+        (_BURSTY, _READS),
+        6,
     ),
     Job(
         "vit_no_workers",
@@ -494,7 +499,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "bert_bursty",
         "BERT, every eighth batch takes one worker 350 ms",
         _bert_bursty,
-        (Fault("loader", ("data_loading",), ("bursty", "starved"), "data ready", "num_workers|worker|prefetch"),),
+        (_BURSTY,),
         8,
     ),
     Job(

@@ -155,7 +155,7 @@ def truth(job: Job, bare: dict[frozenset[str], BareSteps]) -> dict[str, Any]:
     }
     if not faults:
         return entry | _of_none(())
-    share = gains[faults[0].name]
+    share = gains[faults[0].name] if job.share is None else job.share
     entry |= _of_none(faults) if share < _NO_LOSS else _of_fault(faults[0], share, none, is_alone=len(faults) == 1)
     if _NO_LOSS <= share < _LOSS:
         entry |= {"cause": [*faults[0].cause, *_HEALTHY], "bottleneck": None, "reasons": []}

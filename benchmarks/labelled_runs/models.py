@@ -112,21 +112,25 @@ def transformer(bench: Bench, kind: str, layers: int, width: int, length: int) -
 
 
 def image_model(bench: Bench, name: str, batch: int, **sizes: Any) -> Model:
-    """A classifier of timm; its batches are bytes, made into numbers on the device."""
+    """A classifier of timm; its batches are small images of bytes, made into large ones on the device."""
     import timm
 
     side = bench.size(224, 32)
     if name.startswith("vit"):
         sizes["img_size"] = side
+    if bench.is_tiny and name.startswith("convnext"):
+        sizes["dims"] = (8, 16, 32, 64)
     module: nn.Module = timm.create_model(name, **sizes)
     module = module.to(bench.device, precision(bench), memory_format=torch.channels_last)
     labels = torch.arange(bench.size(batch, 2), device=bench.device)
 
     def loss(pixels: torch.Tensor) -> torch.Tensor:
         inputs = pixels.to(precision(bench), memory_format=torch.channels_last).div(255)
+        if inputs.shape[-1] != side:
+            inputs = nn.functional.interpolate(inputs, size=(side, side))
         return nn.functional.cross_entropy(module(inputs).float(), labels)
 
-    source = Source(images(side), bench.size(batch, 2))
+    source = Source(images(side // 2), bench.size(batch, 2))
     return Model(module, loss, source, optimizer_of(module), bench.device)
 
 
