@@ -41,6 +41,10 @@ class Batches(Dataset[torch.Tensor]):
         return self._pool[rows]
 
 
+def _nothing(_index: int) -> None:
+    """No work besides."""
+
+
 @dataclass(slots=True)
 class Source:
     """Where a job's batches come from."""
@@ -52,8 +56,8 @@ class Source:
         self, num_batches: int, work: Callable[[int], None] | None = None, num_workers: int = 2, **options: Any
     ) -> Iterable[torch.Tensor]:
         """A DataLoader into pinned memory; `work` is done for each batch, where the batch is made."""
-        data = Batches(self.pool, self.batch_size, num_batches, work or (lambda index: None))
-        is_cuda = torch.cuda.is_initialized()
+        data = Batches(self.pool, self.batch_size, num_batches, work or _nothing)
+        is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return DataLoader(data, batch_size=None, num_workers=num_workers, pin_memory=is_cuda, **options)
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Set
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +29,7 @@ from benchmarks.labelled_runs.job import (
     save,
     slow_python,
 )
-from benchmarks.labelled_runs.models import VOCABULARY, Model, language_model
+from benchmarks.labelled_runs.models import Model, language_model
 
 _WIDTH = 256
 
@@ -107,7 +105,7 @@ def _on(bench: Bench, rank: int, hook: Callable[[int], None]) -> Callable[[int],
 
 
 def _loop(model: Model, loader: Callable[[int, Set[str]], Any] | None = None, **hooks: Callable[[int], None]) -> Loop:
-    return Loop(model.learn, loader or (lambda num, on: model.source.loader(num, num_workers=1)), hooks)
+    return Loop(model.learn, loader or (lambda num, _: model.source.loader(num, num_workers=1)), hooks)
 
 
 def _collecting(loop: Loop, num_objects: int) -> Loop:
@@ -183,7 +181,7 @@ def _accelerate_saves(bench: Bench) -> Training:
         return True
 
     hook = every(3, lambda: accelerator.save(state, path))
-    return Loop(learn, lambda num, on: model.source.loader(num, num_workers=1), {"checkpoint": hook})
+    return Loop(learn, lambda num, _: model.source.loader(num, num_workers=1), {"checkpoint": hook})
 
 
 # Every rank
@@ -212,7 +210,7 @@ def _ddp_uneven(bench: Bench) -> Training:
             layer.seconds = 0.005 * factor  # type: ignore[assignment]
         return model.learn(batch)
 
-    return Loop(learn, lambda num, on: model.source.loader(num, num_workers=1))
+    return Loop(learn, lambda num, _: model.source.loader(num, num_workers=1))
 
 
 def _ddp_reduces_often(bench: Bench) -> Training:
@@ -231,7 +229,7 @@ def _ddp_reduces_often(bench: Bench) -> Training:
         model.update()
         return True
 
-    return Loop(learn, lambda num, on: model.source.loader(num, num_workers=1))
+    return Loop(learn, lambda num, _: model.source.loader(num, num_workers=1))
 
 
 def _fsdp_saves(bench: Bench) -> Training:
@@ -243,7 +241,7 @@ def _fsdp_saves(bench: Bench) -> Training:
 
     def write() -> None:
         state = {"model": model.module.state_dict(), f"buffer{bench.rank}": big}
-        checkpoints.save(state, checkpoint_id=bench.folder / "distributed")
+        checkpoints.save(state, checkpoint_id=bench.folder / "distributed")  # type: ignore[attr-defined]
 
     return _loop(model, checkpoint=every(5, write))
 
@@ -253,7 +251,7 @@ def _lightning_saves(bench: Bench) -> Training:
         import lightning.pytorch as lightning
         from lightning.pytorch.callbacks import ModelCheckpoint
 
-        class Averages(lightning.Callback):
+        class Averages(lightning.Callback):  # type: ignore[misc]
             def on_save_checkpoint(self, _trainer: Any, _module: Any, checkpoint: dict[str, Any]) -> None:
                 checkpoint["averages"] = torch.zeros(30_000_000)
 
@@ -315,7 +313,7 @@ def _pipeline_few(bench: Bench) -> Training:
     source = Source(torch.randn(64, _WIDTH), 16)
     return Loop(
         lambda batch, on: pipeline.learn(batch, 4 if "few" in on else 16, 4),
-        lambda num, on: source.loader(num, num_workers=1),
+        lambda num, _: source.loader(num, num_workers=1),
     )
 
 
@@ -327,7 +325,7 @@ def _pipeline_loader_rank0(bench: Bench) -> Training:
         work = sleeping(0.3) if "loader" in on and bench.rank == 0 else None
         return source.loader(num, work, num_workers=1)
 
-    return Loop(lambda batch, on: pipeline.learn(batch, 8, 8), loader)
+    return Loop(lambda batch, _: pipeline.learn(batch, 8, 8), loader)
 
 
 # Pairs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.labelled_runs.batches import Batches, Source
+from benchmarks.labelled_runs.batches import Source
 from benchmarks.labelled_runs.job import Bench, Clock
 
 
@@ -48,7 +48,7 @@ class HuggingFaceLoop:
         set_verbosity_error()
         bench, size = self._bench, self._source.batch_size
 
-        class Tick(TrainerCallback):
+        class Tick(TrainerCallback):  # type: ignore[misc]
             def on_step_end(self, *_: Any, **__: Any) -> None:
                 clock.step()
 
@@ -106,7 +106,7 @@ class LightningLoop:
 
         from stepscope.training.adapters.lightning import StepscopeCallback
 
-        class Tick(lightning.Callback):
+        class Tick(lightning.Callback):  # type: ignore[misc]
             def on_train_batch_end(self, *_: Any, **__: Any) -> None:
                 clock.step()
 
@@ -134,18 +134,18 @@ class LightningLoop:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = lightning.Trainer(**arguments)
-            validation = Batches(self._source.pool, self._source.batch_size, 4, lambda index: None)
+            validation = self._source.loader(4, num_workers=0)
             trainer.fit(
                 self._module,
                 train_dataloaders=self._source.loader(num_steps),
-                val_dataloaders=torch.utils.data.DataLoader(validation, batch_size=None),
+                val_dataloaders=validation,
             )
 
 
 def _lightning_module(model: nn.Module, loss: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     import lightning.pytorch as lightning
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model

@@ -40,7 +40,7 @@ Loader = Callable[[int, Set[str]], Iterable[Any]]
 
 
 def _plain_loader(model: Model) -> Loader:
-    return lambda num, on: model.source.loader(num)
+    return lambda num, _: model.source.loader(num)
 
 
 def _loop(model: Model, loader: Loader | None = None, **hooks: Callable[[int], None]) -> Loop:
@@ -78,10 +78,7 @@ def _convnext_collate(bench: Bench) -> Training:
         slow_python(0.16)
         return batch
 
-    return _loop(
-        model,
-        lambda num, on: model.source.loader(num, **({"collate_fn": collate} if "loader" in on else {})),
-    )
+    return _loop(model, lambda num, on: model.source.loader(num, collate_fn=collate if "loader" in on else None))
 
 
 def _bert_bursty(bench: Bench) -> Training:
@@ -193,7 +190,7 @@ def _encoder_recompiles(bench: Bench) -> Training:
         hidden = module["body"](module["embedding"](ids))
         scores = module["head"](hidden)
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), ids.flatten()) - 0.01 * smoothed(scores)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         model.update()
         return True
 
@@ -255,7 +252,7 @@ class _Scaled:
         ids = batch.to(self._model.device, non_blocking=True)
         with torch.autocast(ids.device.type, torch.float16):
             loss = self._model.module(input_ids=ids, labels=ids).loss
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         self._has_updated = False
         scaler.step(self._model.optimizer)
         scaler.update()
@@ -307,7 +304,7 @@ def _llama_accumulates(bench: Bench) -> Training:
     model = language_model(bench, "llama", layers=3, width=1536, batch=4)
 
     def learn(batch: torch.Tensor, _on: Set[str]) -> bool:
-        for part in batch.unflatten(0, (4, -1)):
+        for part in batch.unflatten(0, (4, -1)):  # type: ignore[no-untyped-call]
             (model.loss(part.to(model.device, non_blocking=True)) / 4).backward()  # type: ignore[no-untyped-call]
         model.update()
         return True
@@ -318,7 +315,7 @@ def _llama_accumulates(bench: Bench) -> Training:
 
 def _resnet_workers(bench: Bench) -> Training:
     model = image_model(bench, "resnet34", 192)
-    return _loop(model, lambda num, on: model.source.loader(num, num_workers=5))
+    return _loop(model, lambda num, _: model.source.loader(num, num_workers=5))
 
 
 def _trainer(bench: Bench, faults: dict[str, dict[str, Any]], **arguments: Any) -> Training:
@@ -335,10 +332,10 @@ def _sharded(bench: Bench) -> Training:
     from torch.distributed.fsdp import fully_shard
 
     backend = "nccl" if bench.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     model = language_model(bench, "llama", width=1536, batch=8)
     for layer in model.module.model.layers:  # type: ignore[union-attr]
-        fully_shard(layer)  # type: ignore[arg-type]
+        fully_shard(layer)
     fully_shard(model.module)
     model.optimizer = optimizer_of(model.module)
     return _loop(model)
@@ -350,7 +347,7 @@ def _accelerated(bench: Bench) -> Training:
 
     accelerator = Accelerator(cpu=bench.device.type == "cpu")
     model = _vit(bench, 192)
-    module, optimizer = accelerator.prepare(model.module, model.optimizer)
+    _, optimizer = accelerator.prepare(model.module, model.optimizer)
 
     def learn(batch: torch.Tensor, _on: Set[str]) -> bool:
         accelerator.backward(model.loss(batch.to(accelerator.device)))

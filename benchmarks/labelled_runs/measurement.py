@@ -110,7 +110,7 @@ def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
     if job.has_adapter:
         training.train(num_steps, names, AdapterClock(options))
     else:
-        with stepscope.profile(**options) as prof:  # type: ignore[arg-type]
+        with stepscope.profile(**options) as prof:
             training.train(num_steps, names, ProfiledClock(prof))
     bench.synchronize()
     return truth(job, bare)

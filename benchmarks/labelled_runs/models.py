@@ -121,7 +121,7 @@ def image_model(bench: Bench, name: str, batch: int, **sizes: Any) -> Model:
     if bench.is_tiny and name.startswith("convnext"):
         sizes["dims"] = (8, 16, 32, 64)
     module: nn.Module = timm.create_model(name, **sizes)
-    module = module.to(bench.device, precision(bench), memory_format=torch.channels_last)
+    module = module.to(bench.device, precision(bench)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     labels = torch.arange(bench.size(batch, 2), device=bench.device)
 
     def loss(pixels: torch.Tensor) -> torch.Tensor:

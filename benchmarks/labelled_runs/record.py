@@ -1,8 +1,8 @@
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
 `python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
-to try the code on any machine with `--device cpu --tiny`. A job is forked from a process that has imported everything, which
-saves most of its start; a job that fails so is tried once more in a fresh Python.
+to try the code on any machine with `--device cpu --tiny`. A job is forked from a process that has imported everything,
+which saves most of its start; a job that fails so is tried once more in a fresh Python.
 """
 
 from __future__ import annotations
