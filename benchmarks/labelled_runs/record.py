@@ -126,7 +126,7 @@ def run_job(job: Job, device: str, folder: Path, seconds: float, *, is_tiny: boo
 
 def pack(job: Job, folder: Path, out: Path, lane: str) -> int:
     """Add what a job left to the newest tar file of the lane that has room; returns its bytes."""
-    for trace in folder.glob(f"{job.name}/traces/*/*.json.gz"):
+    for trace in folder.glob(f"{job.name}/*/step*/*.json.gz"):
         trace.write_bytes(gzip.compress(gzip.decompress(trace.read_bytes()), 9, mtime=0))
     kept = [folder / "truth.json", *sorted((folder / job.name).rglob("*"))]
     num_bytes = sum(path.stat().st_size for path in kept if path.is_file())
