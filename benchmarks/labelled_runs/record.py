@@ -15,8 +15,8 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-for _library in ("GLOO", "NCCL"):  # all ranks are on this host, whose name may not resolve
-    os.environ.setdefault(f"{_library}_SOCKET_IFNAME", "lo")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name may not resolve
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 import argparse
 import gc
