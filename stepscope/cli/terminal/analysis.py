@@ -92,7 +92,7 @@ def _rank_table(analysis: Analysis, width: int) -> Table:
         shares = [rank.ledger.get(category, 0.0) for rank in ranks] + [analysis.ledger.get(category, 0.0)]
         if any(share >= wording.SHOWN_FROM for share in shares):
             cells = (f"{share:.1%}" if share >= wording.SHOWN_FROM else "" for share in shares)
-            table.add_row(wording.category_title_of_job(category, analysis.job), *cells)
+            table.add_row(wording.category_words(category, on_cpu=wording.is_on_cpu(analysis.job)), *cells)
     return table
 
 

@@ -126,6 +126,13 @@ CATEGORY_MEANINGS = {
 }
 """When time counts to each category, as the end of a sentence that begins 'At this instant'."""
 
+_CATEGORY_MEANINGS_ON_CPU = {
+    TimeCategory.COMPUTE_OTHER: "an operator runs",
+    TimeCategory.HOST_BOUND: "no operator runs: Python and framework code between them",
+    TimeCategory.SYNCHRONIZATION: "no operator runs: a call blocks",
+}
+"""Of a job without a GPU, instead of those above."""
+
 
 def cause_words(cause: Cause) -> str:
     """A cause as a title: 'Pipeline bubble'."""
@@ -159,19 +166,21 @@ def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
 
 
-def category_title_of_job(category: TimeCategory, job: AnalysedJob) -> str:
-    """A category as a title for this job: one without a GPU has no kernel launches that come late."""
-    return (_CATEGORY_TITLES_ON_CPU.get(category) if is_on_cpu(job) else None) or category_words(category)
-
-
 def category_phrase(category: TimeCategory) -> str:
     """A category within a sentence: 'waiting for a rank'."""
     return _inside(category_words(category))
 
 
-def category_words(category: TimeCategory) -> str:
-    """A category as a title: 'Waiting for a rank'."""
-    return _CATEGORY_TITLES.get(category) or _sentence(category.value)
+def category_words(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """A category as a title: 'Waiting for a rank'; a job without a GPU has no kernel launches."""
+    of_cpu = _CATEGORY_TITLES_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or _CATEGORY_TITLES.get(category) or _sentence(category.value)
+
+
+def category_meaning(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """When time counts to a category, as the end of a sentence that begins 'At this instant'."""
+    of_cpu = _CATEGORY_MEANINGS_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or CATEGORY_MEANINGS[category]
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
