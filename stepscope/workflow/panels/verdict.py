@@ -72,7 +72,7 @@ def verdict_card(analysis: Analysis) -> html.Element:
         _figures(text, verdict.reasons),
         evidence,
         html.tag("div", _remedies(text), _evidence(verdict, analysis.job.world_size), class_="ss-columns"),
-        html.tag("p", f"Confidence {text.confidence}", class_="ss-note"),
+        html.tag("p", f"Confidence {text.confidence}", class_="ss-note ss-confidence"),
         id="verdict",
         class_=f"ss-panel ss-verdict ss-edge-{category_of_cause(verdict.cause).value}",
         aria_labelledby="verdict-title",
@@ -102,7 +102,7 @@ def _figure(number: str, meaning: str) -> html.Element:
 def _remedies(text: VerdictText) -> html.Element:
     """Fix, further remedies and the next bottleneck, then the headroom."""
     named = [html.tag("li", html.tag("strong", name), f" {words}") for name, words in text.remedies[:MAX_ROWS]]
-    gains = [html.tag("li", _capitalised(words)) for words in text.headroom[:MAX_ROWS]]
+    gains = [html.tag("li", words) for words in text.headroom[:MAX_ROWS]]
     parts: list[html.Child] = []
     if named:
         parts += [html.tag("h3", "What to do"), html.tag("ul", named, class_="ss-actions")]
