@@ -30,7 +30,8 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext, timeline_document
 from stepscope.analyzer.what_if.whole_job import what_if_job
-from stepscope.cli.terminal.analysis import print_analysis, print_comparison
+from stepscope.cli.terminal.analysis import print_analysis
+from stepscope.cli.terminal.comparison import print_comparison
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError, StepscopeError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.rank_view import RankView
@@ -14,8 +14,7 @@ NOTABLE_SHARE = 0.02
 """Least share of all ranks' windows left unknown from which missing evidence is reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class MissingEvidence:
+class MissingEvidence(NamedTuple):
     """One kind of missing evidence.
 
     Attributes:

@@ -23,7 +23,7 @@ from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.documents.analysis import KernelTime, RooflineCoverage
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, Notice
 from stepscope.trace.columns import NONE, Category, ReadQuality, TraceColumns, TraceHeader
-from stepscope.trace.rows import distinct, graph_launches
+from stepscope.trace.rows import are_among, distinct, graph_launches
 
 NUM_COMPARED_CODES = len(CAUSE_CODE) + 2
 """Number of cause codes with TO_ATTRIBUTE and COMPUTE_CODE."""
@@ -193,7 +193,7 @@ def device_trace_facts(
     places = distinct(steps.position_of(activities.launch_ns[linked]))
     filled = places[places != NONE]
     graphs = graph_launches(trace)
-    in_graph = np.isin(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
+    in_graph = are_among(trace.correlation[activities.row[kernels]], trace.correlation[graphs])
     return TraceFacts(
         trace.quality,
         num_activities=int(np.count_nonzero(inside)),

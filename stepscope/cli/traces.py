@@ -186,7 +186,7 @@ def compare_command(
             if as_json:
                 print_document(comparison)
             else:
-                from stepscope.cli.terminal.analysis import print_comparison
+                from stepscope.cli.terminal.comparison import print_comparison
 
                 print_comparison(comparison)
                 print_warnings(comparison.warnings)

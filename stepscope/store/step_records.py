@@ -21,6 +21,7 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
+from stepscope.trace.file_names import MAX_RANK
 
 _FAR_FEWER = 0.5
 """A rank with less than this share of the usual number of steps is mentioned."""
@@ -155,6 +156,7 @@ def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
 
 
 _decode_line = msgspec.json.Decoder(_StepLine).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
@@ -165,13 +167,17 @@ def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
     """
     for text in path.read_bytes().split(b"\n")[:-1]:
         line = None
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with suppress(*_UNREADABLE):
             line = _decode_line(text)
         yield line, text
 
 
 def _figures(text: bytes) -> dict[str, float]:
-    document = msgspec.json.decode(text)
+    """Figures of a step's line; none where a value that is not the step's own cannot be read."""
+    try:
+        document = msgspec.json.decode(text)
+    except _UNREADABLE:
+        return {}
     return {
         name: float(value)
         for name, value in document.items()
@@ -321,7 +327,7 @@ def ranks_without_steps(run_directory: Path, world_size: int = 0) -> list[int]:
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
             sizes[rank] = path.stat().st_size
-    ranks = sorted({*sizes, *range(world_size)})
+    ranks = sorted({*sizes, *range(world_size if world_size <= MAX_RANK else 0)})
     return [rank for rank in ranks if not sizes.get(rank)] if any(sizes.values()) else []
 
 

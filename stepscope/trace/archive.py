@@ -10,10 +10,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from stepscope.core.errors import DataError
 from stepscope.trace.inflating import Inflated, Readable, check_inflation
@@ -33,16 +32,14 @@ class OpenMember(Readable, Protocol):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A file in an archive."""
 
     name: str
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveContents:
+class ArchiveContents(NamedTuple):
     """The files in an archive, each name once.
 
     Attributes:

@@ -13,20 +13,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope.analyzer.job import analyse_job, capture_of
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, calibrated_steps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline_document
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis, MeshSizes
-from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankTimeline, RunManifest
+from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RankSteps, RankTimeline, RunManifest
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.text.numbers import ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps, read_pace, stuck_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
-from stepscope.workflow.inputs.trace_files import NoCaptureError, TraceFiles, find_trace_files
+from stepscope.workflow.inputs.trace_files import (
+    NoCaptureError,
+    TraceFiles,
+    find_trace_files,
+    light_captures,
+    open_ranks,
+)
 from stepscope.workflow.rank_views import RankViews, view_files
 
 
@@ -234,7 +241,21 @@ def _run_facts(job: JobInput, fan_out: FanOut) -> tuple[RunFacts | None, list[No
             views = view_files(tasks, whole_file=False, map_files=mapping).views
             others.append(capture_of(list(views.values()), job.context.mesh))
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(steps, attempts, job.context.num_cpus, others), notices
+    light = _light_steps(job.run_directory, ranks) if len(ranks) == 1 and job.run_directory is not None else None
+    return RunFacts(steps, attempts, job.context.num_cpus, others, light), notices
+
+
+def _light_steps(run: Path, ranks: Sequence[RankSteps]) -> CalibratedSteps | None:
+    """The latest light capture of a job of one rank, calibrated; None without one that can be read."""
+    (rank,) = ranks
+    captures = light_captures(run, rank.rank)
+    if not captures:
+        return None
+    (attempt, first_step), path = captures[-1]
+    with suppress(DataError):
+        (trace, *_) = open_ranks(str(path))
+        return calibrated_steps(trace, [step for step in rank.steps if step.attempt == attempt], first_step)
+    return None
 
 
 def _silent_ranks(run_directory: Path | None, world_size: int) -> list[Notice]:

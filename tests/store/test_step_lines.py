@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 import stepscope.store.step_records as subject
-from stepscope.core.documents.run_directory import RESERVED_FIELDS, Step
+from stepscope.core.documents.run_directory import RESERVED_FIELDS, RankSteps, Step
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -40,6 +42,14 @@ def test_what_is_no_step_is_counted_but_not_a_line_that_a_kill_cut_short(tmp_pat
     (rank,), (notice,) = subject.read_run_steps(tmp_path)
     assert [step.index for step in rank.steps] == [0]
     assert notice.message.endswith("2 lines are not steps and are left out")
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999"])
+def test_a_step_keeps_its_times_where_its_figures_cannot_be_read(tmp_path: Path, value: bytes) -> None:
+    _write(tmp_path, "rank0.jsonl", "")
+    line = b'{"index":4,"start_ns":1,"end_ns":2,"loss":3.0,"x":' + value + b"}\n"
+    (tmp_path / "steps" / "rank0.jsonl").write_bytes(line)
+    assert subject.read_run_steps(tmp_path) == ([RankSteps(0, [Step(4, 1, 2)])], [])
 
 
 def test_a_restart_replaces_what_it_does_again(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path
     write_steps(tmp_path, 0, [9, 1, 2])
     (tmp_path / RankFile.STEPS.path(1)).touch()
     assert ranks_without_steps(tmp_path) == [1]
+    assert ranks_without_steps(tmp_path, world_size=4) == [1, 2, 3]
+    assert ranks_without_steps(tmp_path, world_size=2**40) == [1], "a damaged world size"
     assert read_pace(tmp_path).data_waits_ns == {0: [1, 2]}
     assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ Resampled = npt.NDArray[np.float64]
 """Fractions by cause in each bootstrap resample, shape (resamples, causes)."""
 
 
-@dataclass(frozen=True, slots=True)
-class CauseTable:
+class CauseTable(NamedTuple):
     """Time by cause and step over all ranks.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +115,7 @@ _DISPLACED = (Cause.UNEXPLAINED, Cause.PIPELINE_BUBBLE)
 own part of the bubble. It explains only what nothing else does."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttributedWait:
+class AttributedWait(NamedTuple):
     """A piece of exposed waiting on `rank` with its causes; the shares add up to its length."""
 
     rank: int
@@ -146,8 +145,7 @@ def attribute_waits(
     return attribution.waits
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
+class _Wait(NamedTuple):
     """A piece of waiting for a late rank, with the spans that are compared: from the last sync point to each arrival.
 
     `before_ns` is the part of the lateness before the late rank's window.

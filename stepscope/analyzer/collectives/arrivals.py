@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,7 @@ from stepscope.core.vocabulary import CATEGORY_CODE, COMPUTE_CATEGORIES, Cause, 
 from stepscope.trace.columns import IntColumn
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Last rank to arrive at a collective call, for which the others wait.
 
     Attributes:
@@ -193,8 +193,7 @@ def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Inter
     return transfer, unknown, waiting
 
 
-@dataclass(frozen=True, slots=True)
-class CallColumns:
+class CallColumns(NamedTuple):
     """Collective calls of all ranks as columns, one entry a call; nanoseconds.
 
     Each exposed instant belongs to one call: of those in the state to which the instant is attributed, the one that

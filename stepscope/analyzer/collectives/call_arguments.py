@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,7 @@ _PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
 """torch names the annotation of a send `nccl:send 0->3` (ranks in the group)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchContext:
+class LaunchContext(NamedTuple):
     """Arguments of a collective call from the spans open at its launch; None where unknown.
 
     torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own all-reduce,

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import lru_cache
+from typing import NamedTuple
 
 _NAMES_OF_KIND = {
     "all_reduce": "allreduce all_reduce allreduce_coalesced all_reduce_coalesced multimem_all_reduce",
@@ -81,8 +82,7 @@ AFTER_STEPS = -2
 """Step of a call that was launched after the last one, or in a trace without steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCall:
+class PeerCall(NamedTuple):
     """One direction of a point-to-point call; `ordinal` counts the calls from source to destination in the step."""
 
     source: int
@@ -152,8 +152,7 @@ _MAX_COMPARISONS = 2_000 * 2_000
 """Longer differing sequences stay unmatched: comparing them takes quadratic time."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallId:
+class CallId(NamedTuple):
     """One collective, send or receive: the rank and its index in that rank's list of calls."""
 
     rank: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,7 @@ MAX_BOUNDS_SHARE = 0.1
 has to be small against all of the waiting: most messages of a pipeline find their receiver waiting."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """How far the second host's clock is ahead of the first's, by the collectives that both take part in.
 
     Attributes:

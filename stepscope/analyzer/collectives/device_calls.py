@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +104,7 @@ def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray
 _SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
 
 
-@dataclass(frozen=True, slots=True)
-class _CallArguments:
+class _CallArguments(NamedTuple):
     """Arguments of one collective call from its operator or kernel; None where unknown.
 
     `peer` is a global rank (from arguments), `peer_place` (from spans) and `root` are ranks in the group.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +54,7 @@ _ONLY_INPUT = "c10d::allgather_"
 """Records the input of each member, not the larger output."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operator:
+class _Operator(NamedTuple):
     row: int
     kind: str
     context: LaunchContext

@@ -7,7 +7,7 @@ that it did not record. Neither is part of the window.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ APART_STEPS = 2.0
 """Least difference in usual steps: hosts run ahead of each other by about a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(NamedTuple):
     """From where on all ranks are recorded: the first such step, or without steps the time, ns."""
 
     apart_ns: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +89,7 @@ def _has_jumped(jumps: Mapping[_Key, int], known: set[_Key], at: _Key, size: int
     return not any(key in known for key in beside)
 
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
+class Offsets(NamedTuple):
     """Offsets of the ranks' ends in one attempt.
 
     Attributes:

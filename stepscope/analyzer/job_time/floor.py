@@ -9,7 +9,7 @@ show that another process has the GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS
 from stepscope.core.vocabulary import Cause
-from stepscope.trace.columns import NONE, TraceColumns
+from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+from stepscope.trace.rows import combinations
 
 MIN_PAUSE_NS = 1_000_000
 """Shortest pause that shows a time slice of another process: launches and dependencies take microseconds."""
@@ -28,8 +29,7 @@ MIN_PAUSE_RATIO = 3.0
 """Least ratio of a paused kernel to the shortest like it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFloor:
+class DeviceFloor(NamedTuple):
     """Floor of one rank's step, ns.
 
     Attributes:
@@ -54,7 +54,7 @@ def device_floor(
     kernels, step = kernels[in_order], step[in_order]
     row = activities.row[kernels]
     duration = activities.end_ns[kernels] - activities.start_ns[kernels]
-    kind = np.unique(np.stack((trace.name[row], trace.launch[row])), axis=1, return_inverse=True)[1].reshape(-1)
+    kind, _ = combinations((trace.name[row], trace.launch[row]))
     shortest = _shortest_alike(step, kind, duration)
     overlap = _union_ns(activities.start_ns[kernels], activities.end_ns[kernels]) / max(int(duration.sum()), 1)
     each = np.bincount(step, weights=shortest + BETWEEN_KERNELS_NS)[np.unique(step)]
@@ -67,16 +67,14 @@ def device_floor(
     )
 
 
-def _shortest_alike(
-    step: npt.NDArray[np.intp], kind: npt.NDArray[np.intp], duration: Nanoseconds
-) -> npt.NDArray[np.float64]:
+def _shortest_alike(step: npt.NDArray[np.intp], kind: IntColumn, duration: Nanoseconds) -> npt.NDArray[np.float64]:
     """By kernel: the shortest of its kind at the same place among its kind, over all steps."""
     order = np.lexsort((np.arange(len(step)), kind, step))
     begins = np.flatnonzero(np.diff(step[order], prepend=-1) | np.diff(kind[order], prepend=-1))
     place = np.empty(len(step), np.int64)
     place[order] = np.arange(len(step)) - np.repeat(begins, np.diff(np.append(begins, len(step))))
-    alike = np.unique(np.stack((kind, place)), axis=1, return_inverse=True)[1].reshape(-1)
-    shortest = np.full(int(alike.max()) + 1, np.inf)
+    alike, first = combinations((kind, place))
+    shortest = np.full(len(first), np.inf)
     np.minimum.at(shortest, alike, duration)
     by_kernel: npt.NDArray[np.float64] = shortest[alike]
     return by_kernel

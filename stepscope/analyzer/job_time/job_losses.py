@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import ranks_to_name
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.losses import ranks_by_loss
 from stepscope.analyzer.job_time.steps import ON_HOST, Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
+from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.vocabulary import Cause, Reason
 
 CAUSE_OF_LOSS = {
@@ -29,7 +32,7 @@ CAUSE_OF_LOSS = {
     HostLoss.RUN_DELAY: (Cause.CONTENTION, Reason.CPU_LIMITED),
 }
 
-TELEMETRY, TRACE, BOUND = "telemetry", "trace", "bound"
+TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
 
 MAX_QUEUED_STEPS = 4
 """Steps of GPU work behind which a host's pause can hide: a launch queue holds about a thousand launches."""
@@ -71,8 +74,8 @@ class Loss:
     """One loss of a job, ms of a useful step.
 
     Attributes:
-        basis: telemetry | trace | bound: seen in all steps, seen in the captured ones, or between `least_ms` and
-            `most_ms`.
+        basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
+            `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
         is_inferred: nothing recorded names the cause.
         recorded: what the step records call it; None where they do not.
     """
@@ -86,10 +89,10 @@ class Loss:
     most_ms: float | None = None
     is_inferred: bool = False
     recorded: HostLoss | None = None
+    error: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobLosses:
+class JobLosses(NamedTuple):
     """What a useful step is made of, ms.
 
     Attributes:
@@ -127,8 +130,10 @@ class JobLosses:
         return dict(sorted(((name, share) for name, share in shares.items() if share > 0), key=lambda item: -item[1]))
 
 
-def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> JobLosses:
-    """Join the records of all steps with the captures of some."""
+def job_losses(
+    training: TrainingTime, captures: Sequence[CapturedSteps], light: CalibratedSteps | None = None
+) -> JobLosses:
+    """Join the records of all steps with the captures of some, and with the replay of a light one."""
     steps, weight = training.steps, training.weight
     wasted = steps.is_skipped | training.is_lost
     wasted_ms = float((weight * wasted * steps.period_ms).sum())
@@ -150,7 +155,7 @@ def job_losses(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Job
     irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms)
+    rest = _rest(training, captures, rest_ms, light)
     losses = [loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0]
     return JobLosses(
         step_ms=step_ms,
@@ -289,14 +294,15 @@ def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
+class _Rest(NamedTuple):
     losses: list[Loss]
     work_ms: dict[Cause, float]
     distortion: float | None
 
 
-def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float) -> _Rest:
+def _rest(
+    training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float, light: CalibratedSteps | None
+) -> _Rest:
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
     if not captures:
@@ -326,7 +332,10 @@ def _rest(training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: fl
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
-    divided = _idle(of, host, idle_ms, rest_ms, captures)
+    if light is not None and light.is_sound and not extra:
+        divided = _replayed_idle(of, idle_ms, rest_ms, light)
+    else:
+        divided = _idle(of, host, idle_ms, rest_ms, captures)
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
@@ -371,6 +380,18 @@ def _idle(
         most_ms = most_left if cause is Cause.HOST_BOUND else part * most_left
         losses.append(Loss(cause, part * left_ms, basis=BOUND, least_ms=part * least_left, most_ms=most_ms))
     return losses
+
+
+def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps) -> list[Loss]:
+    """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
+    blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
+    late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
+    left_ms = idle_ms - blocked_ms - late_ms
+    return [
+        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
+    ]
 
 
 def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:

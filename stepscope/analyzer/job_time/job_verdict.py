@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import (
     BOUND,
@@ -42,12 +43,14 @@ class RunFacts:
         attempts: as the manifest lists them.
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
+        light: replay of a light capture of a job of one rank; None where there is none.
     """
 
     steps: JobSteps
     attempts: Sequence[Attempt] = ()
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
+    light: CalibratedSteps | None = None
 
 
 def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
@@ -59,19 +62,17 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    return _judged(analysis, training, [*facts.other_captures, capture], facts.num_cpus)
+    return _judged(analysis, training, [*facts.other_captures, capture], facts)
 
 
 def with_recorded_time(analysis: Analysis, facts: RunFacts) -> Analysis:
     """The analysis of a job without a trace with its training time, and the verdict on what its step records show."""
-    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts.num_cpus)
+    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts)
 
 
-def _judged(
-    analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], num_cpus: int | None
-) -> Analysis:
-    losses = job_losses(training, captures)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses), num_cpus)
+def _judged(analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], facts: RunFacts) -> Analysis:
+    losses = job_losses(training, captures, facts.light)
+    judge = Judge(analysis, training, losses, _loader_findings(training, losses), facts.num_cpus)
     job_time = _job_time(training, losses, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)

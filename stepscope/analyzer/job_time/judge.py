@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for
-from stepscope.analyzer.job_time.job_losses import BOUND, HOST_CAUSES, TELEMETRY, JobLosses, Loss
+from stepscope.analyzer.job_time.job_losses import BOUND, HOST_CAUSES, REPLAY, TELEMETRY, JobLosses, Loss
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
@@ -23,6 +23,8 @@ SEEN_CONFIDENCE = 0.97
 """Confidence in a loss that the records of all steps measured."""
 UNMEASURED_EXPOSURE_CONFIDENCE = 0.93
 """The same on GPUs where waits were measured on the host alone, within the time in which the GPU can have been idle."""
+CALIBRATED_CONFIDENCE = 0.93
+"""Confidence in a loss that the calibrated replay of a light capture saves."""
 BOUND_CONFIDENCE = 0.85
 """Most in a loss of which only bounds are known: a capture that slowed the host, steps without a capture."""
 INFERRED_CONFIDENCE = 0.7
@@ -276,6 +278,8 @@ class Judge:
         after = step_ms - loss.ms
         if after <= 0:
             return None
+        if loss.basis == REPLAY:
+            return PredictedFix(action, after, step_ms / after, loss.error, REPLAY)
         if loss.basis == TELEMETRY or loss.is_inferred:
             basis = TELEMETRY if loss.basis == TELEMETRY else "model"
             return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
@@ -319,6 +323,8 @@ class Judge:
             return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
         if loss.recorded is not None:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
+        if loss.basis == REPLAY:
+            return CALIBRATED_CONFIDENCE
         own = min(self.analysis.verdict.confidence, SEEN_CONFIDENCE)
         if loss.is_inferred:
             return min(own, INFERRED_CONFIDENCE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ MIN_WAIT_SHARE = 0.1
 """Least part of a step for it to be one that waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderFindings:
+class LoaderFindings(NamedTuple):
     """Findings on the data loader: reasons of its waits with evidence, and the number of workers to set."""
 
     reasons: list[Reason]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ MIN_REPEATS = 3
 MIN_PERIODIC_SHARE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class StepLosses:
+class StepLosses(NamedTuple):
     """What each step lost to the host, by loss: ms, and the rank that held the others up (as a column)."""
 
     ms: dict[HostLoss, Floats]
@@ -53,8 +52,7 @@ def step_losses(steps: JobSteps) -> StepLosses:
     return StepLosses(ms, column, steps.period_ms - lost)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowSteps:
+class SlowSteps(NamedTuple):
     """Steps whose rest is far longer than the ordinary one, without a record of why.
 
     Attributes:

@@ -9,7 +9,7 @@ of its kind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ MIN_STEPS_TO_COMPARE = 8
 """Fewer settled steps before or after a capture do not show whether it left training slower."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTime:
+class TrainingTime(NamedTuple):
     """Training time of a run; arrays are by step.
 
     Attributes:

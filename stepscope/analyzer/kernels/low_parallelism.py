@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ _MORE_BLOCKS = {
 _BESIDE = "fuse these kernels with their neighbours (torch.compile), or run independent work beside them (streams)"
 
 
-@dataclass(frozen=True, slots=True)
-class LowParallelism:
+class LowParallelism(NamedTuple):
     """Latency-bound time of a job by kind.
 
     Attributes:

@@ -8,8 +8,8 @@ for every kernel with more than 48 KB, such as tensor-core matmuls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ _MAX_COUNT = 2**40
 """Larger sizes are damage."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SmLimits:
+class _SmLimits(NamedTuple):
     """Limits of one multiprocessor of an NVIDIA GPU."""
 
     num_sms: int
@@ -105,8 +104,7 @@ def _max_blocks(capability: tuple[int, int]) -> int:
     return 24 if major in (11, 12) else 32
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchFit:
+class LaunchFit(NamedTuple):
     """Occupancy of kernel launches, one entry a launch; nan is unknown.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +75,7 @@ NOT_KNOWN = "(not known)"
 _NO_LAUNCH = KernelLaunch((), (), None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelExample:
+class KernelExample(NamedTuple):
     """Origin of the largest part of a group of kernels; None where unknown."""
 
     operator: str | None
@@ -85,8 +84,7 @@ class KernelExample:
     launch: KernelLaunch
 
 
-@dataclass(frozen=True, slots=True)
-class KernelGroups:
+class KernelGroups(NamedTuple):
     """Groups of kernels by some key, largest first. Entry i of each belongs to group i."""
 
     keys: list[str]
@@ -123,8 +121,7 @@ class RankKernels:
     steps_by_name: KernelStepTimes
 
 
-@dataclass(frozen=True, slots=True)
-class _Combinations:
+class _Combinations(NamedTuple):
     """Combinations of kernel properties, as indices into the trace's tables (NONE: unknown), with their sums."""
 
     trace: TraceColumns

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.roofline.kernel_family import is_communication
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
-from stepscope.trace.rows import launch_rows, sorted_order
+from stepscope.trace.rows import launch_rows, row_mask, sorted_order
 
 _PEER_COPY = "Memcpy PtoP"
 """Copies of a collective that uses the copy engines (async tensor parallelism, symmetric memory)."""
@@ -82,7 +82,7 @@ def device_activities(trace: TraceColumns) -> Activities:
 def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
     """Work codes: communication by the row's arguments or name, also copies from GPU to GPU."""
     communicates = trace.named(rows, is_communication)
-    communicates |= np.isin(rows, trace.communication.row)
+    communicates |= row_mask(trace, trace.communication.row)[rows]
     is_kernel = trace.category[rows] == Category.KERNEL
     between_gpus = trace.named(rows, lambda name: _PEER_COPY in name)
     work = np.where(is_kernel, Work.COMPUTE, Work.COPY).astype(np.int8)

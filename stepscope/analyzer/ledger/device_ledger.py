@@ -9,7 +9,7 @@ other ranks are known. Rules and measurements: docs/explanation/how-numbers-are-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategor
 from stepscope.trace.columns import IntColumn
 
 
-@dataclass(frozen=True, slots=True)
-class OwnLedger:
+class OwnLedger(NamedTuple):
     """One rank's window before the other ranks are known.
 
     `kernel_owned_ns` is the time in the window attributed to each compute kernel (in the order of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,7 @@ Annotations = dict[TimeCategory, Intervals]
 """Profiler, checkpoint and data loading spans, in order of priority."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostSpans:
+class HostSpans(NamedTuple):
     """Spans of one launching thread.
 
     Attributes:
@@ -73,8 +72,7 @@ class HostSpans:
         return HostSpans(annotated, join(self.memory, other.memory), join(self.blocked, other.blocked))
 
 
-@dataclass(frozen=True, slots=True)
-class _AnnotationRows:
+class _AnnotationRows(NamedTuple):
     """Annotation rows of all threads by category, and rows of profiler overhead."""
 
     of_category: dict[TimeCategory, npt.NDArray[np.intp]]
@@ -87,8 +85,7 @@ class _AnnotationRows:
         return {category: time_of(trace, own) for category, own in rows.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockingCalls:
+class _BlockingCalls(NamedTuple):
     """Calls of all threads that block on the device, one entry a call."""
 
     lane: IntColumn

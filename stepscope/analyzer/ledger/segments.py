@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +66,13 @@ class Segments:
 
     def intervals_of(self, *categories: TimeCategory) -> Intervals:
         """The time in any of the categories."""
-        keep = np.isin(self.category, [CATEGORY_CODE[category] for category in categories])
+        is_wanted = np.zeros(len(CATEGORY_ORDER), np.bool_)
+        is_wanted[[CATEGORY_CODE[category] for category in categories]] = True
+        keep = is_wanted[self.category]
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
-@dataclass(frozen=True, slots=True)
-class CategorySpans:
+class CategorySpans(NamedTuple):
     """Spans with one category and cause, or one each; without a cause it is the category's own."""
 
     intervals: Intervals

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,16 +53,14 @@ _WAITS_FOR_ALL_BEFORE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Ctx)Synchroniz
 """Calls after whose return earlier launches are done; an event may have been recorded before them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(NamedTuple):
     """Calls that launch kernels, or graphs, and those of them without device activity (rows of the trace)."""
 
     rows: Rows
     lost: Rows
 
 
-@dataclass(frozen=True, slots=True)
-class UnrecordedWork:
+class UnrecordedWork(NamedTuple):
     """Spans in which the device may run unrecorded work, by kind, each instant of one kind; and the launches."""
 
     spans: Mapping[Missing, Intervals]

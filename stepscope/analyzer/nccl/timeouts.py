@@ -130,9 +130,11 @@ def _silent_ranks(group: str | None, waiting: list[int], known: _Known, num_rank
             return []  # not of all ranks, or not all are known
     elif group is not None and OF_ALL not in group and group != "0":
         return []
+    if highest + 1 >= 2 * len(waiting):
+        return []
     silent = set(range(highest + 1)) - set(waiting)
     is_of_all = silent.isdisjoint(known.timed_out)  # who waits in another group may be no member of this one
-    return sorted(silent) if is_of_all and len(silent) < len(waiting) else []
+    return sorted(silent) if is_of_all else []
 
 
 def _minority(ranks_by_call: dict[_Call, list[int]]) -> list[int]:

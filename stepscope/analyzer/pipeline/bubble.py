@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,7 @@ from stepscope.core.documents.analysis import Pipeline
 from stepscope.core.vocabulary import CATEGORY_CODE, Cause, TimeCategory
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledIdle:
+class ScheduledIdle(NamedTuple):
     """Idle nanoseconds of a pipeline's step: in total, and before each pass with input from another device."""
 
     total_ns: float
@@ -125,8 +125,7 @@ def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | N
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineParts:
+class PipelineParts(NamedTuple):
     """Pipeline bubble by cause.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 from stepscope.trace.columns import NONE
 
@@ -151,8 +152,7 @@ def _crosses(order: Order) -> bool:
     return crossed > same
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleReplay:
+class ScheduleReplay(NamedTuple):
     """One replayed period of a pipeline schedule.
 
     Attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +104,7 @@ def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageTimes(NamedTuple):
     """Mean busy nanoseconds of a pipeline pass by kind and virtual stage."""
 
     mean_ns: Mapping[tuple[Pass, int], float]
@@ -120,8 +120,7 @@ class StageTimes:
         return self.mean_ns[task.kind, task.stage]
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedPasses:
+class ObservedPasses(NamedTuple):
     """Passes of a pipeline's devices.
 
     Attributes:

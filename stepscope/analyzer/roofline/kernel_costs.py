@@ -6,8 +6,8 @@ trace by the same kernel seen later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,7 @@ class DecidedBy(IntEnum):
     """a pass over the parameters, by its grid and the gradients"""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCosts:
+class KernelCosts(NamedTuple):
     """One entry a kernel; nan where unknown.
 
     Attributes:
@@ -145,7 +144,7 @@ def _share_of_work(operator: IntColumn, does_work: npt.NDArray[np.bool_], family
     seen[operator + 1] = True  # NONE is a call of its own
     call = (np.cumsum(seen) - 1)[operator + 1]
     # without a kernel of a matching family, those of unknown family do the work
-    unnamed = np.isin(family, [Family.OTHER, Family.TRITON])
+    unnamed = (family == Family.OTHER) | (family == Family.TRITON)
     has_named = np.bincount(call, weights=does_work) > 0
     main = does_work | (unnamed & ~has_named[call])
     weight = np.where(main, np.maximum(duration, 1), 0).astype(np.float64)

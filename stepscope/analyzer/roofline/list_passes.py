@@ -9,9 +9,9 @@ pass has, their exact sizes are used.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,7 @@ def bytes_an_element(kernel_name: str) -> int | None:
     return (int(counted.group(2)) + 1) * width if counted else None
 
 
-@dataclass(frozen=True, slots=True)
-class ListPassBytes:
+class ListPassBytes(NamedTuple):
     """One entry a kernel.
 
     Attributes:
@@ -118,8 +117,7 @@ def _fill_of_calls(trace: TraceColumns, calls: IntColumn, chunks: npt.NDArray[np
     return np.where(np.isnan(fill), 1.0, fill)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
+class _Gradients(NamedTuple):
     """All gradients of the trace, divided into shards."""
 
     num_chunks: int

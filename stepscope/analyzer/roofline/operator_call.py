@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,7 @@ _COMPUTE_DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCall:
+class OperatorCall(NamedTuple):
     """Arguments of one call; entry i of each tuple belongs to argument i.
 
     Attributes:

@@ -8,7 +8,7 @@ select by index).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +90,7 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorFlops:
+class OperatorFlops(NamedTuple):
     """Operators with matrix FLOPs, one entry a call.
 
     Attributes:

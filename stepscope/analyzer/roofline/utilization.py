@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ def coverage(limits: KernelLimits) -> RooflineCoverage:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StepFlops:
+class StepFlops(NamedTuple):
     """Matrix FLOPs of a step: `model` for MFU, `executed` (with recomputation) for HFU."""
 
     model: float

@@ -12,7 +12,7 @@ whether an edge exists, never its weight.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -226,8 +226,7 @@ _WHOLE_DEVICE = re.compile(r"(Device|Ctx|Thread)Synchronize")
 _ONE_STREAM = re.compile(r"StreamSynchronize")
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(NamedTuple):
     """Device activities by stream, for the dependency graph.
 
     Attributes:

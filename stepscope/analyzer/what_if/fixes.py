@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ _MAX_COMPARISONS = 1_000 * 1_000
 """Largest product of the lengths of two runs that are compared; the comparison takes quadratic time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MatchedStep:
+class _MatchedStep(NamedTuple):
     """Kernels of one role in one step: matched (one row per rank, NONE if it has none), or of one rank alone."""
 
     ranks: tuple[int, ...]

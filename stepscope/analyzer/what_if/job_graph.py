@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +80,7 @@ class EdgeBlock:
         return EdgeBlock(self.kind, *(column[kept] for column in columns))
 
 
-@dataclass(frozen=True, slots=True)
-class RankPart:
+class RankPart(NamedTuple):
     """One rank in the job graph's arrays: where its items begin, and its clock minus the job's."""
 
     rank: int
@@ -106,8 +105,7 @@ class RankPart:
         return slice(self.first_communication, self.first_communication + count)
 
 
-@dataclass(frozen=True, slots=True)
-class GraphLayout:
+class GraphLayout(NamedTuple):
     """Numbering of the items of all ranks in a job graph, one rank after another.
 
     Nodes are the origin, then calls, then starts of activities, then ends of communications.

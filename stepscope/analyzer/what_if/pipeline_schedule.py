@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -280,8 +281,7 @@ def add_micro_batch_fixes(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PassRun:
+class PassRun(NamedTuple):
     """One recorded pipeline pass to replay: its end, and its time without waits for other stages, ns."""
 
     end_ns: int

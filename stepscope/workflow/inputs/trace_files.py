@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, TRACES_FOLDER
+from stepscope.core.documents.run_directory import LIGHT_FOLDER, RUN_FILE, STEPS_FOLDER, TRACES_FOLDER, trace_path
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
@@ -203,6 +203,17 @@ def _captures_of_run(run: Path) -> list[Capture]:
     folders.sort(key=lambda folder: _attempt_and_first_step(folder.name))
     captures = [Capture(folder.name, _traces_in(folder)) for folder in folders if folder.is_dir()]
     return [capture for capture in captures if capture.files]
+
+
+def light_captures(run: Path, rank: int) -> list[tuple[tuple[int, int], Path]]:
+    """Attempt and first step, and the file, of each light capture of a rank; the earliest first."""
+    folders = [folder for folder in (run / LIGHT_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    files = [
+        (_attempt_and_first_step(folder.name), file)
+        for folder in folders
+        if (file := folder / trace_path(0, rank).name).is_file()
+    ]
+    return sorted(files)
 
 
 def _attempt_and_first_step(capture: str) -> tuple[int, int]:

@@ -66,6 +66,7 @@ def test_equal_calls_without_a_group_are_of_the_group_of_the_others() -> None:
          "timeout", [0, 1, 3]),
         # more ranks are missing than present: their logs are
         ([_timed_out(0, group="1", size=4), GroupProgress(_PLACE, 3, "0", None)], "timeout", [0]),
+        ([_timed_out(0), _timed_out(10**17)], "timeout", [0, 10**17]),  # a damaged number
     ],
 )  # fmt: skip
 def test_who_did_not_wait_is_known_only_where_all_of_the_group_are(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import compress
 from typing import Any
 
@@ -385,6 +386,11 @@ def _parsed(raw: Raw | bytes) -> Any:
 
 def whole_number(raw: Raw, *, is_identity: bool = False) -> int:
     """An integer, perhaps in quotes; NONE when it is absent, negative or (unless an identity) above int64."""
+    return _whole_number(bytes(raw), is_identity)
+
+
+@lru_cache(maxsize=4096)  # a training's collectives have the same few sizes in every step
+def _whole_number(raw: bytes, is_identity: bool) -> int:
     value = _parsed(raw)
     if isinstance(value, str):
         value = int(value) if value.strip().isdecimal() and len(value) <= 20 else NONE

@@ -9,8 +9,8 @@ environment or where stepscope was installed without a compiler.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,8 +70,7 @@ def has_accelerator() -> bool:
     return _SCAN is not None and may_accelerate()
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedBatch:
+class ScannedBatch(NamedTuple):
     """The complete events of a block of text.
 
     Attributes:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress, islice
+from typing import NamedTuple
 
 from stepscope.trace.formats.foreign_traces import sign_of_accelerator
 from stepscope.trace.formats.kineto.events import (
@@ -32,8 +32,7 @@ _MAX_CUTS_TRIED = 4
 _WATCHED_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Entries of traceEvents, in the file's order, and the array text they were decoded from.
 
     Both are valid until the next batch is read, which reuses the memory.

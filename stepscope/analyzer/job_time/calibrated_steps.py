@@ -1,0 +1,81 @@
+"""Calibrated steps of a job: what its light capture tells of unprofiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightCapture, Removal
+from stepscope.core.documents.run_directory import Step
+from stepscope.trace.columns import TraceColumns
+
+MAX_NEIGHBOURS = 8
+"""Unprofiled steps just before the capture that it is compared with: a host drifts by a quarter within seconds."""
+MIN_NEIGHBOURS = 4
+NUM_SETTLING = 3
+"""First steps of an attempt, which are like no other."""
+LIKE_THE_OTHERS = 1.5
+"""Ratio to their median beyond which a step is of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedSteps:
+    """Replay of a rank's light capture, times in ms a step.
+
+    Attributes:
+        unprofiled_ms: mean of the steps just before it.
+        without_ms: the replayed step without each cost.
+    """
+
+    unprofiled_ms: float
+    calibration: Calibration
+    without_ms: Mapping[Removal, float]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the replay predicts anything."""
+        return self.calibration.is_sound
+
+    @property
+    def error(self) -> float:
+        """Relative error of what the replay predicts."""
+        return max(abs(self.calibration.captured_error), abs(self.calibration.error), MAX_ERROR)
+
+    def saved(self, removal: Removal) -> float:
+        """Share of the step that is saved without a cost."""
+        return max(1.0 - self.without_ms[removal] / self.calibration.step_ms, 0.0)
+
+
+def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int) -> CalibratedSteps | None:
+    """Calibrate a light capture by the rank's own unprofiled steps before it; None where it or they are too few.
+
+    Args:
+        steps: all steps of the rank in the capture's attempt.
+        first_step: index of the first profiled one.
+    """
+    by_index = {step.index: step for step in steps}
+    profiled: list[Step] = []
+    while (step := by_index.get(first_step + len(profiled))) is not None and step.captured:
+        profiled.append(step)
+    before = [_duration_ns(step) for step in steps if step.index < first_step and step.state == "wait"]
+    before = before[NUM_SETTLING:][-MAX_NEIGHBOURS:]
+    before = [duration for duration in before if duration <= LIKE_THE_OTHERS * float(np.median(before))]
+    if len(before) < MIN_NEIGHBOURS or not profiled:
+        return None
+    try:
+        capture = LightCapture(trace, [profiled[0].start_ns, *(step.end_ns for step in profiled)])
+    except ValueError:
+        return None
+    unprofiled_ms = float(np.mean(before)) / 1e6
+    calibration = capture.calibrated(unprofiled_ms)
+    removals = Removal if calibration.is_sound else ()
+    cost_ns = 1e3 * calibration.call_cost_us
+    without = {removal: capture.replayed_ms(cost_ns, removal) for removal in removals}
+    return CalibratedSteps(unprofiled_ms, calibration, without)
+
+
+def _duration_ns(step: Step) -> int:
+    """The GPU's time where it is known: a host that runs ahead passes steps sooner."""
+    return step.end_ns - step.start_ns if step.device_ns is None else step.device_ns

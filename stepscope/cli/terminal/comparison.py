@@ -1,0 +1,122 @@
+"""A comparison of two runs in a terminal: the step time first, then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.cli.terminal.console import report_console, report_table
+from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.text import wording
+from stepscope.core.text.numbers import counted, listed, significant
+
+MAX_DIFFERENCES = 12
+MAX_NAME_CHARS = 72
+_CHANGE_STYLES = {Change.SLOWER: "bold yellow", Change.FASTER: "bold green"}
+_OUTCOME_STYLES = {GateOutcome.FAILED: "bold red", GateOutcome.PASSED: "green"}
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print a comparison of two runs to the terminal."""
+    console = report_console()
+    console.print(_compared_side("a", comparison.a))
+    console.print(_compared_side("b", comparison.b))
+    console.print()
+    console.print(Text(comparison.summary, style=_CHANGE_STYLES.get(comparison.step_time.state, "bold")))
+    for finding in comparison.findings:
+        console.print(f"  {finding.message}")
+    for name, difference, scale, unit in (
+        ("MFU", comparison.mfu, 100.0, "%"),
+        ("bus bandwidth", comparison.busbw_gbs, 1.0, "GB/s"),
+    ):
+        if difference.a is not None and difference.b is not None:
+            figures = f"{difference.a * scale:,.1f} -> {difference.b * scale:,.1f} {unit}"
+            console.print(f"  {name}: {figures} ({_change_word(difference) or 'no change seen'})")
+    for memory in comparison.memory:
+        console.print(f"  {_short_name(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
+    causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    console.print(_difference_table("root cause", causes, "ranks in b"))
+    categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    console.print(_difference_table("category", categories, ""))
+    console.print(f"  {_how_tables_differ(comparison)}")
+    kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
+    _print_some(console, "kernel", kernels)
+    calls = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.calls if _matters(k.ms)]
+    _print_some(console, "operator and shapes", calls)
+    collectives = [
+        (f"{c.kind} {_collective_size(c.bytes)}, ranks {c.group}: {part}", ms, _calls(c.calls_a, c.calls_b))
+        for c in comparison.collectives
+        for part, ms in (("transfer", c.transfer_ms), ("wait", c.wait_ms))
+        if _matters(ms)
+    ]
+    _print_some(console, "collective", collectives)
+    for gate in comparison.gates:
+        console.print(Text(f"gate {gate.summary}", style=_OUTCOME_STYLES.get(gate.outcome, "yellow")))
+
+
+def _how_tables_differ(comparison: Comparison) -> str:
+    """The meaning of a name in either table, and their sum."""
+    a, b = (sum(getattr(row.ms, side) or 0.0 for row in comparison.causes) for side in ("a", "b"))
+    unlike = "" if comparison.a.step_source == "captured" else "; the step above is that of unprofiled steps"
+    return (
+        f"Both tables add up to the mean profiled step, {a:,.1f} -> {b:,.1f} ms{unlike}. A root cause holds the waits "
+        "attributed to it, of all ranks; a category is what the ranks did themselves, their waits as waiting. "
+        "A collective's wait below is all of it, hidden behind compute or not."
+    )
+
+
+def _compared_side(name: str, side: ComparedSide) -> str:
+    source = "profiled" if side.step_source == "captured" else side.step_source
+    runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
+    return (
+        f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f}, p95 "
+        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{source} step')}"
+    )
+
+
+def _print_some(console: Console, title: str, rows: Sequence[tuple[str, Difference, str]]) -> None:
+    if rows:
+        console.print(_difference_table(title, rows[:MAX_DIFFERENCES], "calls a step"))
+    if len(rows) > MAX_DIFFERENCES:
+        console.print(f"  {len(rows) - MAX_DIFFERENCES} more in the output of --json")
+
+
+def _difference_table(title: str, rows: Iterable[tuple[str, Difference, str]], last: str) -> Table:
+    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95% interval", "", last)
+    for name, difference, more in rows:
+        low, high = difference.interval or (0.0, 0.0)
+        table.add_row(
+            _short_name(name),
+            f"{difference.a or 0.0:,.2f}",
+            f"{difference.b or 0.0:,.2f}",
+            f"{difference.change or 0.0:+,.2f}",
+            f"{low:+,.2f} .. {high:+,.2f}",
+            Text(_change_word(difference), style=_CHANGE_STYLES.get(difference.state, "")),
+            more,
+        )
+    return table
+
+
+def _matters(difference: Difference) -> bool:
+    return difference.state not in (Change.NOT_SEEN, Change.UNKNOWN)
+
+
+def _change_word(difference: Difference) -> str:
+    return "" if difference.state is Change.NOT_SEEN else difference.state.value
+
+
+def _calls(a: float, b: float) -> str:
+    before, after = significant(a, 4), significant(b, 4)
+    return before if abs(a - b) < 0.005 * max(a, b) else f"{before} -> {after}"
+
+
+def _collective_size(num_bytes: int | None) -> str:
+    return "of unknown size" if num_bytes is None else f"{num_bytes / 2**20:,.2f} MiB"
+
+
+def _short_name(name: str) -> str:
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in name)
+    return printable if len(printable) <= MAX_NAME_CHARS else f"{printable[: MAX_NAME_CHARS - 3]}..."
