@@ -10,9 +10,9 @@ import click
 
 from stepscope.cli import CommandGroup, options
 from stepscope.cli.terminal.answers import print_document, print_report, print_warnings
-from stepscope.cli.terminal.console import file_progress, report_console, report_table
-from stepscope.core.documents.what_if import Fix, WhatIfReport
-from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
+from stepscope.cli.terminal.console import file_progress, print_hanging, report_console, report_table
+from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.text.numbers import counted, form, listed, number_runs, unknown_name
 from stepscope.core.text.wording import cause_phrase, place_words
 from stepscope.core.vocabulary import Cause
 
@@ -238,6 +238,10 @@ def whatif_command(
         print_document(report)
         return
 
+    from stepscope.cli.terminal.analysis import print_kept_verdict
+
+    if len(paths) == 1:
+        print_kept_verdict(report_console(), paths[0])
     _print_what_if(report)
     print_warnings(report.warnings)
 
@@ -245,17 +249,24 @@ def whatif_command(
 def _print_what_if(report: WhatIfReport) -> None:
     """Print the predicted step times to stdout."""
     console = report_console()
-    console.print(
-        f"step {report.measured_step_ms:,.1f} ms measured, {report.replayed_step_ms:,.1f} ms replayed with nothing"
-        f" changed ({report.replay_error:+.1%}); ideal {report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}"
+    what = "steps" if report.input is WhatIfInput.OPERATION_TABLE else "profiled steps"
+    numbered = f"{what} {listed(report.steps)}" if report.steps else what
+    print_hanging(
+        console,
+        f"Replay of {numbered}: {report.measured_step_ms:,.1f} ms per step measured, {report.replayed_step_ms:,.1f} ms "
+        f"replayed with nothing changed (model error {abs(report.replay_error):.1%}); ideal "
+        f"{report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}",
+        indent=2,
     )
     if report.unprofiled_step_ms is not None and report.calibrated_replay_ms is not None:
-        console.print(
-            f"calibrated to {report.unprofiled_step_ms:,.1f} ms without the profiler: host time x "
-            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms"
+        print_hanging(
+            console,
+            f"Calibrated to {report.unprofiled_step_ms:,.1f} ms per step without the profiler: CPU time x "
+            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms",
+            indent=2,
         )
-    columns = ("cause", "what is changed", ">step", ">speedup", ">calibrated", "ranks", "then binds")
-    table = report_table(*columns, title="One cause removed at a time")
+    columns = ("cause", "what is changed", ">step", ">speedup", ">calibrated", "ranks", "next bottleneck")
+    table = report_table(*columns, title=f"One cause removed at a time: gains of the {what} alone, per step")
     for fix in report.fixes:
         table.add_row(*_fix_cells(fix))
     console.print(table)
@@ -264,7 +275,7 @@ def _print_what_if(report: WhatIfReport) -> None:
         ("last stage", report.last_stage_share),
     ):
         if share is not None:
-            console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
+            console.print(f"Evening out the {who} alone removes {share:.1%} of the slowdown")
     for what, slowdowns in (
         ("rank", report.by_rank),
         ("stage", report.by_stage),
@@ -275,7 +286,7 @@ def _print_what_if(report: WhatIfReport) -> None:
             worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
             before = "" if slowdowns is report.by_operation else f"{what} "
             shown = ", ".join(f"{before}{name} {slowdown:.3f}x" for name, slowdown in worst)
-            console.print(f"slowdown when only one {what} is not ideal: {shown}")
+            print_hanging(console, f"Slowdown when only one {what} is not ideal: {shown}", indent=2)
 
 
 def _fix_cells(fix: Fix) -> tuple[str, ...]:

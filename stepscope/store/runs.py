@@ -223,6 +223,14 @@ def save_timelines(run_directory: Path, timelines: list[layout.RankTimeline]) ->
     return path
 
 
+def find_analysis(run_directory: Path) -> Analysis | None:
+    """Load the analysis kept in a run directory; None where there is none, or where it is old or damaged."""
+    try:
+        return load_analysis(run_directory) if has_current_analysis(run_directory) else None
+    except (DataError, OSError):
+        return None
+
+
 def _read_result(path: Path) -> bytes:
     if not path.is_file():
         run = path.parent

@@ -306,7 +306,7 @@ def test_the_source_of_a_figure_shows_on_focus(visit: Visit) -> None:
     page = visit.open(f"/runs/{RUN}")
     page.locator("#root-causes .ss-info").focus()
 
-    expect(page.get_by_role("tooltip")).to_contain_text("after blame")
+    expect(page.get_by_role("tooltip")).to_contain_text("attributed to the rank that arrived last")
 
 
 def test_kernels_can_be_grouped_by_keyboard(visit: Visit) -> None:
