@@ -40,8 +40,8 @@ _METRIC_TITLES = {
     "steps_without_device": "Steps without device activity",
     "largest_activity": "Largest single activity",
     "arrivals_unknown": "Communication with unknown arrivals",
-    "share_of_late_host_time": "Late host time",
-    "share_of_late_host_time_in_phase": "Late host time in phase",
+    "share_of_late_host_time": "CPU delay",
+    "share_of_late_host_time_in_phase": "CPU delay in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
     "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
@@ -209,7 +209,7 @@ _IN_A_PHASE = "share_of_late_host_time_in_phase"
 
 
 def metric_words(metric: str) -> str:
-    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'Late host time (dispatch)'."""
+    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'CPU delay (dispatch)'."""
     name, _, subject = metric.partition(": ")
     words = _METRIC_TITLES.get(name) or _sentence(name.replace(".", " "))
     shown = subject if name == _IN_A_PHASE else subject.replace("_", " ")

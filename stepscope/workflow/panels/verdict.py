@@ -58,7 +58,7 @@ def verdict_card(analysis: Analysis) -> html.Element:
     verdict, text = analysis.verdict, verdict_text(analysis)
     source = (
         f"The largest loss if it is at least 10% of {time_name(analysis)}; else what bounds the job's own work. "
-        "Headroom is what a known change to the same work would save; it is no lost time."
+        "Headroom is what a known change to the same work would save; it is not lost time."
     )
     overline = [
         html.tag("span", text.label.capitalize(), class_="ss-overline"),

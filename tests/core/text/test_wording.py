@@ -118,7 +118,7 @@ def test_the_device_is_named_as_far_as_it_is_known(
 def test_the_analyzers_metrics_read_as_words() -> None:
     assert wording.metric_words("pipeline_structural") == "Bubble by the schedule alone"
     assert wording.metric_words("something.new_here") == "Something new here"
-    assert wording.metric_words("share_of_late_host_time: cpu_limited") == "Late host time (cpu limited)"
+    assert wording.metric_words("share_of_late_host_time: cpu_limited") == "CPU delay (cpu limited)"
 
 
 def test_every_metric_of_the_trace_analysis_has_words_of_its_own() -> None:
