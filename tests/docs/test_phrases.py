@@ -46,7 +46,7 @@ def test_an_old_phrase_is_found(text: str) -> None:
         "Read a book under a tree; tell rank 3 and rank 4 apart: they cannot be told apart.",
         "the launch is late by 3 ms",
         "a stand on which it is mounted",
-        "The kernel's roofline is 41 %. Time after the step ends within 3 s.",
+        "The kernel's roofline is 41%. Time after the step ends within 3 s.",
         "The value is no longer used.",
     ],
 )
