@@ -102,6 +102,8 @@ class Reason(StrEnum):
     """`contention`: kernels pause for milliseconds and queued work does not start: another process has the GPU."""
     OVERFLOW = "overflow"
     """`wasted_steps`: gradients overflow and the update is skipped (`overflow` in the step records)."""
+    NON_FINITE = "non_finite"
+    """`wasted_steps`: the loss is NaN or infinite, without a recorded overflow."""
     REPEATED = "repeated"
     """`wasted_steps`: a restart repeats steps that were done."""
     READS_VALUE = "reads_value"

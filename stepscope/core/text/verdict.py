@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepscope.core.documents.analysis import Analysis, Headroom, JobTime, Pipeline, PredictedFix
+from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, Headroom, JobTime, Pipeline, PredictedFix
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.wording import (
@@ -21,6 +21,7 @@ from stepscope.core.text.wording import (
     is_on_cpu,
     mesh_words,
     reason_words,
+    training_category_title,
 )
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 
@@ -154,7 +155,7 @@ def breakdown(analysis: Analysis) -> list[BreakdownRow]:
     ranks = {} if of_training_time(time) else {row.cause.value: row.ranks for row in analysis.root_causes}
     rows = [_row(analysis, name, share, ranks.get(name, [])) for name, share in shares.items() if share >= SHOWN_FROM]
     title, cause = _title(analysis), verdict.cause
-    if title == cause_title_of_job(cause, analysis.job) or verdict.share is None:
+    if any(row.title == title for row in rows) or verdict.share is None:
         return rows
     others = max(shares.get(cause.value, 0.0) - verdict.share, 0.0)
     rows = [row for row in rows if row.cause is not cause]
@@ -181,9 +182,8 @@ def goodput_line(time: JobTime) -> str | None:
 
 
 def _row(analysis: Analysis, name: str, share: float, ranks: list[int]) -> BreakdownRow:
-    cause = Cause(name) if name in frozenset(Cause) else None
-    title = name.replace("_", " ").capitalize() if cause is None else cause_title_of_job(cause, analysis.job)
-    return BreakdownRow(title, cause, share, _ms(analysis, share), ranks)
+    cause = CAUSE_OF_PART.get(name) or (Cause(name) if name in frozenset(Cause) else None)
+    return BreakdownRow(training_category_title(name, analysis.job), cause, share, _ms(analysis, share), ranks)
 
 
 def _ms(analysis: Analysis, share: float) -> float | None:

@@ -160,6 +160,11 @@ def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
     return words[:1].upper() + words[1:]
 
 
+def training_category_title(category: str, job: AnalysedJob) -> str:
+    """A category of a job's training time as a title: 'Garbage collection', 'Data loading'."""
+    return cause_title_of_job(Cause(category), job) if category in frozenset(Cause) else _sentence(category)
+
+
 def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     """What is known of a job without a GPU whose operators take most of the time."""
     busy = f"the CPU is busy in operators for {share:.1%} of {of_what}"
