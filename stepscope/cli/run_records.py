@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -205,10 +206,12 @@ _MAX_WAITS = 8
 
 def _print_steps(report: StepReport, *, path: str, last: int) -> None:
     """Print the verdict kept in a run, the summary of its steps, and the last of them, to stdout."""
-    from stepscope.cli.terminal.analysis import print_kept_verdict
+    from stepscope.cli.terminal.analysis import print_verdict_head
+    from stepscope.store.runs import find_analysis
 
     console = report_console()
-    print_kept_verdict(console, path)
+    if (analysis := find_analysis(Path(path))) is not None:
+        print_verdict_head(console, analysis)
     print_hanging(console, _steps_headline(report))
     for wait in _longest_waits(report.long_waits):
         print_hanging(console, f"  - {_wait_words(wait)}")

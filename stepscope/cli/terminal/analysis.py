@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +20,6 @@ from stepscope.core.text.verdict import (
     verdict_text,
 )
 from stepscope.core.vocabulary import TimeCategory
-from stepscope.store.runs import find_analysis
 
 MAX_RANKS = 16
 
@@ -59,11 +56,8 @@ def print_verdict(console: Console, analysis: Analysis) -> None:
         print_hanging(console, line)
 
 
-def print_kept_verdict(console: Console, path: str) -> None:
-    """Print the first line of the verdict that is kept in a run directory, and its fix; nothing without one."""
-    analysis = find_analysis(Path(path)) if "://" not in path else None
-    if analysis is None:
-        return
+def print_verdict_head(console: Console, analysis: Analysis) -> None:
+    """Print the first line of a verdict to the terminal, and its fix."""
     text = verdict_text(analysis)
     print_hanging(console, text.lines()[0], style=_LABEL_STYLES[text.label])
     for name, words in text.remedies[:1]:
