@@ -6,7 +6,7 @@ from itertools import groupby
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.text import numbers
-from stepscope.core.text.wording import is_on_cpu, metric_words, reason_words
+from stepscope.core.text.wording import SHOWN_FROM, is_on_cpu, metric_words, reason_words
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 _MEANINGS = {
@@ -103,8 +103,8 @@ _SAID_ELSEWHERE = frozenset(
 )
 """Metrics that the head line or the fix has."""
 
-_REASONS_FROM_THRESHOLD = frozenset({"spread_of_waits", "share_of_difference_by_more_kernels"})
-"""Metrics that explain nothing below their threshold."""
+_REASONS_FROM_THRESHOLD = frozenset({"spread_of_waits", "share_of_difference_by_more_kernels", "pipeline_imbalance"})
+"""Metrics that explain nothing below their threshold, or near zero without one."""
 
 
 def evidence_sentence(analysis: Analysis) -> str:
@@ -130,7 +130,7 @@ def _by_records(analysis: Analysis) -> str:
 
 def _is_shown(evidence: Evidence) -> bool:
     """Whether the evidence adds to the head line and the fix, and is a reason for the verdict."""
-    is_reason = _name(evidence) not in _REASONS_FROM_THRESHOLD or evidence.value >= (evidence.threshold or 0.0)
+    is_reason = _name(evidence) not in _REASONS_FROM_THRESHOLD or evidence.value >= (evidence.threshold or SHOWN_FROM)
     return is_reason and _name(evidence) not in _SAID_ELSEWHERE
 
 
