@@ -8,17 +8,9 @@ from rich.table import Table
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
+from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
-from stepscope.core.text.verdict import (
-    BOTTLENECK,
-    NO_BOTTLENECK,
-    UNKNOWN,
-    breakdown,
-    goodput_line,
-    headline,
-    time_name,
-    verdict_text,
-)
+from stepscope.core.text.verdict import BOTTLENECK, NO_BOTTLENECK, UNKNOWN, verdict_text
 from stepscope.core.vocabulary import TimeCategory
 
 MAX_RANKS = 16

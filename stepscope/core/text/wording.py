@@ -141,7 +141,7 @@ def cause_words(cause: Cause) -> str:
 
 def cause_phrase(cause: Cause) -> str:
     """A cause within a sentence: 'pipeline bubble', 'GPU launch gaps'."""
-    return _inside(cause_words(cause))
+    return in_sentence(cause_words(cause))
 
 
 def is_on_cpu(job: AnalysedJob) -> bool:
@@ -173,7 +173,7 @@ def busy_on_cpu(share: float, of_what: str = "the time") -> str:
 
 def category_phrase(category: TimeCategory) -> str:
     """A category within a sentence: 'waiting for a rank'."""
-    return _inside(category_words(category))
+    return in_sentence(category_words(category))
 
 
 def category_words(category: TimeCategory, *, on_cpu: bool = False) -> str:
@@ -253,7 +253,7 @@ def evidence_span(evidence: Evidence) -> str:
     return numbers.milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
 
 
-def _inside(words: str) -> str:
+def in_sentence(words: str) -> str:
     """A title within a sentence: abbreviations (GPU) and names (Python) keep their capital."""
     keeps = words[1:2].isupper() or words.startswith("Python")
     return words if keeps else words[:1].lower() + words[1:]

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, Verdict, WhatIf
 from stepscope.core.text.evidence import evidence_value, threshold_value
+from stepscope.core.text.job_time import BreakdownRow, breakdown, goodput_line, of_training_time, time_name
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
-from stepscope.core.text.verdict import (
-    BreakdownRow,
-    VerdictText,
-    breakdown,
-    goodput_line,
-    of_training_time,
-    time_name,
-    verdict_text,
-)
+from stepscope.core.text.verdict import VerdictText, verdict_text
 from stepscope.core.text.wording import (
     cause_title_of_job,
     clean_words,
