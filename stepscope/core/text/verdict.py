@@ -92,8 +92,12 @@ def verdict_text(analysis: Analysis) -> VerdictText:
         title += f" on {numbers.ranks_words(ranks)}" if ranks else ""
         remedies = [*_fixes(analysis), *_next(analysis)]
         return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
+    if verdict.cause not in HEALTHY_CAUSES:  # what limits the job's own work is not known
+        title = f"no loss reaches 10% of {time_name(analysis)}{_largest_loss(analysis)}"
+        return VerdictText(NO_BOTTLENECK, title, [], "", [], headroom, confidence)
     headroom = headroom or [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
-    return VerdictText(NO_BOTTLENECK, _no_bottleneck(analysis), [], evidence, [], headroom, confidence)
+    title = f"{_own_work(analysis)}{_largest_loss(analysis)}"
+    return VerdictText(NO_BOTTLENECK, title, [], evidence, [], headroom, confidence)
 
 
 def is_bottleneck(analysis: Analysis) -> bool:
@@ -136,15 +140,18 @@ def _share(analysis: Analysis) -> float | None:
     return next((row.fraction for row in analysis.root_causes if row.cause is analysis.verdict.cause), None)
 
 
-def _no_bottleneck(analysis: Analysis) -> str:
+def _own_work(analysis: Analysis) -> str:
+    """What bounds the work of a job without a bottleneck."""
     job, share = analysis.job, _share(analysis)
     if is_on_cpu(job):
-        head = "" if share is None else f" for {share:.1%} of {time_name(analysis)}"
-        head = f"the CPU is busy in operators{head}"
-    else:
-        head = cause_of_job(analysis.verdict.cause, job) + ("" if job.mfu is None else f" at {job.mfu:.0%} MFU")
+        return "the CPU is busy in operators" + ("" if share is None else f" for {share:.1%} of {time_name(analysis)}")
+    return cause_of_job(analysis.verdict.cause, job) + ("" if job.mfu is None else f" at {job.mfu:.0%} MFU")
+
+
+def _largest_loss(analysis: Analysis) -> str:
+    """Clause with the largest loss by the breakdown."""
     losses = [row for row in breakdown(analysis) if row.cause not in _NO_LOSSES]
-    return f"{head}; largest loss {losses[0].share:.1%} ({in_sentence(losses[0].title)})" if losses else head
+    return f"; largest loss {losses[0].share:.1%} ({in_sentence(losses[0].title)})" if losses else ""
 
 
 _NO_LOSSES = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}

@@ -90,6 +90,14 @@ def test_no_bottleneck_gives_the_largest_loss_and_what_could_be_gained() -> None
     assert verdict_text(modelled).headroom == ["TF32 for matrix products: about 66.0 ms per step, 3.0x faster (model)"]
 
 
+def test_without_a_bottleneck_a_cause_that_is_no_work_is_not_named() -> None:
+    assert JOB.job_time is not None
+    time = replace(JOB.job_time, breakdown={"unexplained": 0.95, "host_bound": 0.05})
+    text = verdict_text(judged(replace(JOB, job_time=time), cause=Cause.HOST_BOUND, bottleneck=False, fix=None))
+    assert text.lines()[0] == "NO BOTTLENECK  no loss reaches 10% of training time; largest loss 5.0% (CPU-bound)"
+    assert (text.evidence, text.headroom) == ("", [])
+
+
 def test_an_unknown_cause_says_what_is_missing_and_how_to_record_it() -> None:
     text = verdict_text(
         judged(
