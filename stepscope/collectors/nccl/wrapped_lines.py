@@ -7,7 +7,8 @@ wide, and in some copies the last one filled up with blanks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 1000
 """Columns of a terminal."""
@@ -26,20 +27,19 @@ def begins_record(line: str) -> bool:
 
 
 class WidthDetector:
-    """Passes lines on and finds whether a terminal or an editor broke them, and at which width."""
+    """Finds whether a terminal or an editor broke the lines of a file, and at which width."""
 
     def __init__(self) -> None:
-        self._longest = self._num_full = self._num_continued = 0
+        self._longest = self._width = self._num_full = self._num_continued = 0
         self._num_nccl = self._num_nccl_continued = 0
+        self._was_full = self._was_nccl = False
         self.num_timeouts = 0
         """Lines that begin to report a timeout."""
 
-    def watch(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """The lines, unchanged."""
-        was_full = was_nccl = False
-        longest = 0
-        for numbered in lines:
-            line = numbered[1]
+    def watch(self, lines: Iterable[str]) -> None:
+        """See the next lines of the file."""
+        was_full, was_nccl, longest = self._was_full, self._was_nccl, self._longest
+        for line in lines:
             is_nccl = " NCCL " in line
             if (was_full or (was_nccl and not is_nccl)) and not begins_record(line):
                 self._num_continued += was_full
@@ -50,16 +50,22 @@ class WidthDetector:
             if was_full:
                 if len(line) > longest:
                     longest, self._num_full, self._num_continued = len(line), 0, 0
-                    self._longest = len(line.rstrip("\r\n"))
+                    self._width = len(line.rstrip("\r\n"))
                 self._num_full += 1
             if _TIMEOUT in line:
                 self.num_timeouts += 1
-            yield numbered
+        self._was_full, self._was_nccl, self._longest = was_full, was_nccl, longest
+
+    def watch_quiet(self, lines: Sequence[str]) -> None:
+        """See the next lines of the file, which are neither NCCL's nor report a timeout."""
+        longest = self._longest
+        beside = (line for before, line in pairwise(lines) if len(line) >= longest or len(before) >= longest)
+        self.watch(chain(lines[:1], beside))
 
     def width(self) -> int | None:
         """Columns of the terminal; None where the longest lines are not continued by the ones after them."""
         is_broken = self._num_continued > 0 and 3 * self._num_continued >= self._num_full
-        return self._longest if is_broken and _MIN_WIDTH <= self._longest <= _MAX_WIDTH else None
+        return self._width if is_broken and _MIN_WIDTH <= self._width <= _MAX_WIDTH else None
 
     def is_certain(self) -> bool:
         """Whether several lines are broken at that width."""
