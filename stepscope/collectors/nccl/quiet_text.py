@@ -54,8 +54,8 @@ def lines_with_marks(
 ) -> Iterator[tuple[int, str]]:
     """Lines of a file's blocks with their numbers, without those of quiet blocks.
 
-    `is_idle` tells whether to all readers the line of a number has nothing to do with those before. `widths` sees all
-    lines.
+    `is_idle` tells whether to all readers the line of a number has nothing to do with those before. `widths` sees the
+    lines of the other blocks.
     """
     number = 0
     just_before = deque[tuple[int, str]](maxlen=MAX_LINES_BEFORE_MARK)
@@ -63,7 +63,6 @@ def lines_with_marks(
     for block in blocks:
         lines = list(_lines_of(block))
         if is_idle(number + 1) and is_quiet(block):
-            widths.watch_quiet(lines)
             number += len(lines)
             last = lines[-MAX_LINES_BEFORE_MARK:]
             just_before.extend(enumerate(last, number - len(last) + 1))

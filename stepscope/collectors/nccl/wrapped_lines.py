@@ -7,8 +7,7 @@ wide, and in some copies the last one filled up with blanks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 1000
 """Columns of a terminal."""
@@ -32,13 +31,13 @@ class WidthDetector:
     def __init__(self) -> None:
         self._longest = self._width = self._num_full = self._num_continued = 0
         self._num_nccl = self._num_nccl_continued = 0
-        self._was_full = self._was_nccl = False
         self.num_timeouts = 0
         """Lines that begin to report a timeout."""
 
     def watch(self, lines: Iterable[str]) -> None:
-        """See the next lines of the file."""
-        was_full, was_nccl, longest = self._was_full, self._was_nccl, self._longest
+        """See lines that follow each other in the file."""
+        was_full = was_nccl = False
+        longest = self._longest
         for line in lines:
             is_nccl = " NCCL " in line
             if (was_full or (was_nccl and not is_nccl)) and not begins_record(line):
@@ -54,13 +53,7 @@ class WidthDetector:
                 self._num_full += 1
             if _TIMEOUT in line:
                 self.num_timeouts += 1
-        self._was_full, self._was_nccl, self._longest = was_full, was_nccl, longest
-
-    def watch_quiet(self, lines: Sequence[str]) -> None:
-        """See the next lines of the file, which are neither NCCL's nor report a timeout."""
-        longest = self._longest
-        beside = (line for before, line in pairwise(lines) if len(line) >= longest or len(before) >= longest)
-        self.watch(chain(lines[:1], beside))
+        self._longest = longest
 
     def width(self) -> int | None:
         """Columns of the terminal; None where the longest lines are not continued by the ones after them."""
