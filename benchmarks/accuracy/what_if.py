@@ -21,7 +21,7 @@ from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind
 from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.vocabulary import Cause
-from stepscope.workflow.analyze import read_job
+from stepscope.workflow.job_input import read_job
 from stepscope.workflow.what_if import what_if
 
 REPLAY_GOAL = 0.02

@@ -48,10 +48,10 @@ from stepscope.trace.columns import TraceColumns
 from stepscope.trace.file_names import MAX_RANK, ranks_by_name, read_file_name
 from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.trace.reading import read_ranks_stream
-from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.inputs.captures import captures_of, choose
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
+from stepscope.workflow.job_input import read_job
 from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.panels.report import render_report
 from stepscope.workflow.panels.timeline import make_tile, make_track

@@ -20,8 +20,8 @@ from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
-from stepscope.analyzer.job_time.job_losses import TELEMETRY
 from stepscope.analyzer.job_time.job_verdict import with_job_time
+from stepscope.analyzer.job_time.loss import TELEMETRY
 from stepscope.analyzer.kernels.job_kernels import kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger

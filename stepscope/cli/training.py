@@ -45,7 +45,9 @@ class _Wrapper(click.Command):
 )
 @click.option("--run", metavar="NAME", help="Name the run.  [default: from the scheduler, torchrun or the time]")
 @click.option(
-    "--first", type=click.IntRange(min=0), help="Profile first at this step, from 0.  [default: 4, or --every]"
+    "--first",
+    type=click.IntRange(min=0),
+    help="Profile first at this step, from 0.  [default: --every, else 24 on a GPU and 4 without]",
 )
 @click.option("--active", type=click.IntRange(min=1), default=3, help="Profile this many steps per capture.")
 @click.option("--warmup", type=click.IntRange(min=0), default=1, help="Warm up the profiler for so many steps.")
@@ -78,9 +80,10 @@ def run_command(
             check_run_name(run)
         except ValueError as error:
             raise UsageError(str(error), where="--run") from None
-    if first is None:
-        first = every or DEFAULT_SCHEDULE.first
-    schedule = Schedule(first=first, warmup=min(warmup, first), active=active, period=every)
+    schedule = None
+    if (first, every, active, warmup) != (None, None, DEFAULT_SCHEDULE.active, DEFAULT_SCHEDULE.warmup):
+        start = (every or DEFAULT_SCHEDULE.first) if first is None else first
+        schedule = Schedule(first=start, warmup=min(warmup, start), active=active, period=every)
     options = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
     replace_process(ctx.meta[_COMMAND], launch_environment(options, os.environ))
 

@@ -28,6 +28,7 @@ from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, fo
 from stepscope.reference_workloads.parallelism.pipeline import Executor, make_executor
 from stepscope.reference_workloads.parallelism.sharding import make_optimizer
 from stepscope.training import Profile, profile
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
     return profile(
         run=job.run,
         out=job.out,
-        schedule=job.schedule,
+        schedule=job.schedule or DEFAULT_SCHEDULE,  # also on GPUs: the job is short
         mesh=mesh,
         enabled=job.profiled,
         labels={"workload": job.preset.architecture, "preset": job.preset.name, "schedule": job.plan.schedule},

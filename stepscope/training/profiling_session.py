@@ -28,7 +28,13 @@ from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.plan import CaptureWindow
 from stepscope.training.captures.recording import Recording, has_gpu_activities
 from stepscope.training.captures.runner import CaptureRunner
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, captures_on_this_rank
+from stepscope.training.captures.schedule import (
+    DEFAULT_SCHEDULE,
+    ProfilerState,
+    Schedule,
+    captures_on_this_rank,
+    default_schedule,
+)
 from stepscope.training.memory.owners import MemoryOwners
 from stepscope.training.run.context import (
     MEASURING_STOPPED,
@@ -255,12 +261,11 @@ class Profile:
             raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
         settings = self._settings
         self._open_spans.begin()
-        self._schedule = settings.schedule or DEFAULT_SCHEDULE
-        if not isinstance(self._schedule, Schedule):
-            raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
-        if self._schedule.light and not has_gpu_activities():
-            self._schedule = replace(self._schedule, light=0)
-        identity = identify_process()
+        identity, on_gpu = identify_process(), has_gpu_activities()
+        schedule = settings.schedule or default_schedule(on_gpu=on_gpu, world_size=identity.world_size)
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {schedule!r}")
+        self._schedule = schedule if on_gpu else replace(schedule, light=0)
         captures = captures_on_this_rank(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         out = Path(settings.out).absolute()  # also after the script has changed its directory

@@ -18,8 +18,8 @@ from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import Cause, Notice
 from stepscope.trace.formats.operation_table import meta_path
 from stepscope.trace.reading import has_operations_name, read_operations
-from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
+from stepscope.workflow.job_input import read_job
 
 FIXABLE = frozenset(cause for cause, _ in FIXES) | PIPELINE_CAUSES
 """Causes that a replay can remove."""

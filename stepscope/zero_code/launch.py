@@ -62,12 +62,13 @@ class RunOptions:
 
     Attributes:
         out: absolute, as a script may change its directory.
+        schedule: None for profile()'s default.
     """
 
     out: str
     run: str | None
     ranks: str | list[int]
-    schedule: Schedule
+    schedule: Schedule | None
     with_stack: bool
 
     def as_text(self) -> str:
@@ -86,4 +87,5 @@ def take_options(environment: MutableMapping[str, str]) -> RunOptions | None:
     if text is None:
         return None
     fields = json.loads(text)
-    return RunOptions(**fields | {"schedule": Schedule(**fields["schedule"])})
+    schedule = fields["schedule"]
+    return RunOptions(**fields | {"schedule": None if schedule is None else Schedule(**schedule)})

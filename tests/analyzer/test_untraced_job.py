@@ -65,7 +65,9 @@ def test_records_alone_name_what_they_show(
     assert verdict.fix.step_ms == pytest.approx(40)
     assert job_time is not None
     assert job_time.basis == "telemetry"
-    assert verdict.share == pytest.approx(job_time.breakdown[cause])
+    apart = {Reason.GC: "garbage_collection", Reason.COMPILE: "compilation"}
+    category = next((apart[reason] for reason in reasons if reason in apart), cause)
+    assert verdict.share == pytest.approx(job_time.breakdown[category])
     assert sum(job_time.breakdown.values()) == pytest.approx(1)
 
 
@@ -132,10 +134,35 @@ def test_a_run_of_start_up_steps_shows_nothing(num_steps: int) -> None:
     records = rank_steps(0, [700.0] * num_steps, lambda _: {"data_wait_ns": 600 * MS})
     verdict = _analysis(RunFacts(_joined([records]))).verdict
     assert verdict.cause is Cause.INSUFFICIENT_EVIDENCE
-    assert f"only {num_steps - 1} of {counted(num_steps, 'step')} shows the job as it runs" in verdict.summary
+    assert f"only {num_steps - 1} of {counted(num_steps, 'step')} may stand for the job" in verdict.summary
 
 
 def test_more_ranks_than_cores_are_said() -> None:
     records = [rank_steps(rank, [40.0] * _NUM_STEPS) for rank in range(4)]
     codes = [notice.code for notice in _analysis(RunFacts(_joined(records)), num_cpus=2).warnings]
     assert "oversubscribed" in codes
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"non_finite": ["loss"]} if index == 7 else {"figures": {"overflow": float(10 <= index < 20)}}
+
+    only = _analysed(more=lambda index: {"non_finite": ["loss"]} if index < 8 else {}).verdict
+    assert (only.cause, only.reasons) == (Cause.WASTED_STEPS, [Reason.NON_FINITE])
+    assert "8 losses not finite" in only.summary
+    both = _analysed(more=more).verdict
+    assert both.reasons == [Reason.OVERFLOW, Reason.NON_FINITE]
+    assert "10 updates skipped, 1 loss not finite" in both.summary
+
+
+def test_slow_steps_in_which_the_allocator_retried_are_inferred_to_be_its() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"figures": {**_GPU, "num_alloc_retries": (index + 1) // 8}}
+
+    verdict = _analysed(lambda index: 400.0 if index % 8 == 7 else 40.0, more).verdict
+    assert (verdict.cause, verdict.reasons, verdict.bottleneck) == (Cause.HOST_BOUND, [Reason.ALLOCATOR], True)
+    assert verdict.confidence <= 0.7
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(40)
+    every_step = _analysed(lambda i: 400.0 if i % 8 == 7 else 40.0, lambda i: {"figures": {"num_alloc_retries": i}})
+    assert every_step.verdict.cause is Cause.UNEXPLAINED

@@ -22,6 +22,8 @@ _TOLERANCE = {"h200x1": 0.2, "cpu4": 0.15}
     "run",
     [
         "h200x1/slow_workers",
+        "h200x1/gc_churn",
+        "h200x1/small_batch",
         "h200x1/fp16_overflow",
         "h200x1/item_control",
         "h200x1/item_norms",
@@ -32,6 +34,7 @@ _TOLERANCE = {"h200x1": 0.2, "cpu4": 0.15}
         "cpu4/eval_rank0",
         "cpu4/l_val",
         "cpu4/healthy",
+        "cpu4/drift",
     ],
 )
 def test_a_recorded_run_meets_its_truth(run: str, shared_traces: Path) -> None:
@@ -57,6 +60,9 @@ def test_a_recorded_run_meets_its_truth(run: str, shared_traces: Path) -> None:
         assert low * (1 - tolerance) <= truth["fixed_ms"] <= high * (1 + tolerance)
     assert job_time is not None
     assert job_time.basis == "telemetry+trace"
+    if verdict.cause is not Cause.UNEXPLAINED:
+        assert verdict.share is not None
+        assert verdict.share >= job_time.breakdown.get(verdict.cause, 0.0) - 1e-9
     assert sum(job_time.breakdown.values()) == pytest.approx(1)
     assert job_time.wall_ms == pytest.approx(sum(getattr(job_time.goodput, name) for name in Goodput.__slots__))
 

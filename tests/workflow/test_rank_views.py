@@ -12,7 +12,9 @@ import pytest
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
+from stepscope.trace.columns import TraceColumns
 from stepscope.workflow.analyze import analyze, analyze_captures
+from stepscope.workflow.inputs.trace_files import open_ranks
 from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import trace_document, write_trace
 
@@ -243,3 +245,26 @@ def test_ranks_whose_profilers_began_seconds_apart_are_viewed_from_where_all_rec
     assert [rank.window_ms for rank in analysis.ranks] == [2450.0] * 2
     apart = "the ranks' profilers began 1,500.0 ms apart: the steps before 3 are left out"
     assert apart in [notice.message for notice in analysis.warnings]
+
+
+def test_all_captures_of_a_run_are_read_once_and_each_counts_to_the_verdict_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    for number in (5, 20, 35):
+        write_trace(run / "traces" / f"step{number}" / "rank0.json.gz", 0, world_size=1, later_us=1e6 * number)
+    (run / "run.json").write_text("{}")
+    (run / "steps").mkdir()
+    lines = [json.dumps({"index": i, "start_ns": i * 10**8, "end_ns": (i + 1) * 10**8}) for i in range(40)]
+    (run / "steps" / "rank0.jsonl").write_text("\n".join(lines) + "\n")
+    read: list[str] = []
+
+    def read_and_note(path: str) -> list[TraceColumns]:
+        read.append(Path(path).parent.name)
+        return open_ranks(path)
+
+    monkeypatch.setattr("stepscope.workflow.fan_out.tasks.open_ranks", read_and_note)
+    each = analyze_captures([str(run)])
+    assert sorted(read) == ["step20", "step35", "step5"]
+    alone = [analyze([str(run)], capture=number, keep=False).analysis for number in (1, 2, 3)]
+    assert [one.analysis for one in each.captures] == alone

@@ -14,7 +14,7 @@ from stepscope.analyzer.what_if.rank_graph import Edges
 from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.vocabulary import Cause
-from stepscope.workflow.analyze import read_job
+from stepscope.workflow.job_input import read_job
 from stepscope.workflow.what_if import what_if
 
 pytestmark = pytest.mark.shared

@@ -53,6 +53,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.CPU_LIMITED: "give every training process its own cores (cgroup, --cpus-per-task, bind cores to ranks)",
     Reason.GPU_SHARED: "end the other process on this GPU, or give the job a GPU of its own (nvidia-smi lists them)",
     Reason.OVERFLOW: "lower the first loss scale (GradScaler init_scale=2.0**16), or use bfloat16, which needs none",
+    Reason.NON_FINITE: "find the first loss that is not finite (stepscope steps): batch, learning rate, clipping",
     Reason.REPEATED: "save checkpoints more often, so that a restart repeats fewer steps; find why it restarts",
     Reason.READS_VALUE: "call .item() on losses and norms every N steps only; replace nonzero and masks by where()",
     Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",

@@ -8,39 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.blame.root_causes import ranks_to_name
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
-from stepscope.analyzer.job_time.losses import ranks_by_loss
-from stepscope.analyzer.job_time.steps import ON_HOST, Flags, Floats, HostLoss
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, TRACE, Loss, merged_losses
+from stepscope.analyzer.job_time.recorded_losses import recorded_losses, weighted_mean
+from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.vocabulary import Cause, Reason
-
-CAUSE_OF_LOSS = {
-    HostLoss.CHECKPOINT: (Cause.CHECKPOINT, None),
-    HostLoss.EVALUATION: (Cause.EVALUATION, None),
-    HostLoss.DATA_WAIT: (Cause.DATA_LOADING, None),
-    HostLoss.COLLECTION: (Cause.HOST_BOUND, Reason.GC),
-    HostLoss.COMPILATION: (Cause.HOST_BOUND, Reason.COMPILE),
-    HostLoss.RUN_DELAY: (Cause.CONTENTION, Reason.CPU_LIMITED),
-}
-
-TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
-
-MAX_QUEUED_STEPS = 4
-"""Steps of GPU work behind which a host's pause can hide: a launch queue holds about a thousand launches."""
-MOSTLY_EXPOSED = 0.5
-"""Least part of a loss measured on the host that the queue cannot have hidden, for its length to be taken as it is."""
-
-MIN_STEPS_FOR_SLOPE = 8
-"""Fewer steps do not show whether they get longer with a loss."""
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
 """Causes of idle time that recording makes longer."""
@@ -59,6 +39,10 @@ LIKE_STEPS = 0.15
 UNRECORDED_HOST = (0.57, 0.79)
 """Host time of a step without a profiler / with one that records operators and shapes, as measured on an H200."""
 
+RETRIES_FIGURE = "num_alloc_retries"
+MOSTLY_RETRIED, HARDLY_RETRIED = 0.5, 0.1
+"""Least share of slow steps, and largest of others, with retries of the allocator, for these to be the cause."""
+
 MIN_PAUSED_SHARE = 0.10
 """Least share of pauses in captured steps for contention to be suspected."""
 
@@ -67,29 +51,6 @@ MIN_COPIED_SHARE = 0.10
 suspected: the weights are a quarter to a seventh of what training holds."""
 MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """One loss of a job, ms of a useful step.
-
-    Attributes:
-        basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
-            `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
-        is_inferred: nothing recorded names the cause.
-        recorded: what the step records call it; None where they do not.
-    """
-
-    cause: Cause
-    ms: float
-    reasons: list[Reason] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    basis: str = TRACE
-    least_ms: float | None = None
-    most_ms: float | None = None
-    is_inferred: bool = False
-    recorded: HostLoss | None = None
-    error: float | None = None
 
 
 class JobLosses(NamedTuple):
@@ -121,7 +82,7 @@ class JobLosses(NamedTuple):
         for cause, milliseconds in self.work_ms.items():
             shares[cause.value] += self.share(milliseconds)
         for loss in self.losses:
-            shares[loss.cause.value] += self.share(loss.ms)
+            shares[loss.category] += self.share(loss.ms)
         if self.wasted_share:
             shares[Cause.WASTED_STEPS.value] += self.wasted_share
         missing = 1.0 - sum(shares.values())
@@ -140,23 +101,21 @@ def job_losses(
     useful = weight * ~wasted
     if not (useful * training.settled).any():  # a wasted step takes as long as one that is not
         useful = weight * training.settled if (weight * training.settled).any() else weight
-    step_ms = _mean(steps.period_ms, useful)
-    recorded = _recorded(training, useful)
-    excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
-    slow_ms = _mean(np.maximum(excess, 0.0), useful)
+    step_ms = weighted_mean(steps.period_ms, useful)
     floor_ms = _floor_ms(captures)
+    recorded = recorded_losses(training, useful, floor_ms)
+    excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
+    slow_ms = weighted_mean(np.maximum(excess, 0.0), useful)
     if floor_ms is not None:
-        recorded, slow_ms = _within(recorded, slow_ms, max(step_ms - floor_ms, 0.0))
-        recorded = [_bounded(training, useful, loss, floor_ms) for loss in recorded]
-    elif steps.on_device:
-        recorded = [_bounded_by_length(training, useful, loss) for loss in recorded]
+        held_up_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in recorded)
+        slow_ms = min(slow_ms, max(step_ms - floor_ms - held_up_ms, 0.0))
     slow = _slow_losses(training, captures, slow_ms)
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
     irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     rest = _rest(training, captures, rest_ms, light)
-    losses = [loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0]
+    losses = merged_losses([loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0])
     return JobLosses(
         step_ms=step_ms,
         wasted_share=wasted_ms / training.training_ms if training.training_ms > 0 else 0.0,
@@ -167,21 +126,6 @@ def job_losses(
     )
 
 
-def _mean(by_step: Floats, weight: Floats) -> float:
-    total = float(weight.sum())
-    return float((weight * by_step).sum()) / total if total else 0.0
-
-
-def _recorded(training: TrainingTime, weight: Floats) -> list[Loss]:
-    losses = []
-    for loss, (cause, reason) in CAUSE_OF_LOSS.items():
-        milliseconds = _mean(training.losses.ms[loss], weight)
-        ranks = ranks_to_name(ranks_by_loss(training.steps, training.losses, loss, weight))
-        reasons = [] if reason is None else [reason]
-        losses.append(Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss))
-    return losses
-
-
 def _floor_ms(captures: Sequence[CapturedSteps]) -> float | None:
     known = [capture.floor_ms for capture in captures if capture.floor_ms is not None]
     return min(known) if known else None
@@ -190,64 +134,9 @@ def _floor_ms(captures: Sequence[CapturedSteps]) -> float | None:
 def _irregular_ms(training: TrainingTime, weight: Floats) -> float:
     """What ordinary steps take longer than their median: a capture of a few does not show why."""
     ordinary = weight * ~training.slow.is_slow
-    return max(_mean(training.losses.rest_ms, ordinary) - training.slow.ordinary_ms, 0.0) * float(
+    return max(weighted_mean(training.losses.rest_ms, ordinary) - training.slow.ordinary_ms, 0.0) * float(
         ordinary.sum() / weight.sum()
     )
-
-
-def _within(recorded: list[Loss], slow_ms: float, room_ms: float) -> tuple[list[Loss], float]:
-    """Recorded losses cut to the time in which the GPU can have been idle, the first cause kept longest."""
-    kept = []
-    for loss in recorded:
-        own = min(loss.ms, room_ms)
-        room_ms -= own
-        kept.append(replace(loss, ms=own))
-    return kept, min(slow_ms, room_ms)
-
-
-def _bounded(training: TrainingTime, weight: Floats, loss: Loss, floor_ms: float) -> Loss:
-    """A loss that was measured on the host alone: between what the GPU's queue cannot hide, and all of it.
-
-    It counts as measured where most of it is too long to hide, else as the middle of its bounds.
-    """
-    by_step = _perhaps_hidden(training, loss)
-    if by_step is None:
-        return loss
-    too_long = np.maximum(by_step - MAX_QUEUED_STEPS * floor_ms, 0.0)
-    least_ms = min(max(_mean(by_step, weight) - floor_ms, _mean(too_long, weight), 0.0), loss.ms)
-    return _at_least(loss, least_ms)
-
-
-def _bounded_by_length(training: TrainingTime, weight: Floats, loss: Loss) -> Loss:
-    """The same without a floor: what the queue hides does not make a step longer, so at least the part by which steps
-    get longer with it was exposed."""
-    by_step = _perhaps_hidden(training, loss)
-    if by_step is None:
-        return loss
-    rows = np.flatnonzero(weight > 0)
-    held_up = by_step[rows]
-    length = training.losses.rest_ms[rows] + held_up
-    spread = held_up - held_up.mean()
-    total = float((spread**2).sum())
-    if len(rows) < MIN_STEPS_FOR_SLOPE or total <= 0:
-        return _at_least(loss, 0.0)
-    slope = float((spread * length).sum()) / total
-    residual = length - length.mean() - slope * spread
-    error = float(np.sqrt((residual**2).sum() / (len(rows) - 2) / total))
-    return _at_least(loss, min(max(slope - 2.0 * error, 0.0), 1.0) * loss.ms)
-
-
-def _perhaps_hidden(training: TrainingTime, loss: Loss) -> Floats | None:
-    """By step, a loss that was measured on the host alone, so that queued work may hide it; None for any other."""
-    if loss.recorded not in (*ON_HOST, HostLoss.DATA_WAIT) or loss.recorded not in training.steps.unmeasured:
-        return None
-    return training.losses.ms[loss.recorded]
-
-
-def _at_least(loss: Loss, least_ms: float) -> Loss:
-    if least_ms >= MOSTLY_EXPOSED * loss.ms:
-        return loss
-    return replace(loss, ms=(least_ms + loss.ms) / 2.0, basis=BOUND, least_ms=least_ms, most_ms=loss.ms)
 
 
 def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow_ms: float) -> list[Loss]:
@@ -257,6 +146,8 @@ def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow
     slow = training.slow
     captured = _captured(training, captures, slow.is_slow)
     if captured is None:
+        if _has_retried(training):
+            return [Loss(Cause.HOST_BOUND, slow_ms, [Reason.ALLOCATOR], slow.late_ranks, TELEMETRY, is_inferred=True)]
         return [Loss(Cause.UNEXPLAINED, slow_ms, [], slow.late_ranks, TELEMETRY)]
     if _copies_weights(training, captures):
         return [Loss(Cause.CHECKPOINT, slow_ms, basis=TRACE, is_inferred=True)]
@@ -267,6 +158,17 @@ def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow
         return [Loss(Cause.UNEXPLAINED, slow_ms, [], slow.late_ranks, TELEMETRY)]
     more *= slow_ms / more.sum()
     return [Loss(CAUSE_ORDER[code], float(more[code])) for code in np.flatnonzero(more).tolist()]
+
+
+def _has_retried(training: TrainingTime) -> bool:
+    """Whether the allocator had to free its caches in most slow steps and hardly any other."""
+    count = training.steps.figures.get(RETRIES_FIGURE)
+    if count is None:
+        return False
+    so_far = np.maximum.accumulate(np.nan_to_num(count))
+    has_retried = np.diff(so_far, prepend=so_far[0]) > 0
+    slow, others = (has_retried[training.settled & kind] for kind in (training.slow.is_slow, ~training.slow.is_slow))
+    return bool(len(slow) and slow.mean() >= MOSTLY_RETRIED and (not len(others) or others.mean() <= HARDLY_RETRIED))
 
 
 def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: Flags) -> Floats | None:
@@ -309,7 +211,7 @@ def _rest(
         return _Rest([], {Cause.UNEXPLAINED: rest_ms}, None)
     cause_ms = _plain(training, captures)
     cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
-    collected = _mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))
+    collected = weighted_mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))
     cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] = max(cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] - collected, 0.0)
     captured_ms = float(cause_ms.sum())
     distortion = captured_ms / rest_ms - 1.0 if rest_ms > 0 else None

@@ -9,15 +9,10 @@ import numpy as np
 
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
-from stepscope.analyzer.job_time.job_losses import (
-    BOUND,
-    HOST_CAUSES,
-    TELEMETRY,
-    JobLosses,
-    job_losses,
-)
+from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
 from stepscope.analyzer.job_time.judge import BOUND_CONFIDENCE, FEW_STEPS_CONFIDENCE, Judge
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
+from stepscope.analyzer.job_time.loss import BOUND, TELEMETRY
 from stepscope.analyzer.job_time.steps import HostLoss, JobSteps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import (

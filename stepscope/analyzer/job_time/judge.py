@@ -9,14 +9,15 @@ import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for
-from stepscope.analyzer.job_time.job_losses import BOUND, HOST_CAUSES, REPLAY, TELEMETRY, JobLosses, Loss
+from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, cause_title_of_job, is_on_cpu
+from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97
@@ -127,25 +128,26 @@ class Judge:
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
         what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
         if largest is not None:
-            what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest.cause)})"
+            what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
-            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} shows the job as it runs"
+            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} may stand for the job"
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
     def _wasted(self) -> Verdict:
-        steps, losses, training = self.training.steps, self.losses, self.training
-        num_skipped, num_lost = int(steps.is_skipped.sum()), int(training.is_lost.sum())
-        reasons = [Reason.OVERFLOW] if num_skipped >= num_lost else [Reason.REPEATED]
+        steps, losses = self.training.steps, self.losses
+        wasted = {
+            Reason.OVERFLOW: (steps.has_overflowed, "update skipped", "updates skipped"),
+            Reason.NON_FINITE: (steps.is_skipped & ~steps.has_overflowed, "loss not finite", "losses not finite"),
+            Reason.REPEATED: (self.training.is_lost & ~steps.is_skipped, "step repeated", "steps repeated"),
+        }
+        numbers = {reason: int(which.sum()) for reason, (which, *_) in wasted.items() if which.any()}
+        reasons = sorted(numbers, key=lambda reason: -numbers[reason])
+        what = ", ".join(counted(numbers[reason], *wasted[reason][1:]) for reason in reasons)
         action = actions_for(Cause.WASTED_STEPS, reasons)
         useful = 1.0 - losses.wasted_share
         fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
-        what = (
-            f"{counted(num_skipped, 'update')} skipped"
-            if num_skipped >= num_lost
-            else f"{counted(num_lost, 'step')} repeated"
-        )
         return Verdict(
             cause=Cause.WASTED_STEPS,
             reasons=reasons,
@@ -167,7 +169,6 @@ class Judge:
         reasons, evidence = self._reasons(loss)
         ranks = loss.ranks or ([] if loss.basis == TELEMETRY else self._ranks_of(loss.cause))
         actions = self._actions(loss, reasons)
-        title = "Garbage collection" if Reason.GC in loss.reasons else self._title(loss.cause)
         where = (
             f" on {form(len(ranks), 'rank')} {listed(ranks)}" if 0 < len(ranks) < self.analysis.job.world_size else ""
         )
@@ -177,7 +178,7 @@ class Judge:
             cause=loss.cause,
             reasons=reasons,
             confidence=self._confidence(loss),
-            summary=f"{title}{where}: {self._cost(loss)}, {observed}{inferred}",
+            summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}",
             ranks=ranks,
             evidence=[Evidence("share_of_training_time", share, "ratio", BOTTLENECK_THRESHOLD, ranks), *evidence],
             actions=actions,
@@ -200,7 +201,7 @@ class Judge:
         mfu = "" if self.analysis.job.mfu is None else f" at {self.analysis.job.mfu:.0%} MFU"
         largest = losses.losses[0] if losses.losses else None
         on_cpu = is_on_cpu(self.analysis.job)
-        largest_words = "" if largest is None else self._title(largest.cause)
+        largest_words = "" if largest is None else self._title(largest)
         less = "" if largest is None else f"; largest loss {losses.share(largest.ms):.1%} ({largest_words})"
         own = self.analysis.verdict
         confidence = own.confidence if own.cause is cause else min(own.confidence, BOUND_CONFIDENCE)
@@ -221,8 +222,8 @@ class Judge:
             next=self._next(None),
         )
 
-    def _title(self, cause: Cause) -> str:
-        return cause_title_of_job(cause, self.analysis.job)
+    def _title(self, loss: Loss) -> str:
+        return training_category_title(loss.category, self.analysis.job)
 
     def _rows(self) -> Mapping[Cause, RootCause]:
         return {row.cause: row for row in self.analysis.root_causes}
@@ -239,14 +240,20 @@ class Judge:
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
-        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
-            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
-            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and (self._has_one_core() or self._lacks_a_cpu()):
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")] if self._has_one_core() else []
+            others = [reason for reason in from_trace[0] if reason is not Reason.CPU_LIMITED]
+            return [Reason.CPU_LIMITED, *others], [*evidence, *from_trace[1]]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
         return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
+
+    def _lacks_a_cpu(self) -> bool:
+        """Whether launching threads wait for a CPU for a notable part of training time."""
+        delays = [loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY]
+        return self.losses.share(sum(delays)) > SECONDARY_THRESHOLD
 
     def _what_slow_steps_share(self) -> list[Evidence]:
         slow = self.training.slow
@@ -308,7 +315,7 @@ class Judge:
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{self._title(loss.cause)}: {self._cost(loss)}")
+            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}")
             for loss, share in shares
             if share > SECONDARY_THRESHOLD
         ][:3]
@@ -319,8 +326,8 @@ class Judge:
 
     def _confidence(self, loss: Loss) -> float:
         if loss.basis == TELEMETRY:
-            unknown = loss.cause is Cause.UNEXPLAINED
-            return min(self._seen(loss.recorded), BOUND_CONFIDENCE if unknown else 1.0)
+            most = BOUND_CONFIDENCE if loss.cause is Cause.UNEXPLAINED else 1.0
+            return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if loss.is_inferred else most)
         if loss.recorded is not None:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)
         if loss.basis == REPLAY:

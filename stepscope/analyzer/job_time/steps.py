@@ -66,6 +66,7 @@ class JobSteps:
         is_captured: a profiler recorded the step.
         has_compiled: a rank compiled in the step.
         is_skipped: its update was left out: gradients overflowed, or the loss is not finite.
+        has_overflowed: gradients overflowed.
         figures: means over the ranks, NaN without a value.
         phases: names of the phases in the step, sorted.
         origin_ns: time of 0 ms, ns since the epoch.
@@ -88,6 +89,7 @@ class JobSteps:
     is_captured: Flags
     has_compiled: Flags
     is_skipped: Flags
+    has_overflowed: Flags
     figures: dict[str, Floats]
     phases: list[tuple[str, ...]]
     origin_ns: int
@@ -151,6 +153,7 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
                 host[loss][row, column] = nanoseconds / 1e6
     is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
     is_profiled = _profiled(steps_of, is_first)
+    has_overflowed = np.array([any(step.figures.get(OVERFLOW_FIGURE) for step in steps) for steps in steps_of])
     are_known = _align(start, end, attempts, ~(is_first | is_profiled | is_after_gap))
     has_one_host = len({hosts.get(rank) for rank in columns}) == 1 and all(rank in hosts for rank in columns)
     starts = {a: float(np.nanmin(start[np.flatnonzero(attempts == a)[0]])) for a in np.unique(attempts).tolist()}
@@ -169,7 +172,8 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
         is_profiled=is_profiled,
         is_captured=np.array([any(step.captured for step in steps) for steps in steps_of]),
         has_compiled=np.array([any(step.num_compilations for step in steps) for steps in steps_of]),
-        is_skipped=np.array([any(_is_skipped(step) for step in steps) for steps in steps_of]),
+        is_skipped=has_overflowed | [any(_LOSS_FIGURE in step.non_finite for step in steps) for steps in steps_of],
+        has_overflowed=has_overflowed,
         figures=_figures(steps_of),
         phases=[tuple(sorted({name for step in steps for name in step.phases})) for steps in steps_of],
         origin_ns=origin_ns,
@@ -256,10 +260,6 @@ def _unmeasured(steps: Sequence[Step]) -> frozenset[HostLoss]:
         loss: [name in step.exposed_phases for step in steps for name in _named(step, loss)] for loss in _PHASES
     }
     return ON_HOST | {loss for loss, known in measured.items() if known and float(np.mean(known)) < _MOSTLY}
-
-
-def _is_skipped(step: Step) -> bool:
-    return bool(step.figures.get(OVERFLOW_FIGURE)) or _LOSS_FIGURE in step.non_finite
 
 
 def _profiled(steps_of: Sequence[Collection[Step]], is_first: Flags) -> Flags:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.job_time.losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
+from stepscope.analyzer.job_time.step_losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend

@@ -137,7 +137,7 @@ class RootCause:
     """Analysis document: one root cause; fractions add up to 1 over the rows, milliseconds to the job's step.
 
     `ms_per_step` covers whole steps; None where all of the cause's time is in the last step, which the trace cuts.
-    `interval` (of the fraction) and `ms_interval` are 90 % confidence intervals from a bootstrap over steps.
+    `interval` (of the fraction) and `ms_interval` are 90% confidence intervals from a bootstrap over steps.
     """
 
     cause: Cause
@@ -204,8 +204,8 @@ class Verdict:
 
     Attributes:
         bottleneck: whether a loss reaches a tenth of training time; None where unknown.
-        share: of training time, of the cause for these reasons (`job_time.breakdown` adds up all of a cause); None
-            where unknown.
+        share: of training time, of the cause for these reasons (`job_time.breakdown` has garbage collection and
+            compilation apart from their cause); None where unknown.
     """
 
     cause: Cause
@@ -285,6 +285,10 @@ class UnexplainedSteps:
     ranks: list[int]
 
 
+CAUSE_OF_PART = {"garbage_collection": Cause.HOST_BOUND, "compilation": Cause.HOST_BOUND}
+"""Causes of the categories in `JobTime.breakdown` that are parts of a cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobTime:
     """Analysis document: training time of the job over all steps and ranks.
@@ -293,7 +297,7 @@ class JobTime:
         training_ms: sum over all steps of all attempts, `num_steps` x `mean_step_ms`.
         wall_ms: the parts of `goodput` together; None from traces alone.
         basis: the sources, joined by "+": telemetry, trace, counters.
-        breakdown: share of training time by category; adds up to 1.
+        breakdown: share of training time by category: a cause, garbage_collection or compilation; adds up to 1.
         goodput: None from traces alone.
         num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
             alone.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepscope.core.documents.analysis import Analysis, Headroom, JobTime, Pipeline, PredictedFix
+from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, Headroom, JobTime, Pipeline, PredictedFix
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.wording import (
@@ -21,6 +21,7 @@ from stepscope.core.text.wording import (
     is_on_cpu,
     mesh_words,
     reason_words,
+    training_category_title,
 )
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 
@@ -42,30 +43,36 @@ class VerdictText:
 
     Attributes:
         label: BOTTLENECK | NO BOTTLENECK | UNKNOWN.
-        head: the rest of the first line: cause, share, milliseconds a step, how much was observed.
-        evidence: sentences.
+        title: the cause, with the ranks where it is not all; what bounds the job; what is missing.
+        figures: of a bottleneck, number and meaning of each: share, milliseconds a step, how much was observed.
+        evidence: in one or two sentences.
         remedies: name and text of each: Fix, Then, Record, Next.
         headroom: what a known change would save.
     """
 
     label: str
-    head: str
-    evidence: list[str]
+    title: str
+    figures: list[tuple[str, str]]
+    evidence: str
     remedies: list[tuple[str, str]]
     headroom: list[str]
     confidence: str
 
     @property
-    def first_line(self) -> str:
-        """Label and head."""
-        return f"{self.label}  {self.head}"
+    def head(self) -> str:
+        """The first line without its label: title and figures."""
+        if not self.figures:
+            return self.title
+        share, *others = (f"{number} {meaning}" for number, meaning in self.figures)
+        return f"{self.title}: {share}" + (f" ({', '.join(others)})" if others else "")
 
     def lines(self) -> list[str]:
         """All lines, as a terminal shows them."""
-        lines = [self.first_line, *(f"  {sentence}" for sentence in self.evidence)]
+        lines = [f"{self.label}  {self.head}"]
+        lines += [f"  {self.evidence}"] if self.evidence else []
         lines += [f"  {name:<{_NAME_WIDTH}}{text}" for name, text in self.remedies]
         lines += [f"{'' if at else 'HEADROOM':<{_NAME_WIDTH}}{text}" for at, text in enumerate(self.headroom)]
-        return [*lines, self.confidence]
+        return [*lines, f"Confidence {self.confidence}"]
 
 
 _NAME_WIDTH = 10
@@ -84,23 +91,19 @@ class BreakdownRow:
 
 def verdict_text(analysis: Analysis) -> VerdictText:
     """The verdict of an analysis as text."""
-    confidence = _confidence(analysis)
-    verdict = analysis.verdict
+    verdict, confidence = analysis.verdict, _confidence(analysis)
+    headroom = [_headroom(headroom) for headroom in verdict.headroom]
     if verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
         record = [("Record", action_words(action)) for action in verdict.actions]
-        return VerdictText(UNKNOWN, verdict.summary, [], record, [], confidence)
+        return VerdictText(UNKNOWN, verdict.summary, [], "", record, headroom, confidence)
+    evidence = _evidence(analysis)
     if is_bottleneck(analysis):
-        return VerdictText(
-            BOTTLENECK,
-            _bottleneck(analysis),
-            _evidence(analysis),
-            [*_fixes(analysis), *_next(analysis)],
-            [_headroom(headroom) for headroom in verdict.headroom],
-            confidence,
-        )
-    modelled = [_headroom(headroom) for headroom in verdict.headroom]
-    tried = [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
-    return VerdictText(NO_BOTTLENECK, _no_bottleneck(analysis), _evidence(analysis), [], modelled or tried, confidence)
+        ranks = verdict.ranks if len(verdict.ranks) < analysis.job.world_size else []
+        title = _title(analysis) + (f" on {numbers.ranks_words(ranks)}" if ranks else "")
+        remedies = [*_fixes(analysis), *_next(analysis)]
+        return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
+    headroom = headroom or [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
+    return VerdictText(NO_BOTTLENECK, _no_bottleneck(analysis), [], evidence, [], headroom, confidence)
 
 
 def is_bottleneck(analysis: Analysis) -> bool:
@@ -152,7 +155,7 @@ def breakdown(analysis: Analysis) -> list[BreakdownRow]:
     ranks = {} if of_training_time(time) else {row.cause.value: row.ranks for row in analysis.root_causes}
     rows = [_row(analysis, name, share, ranks.get(name, [])) for name, share in shares.items() if share >= SHOWN_FROM]
     title, cause = _title(analysis), verdict.cause
-    if title == cause_title_of_job(cause, analysis.job) or verdict.share is None:
+    if any(row.title == title for row in rows) or verdict.share is None:
         return rows
     others = max(shares.get(cause.value, 0.0) - verdict.share, 0.0)
     rows = [row for row in rows if row.cause is not cause]
@@ -179,9 +182,8 @@ def goodput_line(time: JobTime) -> str | None:
 
 
 def _row(analysis: Analysis, name: str, share: float, ranks: list[int]) -> BreakdownRow:
-    cause = Cause(name) if name in frozenset(Cause) else None
-    title = name.replace("_", " ").capitalize() if cause is None else cause_title_of_job(cause, analysis.job)
-    return BreakdownRow(title, cause, share, _ms(analysis, share), ranks)
+    cause = CAUSE_OF_PART.get(name) or (Cause(name) if name in frozenset(Cause) else None)
+    return BreakdownRow(training_category_title(name, analysis.job), cause, share, _ms(analysis, share), ranks)
 
 
 def _ms(analysis: Analysis, share: float) -> float | None:
@@ -205,23 +207,23 @@ def _title(analysis: Analysis) -> str:
     return cause_title_of_job(verdict.cause, analysis.job) if of_reason is None or in_part else of_reason
 
 
-def _bottleneck(analysis: Analysis) -> str:
-    verdict, job, time = analysis.verdict, analysis.job, analysis.job_time
-    where = f" on {numbers.ranks_words(verdict.ranks)}" if 0 < len(verdict.ranks) < job.world_size else ""
-    share = _share(analysis)
+def _figures(analysis: Analysis) -> list[tuple[str, str]]:
+    job, time, share = analysis.job, analysis.job_time, _share(analysis)
     if share is None:
-        return f"{_title(analysis)}{where}"
-    step_ms = mean_step_ms(analysis)
-    is_unmarked = not analysis.trace_quality.steps_marked and job.num_steps == 1 and not of_training_time(time)
-    details = []
-    if step_ms is not None:
-        details.append(f"{share * step_ms:,.1f} of {step_ms:,.1f} ms{'' if is_unmarked else ' per step'}")
-    if time is not None and of_training_time(time):
-        steps = numbers.counted(time.num_steps, "step")
-        details.append(steps if time.num_settled is None else f"{time.num_settled} of {steps} observed")
+        return []
+    figures = [(f"{share:.1%}", f"of {time_name(analysis)}")]
+    has_records = of_training_time(time)
+    is_unmarked = not analysis.trace_quality.steps_marked and job.num_steps == 1 and not has_records
+    if (step_ms := mean_step_ms(analysis)) is not None:
+        per_step = " ms" if is_unmarked else " ms per step"
+        figures.append((f"{share * step_ms:,.1f}", f"of {step_ms:,.1f}{per_step}"))
+    if time is not None and has_records:
+        observed = time.num_steps if time.num_settled is None else time.num_settled
+        figures.append((f"{observed:,}", f"of {numbers.counted(time.num_steps, 'step')} observed"))
     else:
-        details.append("steps not marked" if is_unmarked else numbers.counted(job.num_steps, "profiled step"))
-    return f"{_title(analysis)}{where}: {share:.1%} of {time_name(analysis)} ({', '.join(details)})"
+        steps = "profiled window" if is_unmarked else numbers.form(job.num_steps, "profiled step")
+        figures.append((f"{job.num_steps:,}", steps))
+    return figures
 
 
 def _share(analysis: Analysis) -> float | None:
@@ -252,7 +254,7 @@ def _largest_loss(analysis: Analysis) -> tuple[Cause, float] | None:
     return next(((row.cause, row.share) for row in losses if row.cause is not None), None)
 
 
-def _evidence(analysis: Analysis) -> list[str]:
+def _evidence(analysis: Analysis) -> str:
     verdict, job = analysis.verdict, analysis.job
     sentences = [evidence_sentence(analysis)]
     if verdict.cause is Cause.PIPELINE_BUBBLE and analysis.pipeline is not None:
@@ -268,7 +270,7 @@ def _evidence(analysis: Analysis) -> list[str]:
     _, _, files = verdict.summary.partition("; look at ")
     if files and not verdict.ranks and any(rank.rank_source == "order" for rank in analysis.ranks):
         sentences.append(f"Look at {files}.")
-    return [" ".join(sentence for sentence in sentences if sentence)]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _pipeline(pipeline: Pipeline) -> str:
@@ -361,7 +363,7 @@ def _confidence(analysis: Analysis) -> str:
         parts.append(f"no {what} of {numbers.ranks_words(job.missing_ranks)}")
     if verdict.confidence < HIGH_CONFIDENCE:
         parts += _doubts(analysis)
-    return f"Confidence {confidence_word(verdict.confidence)}: {', '.join(parts)}."
+    return f"{confidence_word(verdict.confidence)}: {', '.join(parts)}."
 
 
 def _distortion(analysis: Analysis) -> str:

@@ -40,8 +40,8 @@ _METRIC_TITLES = {
     "steps_without_device": "Steps without device activity",
     "largest_activity": "Largest single activity",
     "arrivals_unknown": "Communication with unknown arrivals",
-    "share_of_late_host_time": "Late host time",
-    "share_of_late_host_time_in_phase": "Late host time in phase",
+    "share_of_late_host_time": "CPU delay",
+    "share_of_late_host_time_in_phase": "CPU delay in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
     "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
@@ -126,6 +126,13 @@ CATEGORY_MEANINGS = {
 }
 """When time counts to each category, as the end of a sentence that begins 'At this instant'."""
 
+_CATEGORY_MEANINGS_ON_CPU = {
+    TimeCategory.COMPUTE_OTHER: "an operator runs",
+    TimeCategory.HOST_BOUND: "no operator runs: Python and framework code between them",
+    TimeCategory.SYNCHRONIZATION: "no operator runs: a call blocks",
+}
+"""Of a job without a GPU, instead of those above."""
+
 
 def cause_words(cause: Cause) -> str:
     """A cause as a title: 'Pipeline bubble'."""
@@ -153,15 +160,15 @@ def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
     return words[:1].upper() + words[1:]
 
 
+def training_category_title(category: str, job: AnalysedJob) -> str:
+    """A category of a job's training time as a title: 'Garbage collection', 'Data loading'."""
+    return cause_title_of_job(Cause(category), job) if category in frozenset(Cause) else _sentence(category)
+
+
 def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     """What is known of a job without a GPU whose operators take most of the time."""
     busy = f"the CPU is busy in operators for {share:.1%} of {of_what}"
     return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
-
-
-def category_title_of_job(category: TimeCategory, job: AnalysedJob) -> str:
-    """A category as a title for this job: one without a GPU has no kernel launches that come late."""
-    return (_CATEGORY_TITLES_ON_CPU.get(category) if is_on_cpu(job) else None) or category_words(category)
 
 
 def category_phrase(category: TimeCategory) -> str:
@@ -169,9 +176,16 @@ def category_phrase(category: TimeCategory) -> str:
     return _inside(category_words(category))
 
 
-def category_words(category: TimeCategory) -> str:
-    """A category as a title: 'Waiting for a rank'."""
-    return _CATEGORY_TITLES.get(category) or _sentence(category.value)
+def category_words(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """A category as a title: 'Waiting for a rank'; a job without a GPU has no kernel launches."""
+    of_cpu = _CATEGORY_TITLES_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or _CATEGORY_TITLES.get(category) or _sentence(category.value)
+
+
+def category_meaning(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """When time counts to a category, as the end of a sentence that begins 'At this instant'."""
+    of_cpu = _CATEGORY_MEANINGS_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or CATEGORY_MEANINGS[category]
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
@@ -200,7 +214,7 @@ _IN_A_PHASE = "share_of_late_host_time_in_phase"
 
 
 def metric_words(metric: str) -> str:
-    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'Late host time (dispatch)'."""
+    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'CPU delay (dispatch)'."""
     name, _, subject = metric.partition(": ")
     words = _METRIC_TITLES.get(name) or _sentence(name.replace(".", " "))
     shown = subject if name == _IN_A_PHASE else subject.replace("_", " ")

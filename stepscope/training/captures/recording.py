@@ -172,10 +172,10 @@ class Recording:
 
 
 def has_gpu_activities() -> bool:
-    """Whether torch's profiler records a GPU here that light captures are understood of."""
+    """Whether torch sees a GPU; asked of the driver's library for management, so that a later fork may still use it."""
     import torch
 
-    return bool(torch.cuda.is_available())
+    return bool(torch.cuda.device_count())
 
 
 def _activities(*, is_light: bool) -> list[Any]:

@@ -129,7 +129,19 @@ class Schedule:
 
 
 DEFAULT_SCHEDULE = Schedule()
-"""Three steps to settle, one to warm up, three captured, once: a short run ends with a capture."""
+"""Without a GPU: three steps to settle, one to warm up, three captured, once: a short run ends with a capture."""
+
+DEFAULT_GPU_SCHEDULE = Schedule(first=24)
+"""On a GPU: by then the launch queue is full, and enough steps have run that no profiler slowed."""
+
+LIGHT_STEPS = 5
+
+
+def default_schedule(*, on_gpu: bool, world_size: int) -> Schedule:
+    """The schedule of a training that names none; on the GPU of a job of one rank with a light capture."""
+    if not on_gpu:
+        return DEFAULT_SCHEDULE
+    return replace(DEFAULT_GPU_SCHEDULE, light=LIGHT_STEPS) if world_size == 1 else DEFAULT_GPU_SCHEDULE
 
 
 def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None, repeat: int | None = None) -> Schedule:

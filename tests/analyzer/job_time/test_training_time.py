@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.job_time.losses import ranks_by_loss
+from stepscope.analyzer.job_time.step_losses import ranks_by_loss
 from stepscope.analyzer.job_time.steps import HostLoss, job_steps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import Goodput

@@ -64,7 +64,7 @@ def test_without_records_of_all_steps_the_share_is_of_the_profiled_ones() -> Non
     text = verdict_text(TRACES_ALONE)
     share = next(row.fraction for row in TRACES_ALONE.root_causes if row.cause is Cause.PIPELINE_BUBBLE)
     step_ms = TRACES_ALONE.job.step_ms or 0.0
-    assert text.first_line == (
+    assert text.lines()[0] == (
         f"BOTTLENECK  Pipeline bubble: {share:.1%} of profiled time "
         f"({share * step_ms:,.1f} of {step_ms:,.1f} ms per step, 5 profiled steps)"
     )
@@ -112,7 +112,7 @@ def test_an_unknown_cause_says_what_is_missing_and_how_to_record_it() -> None:
         "UNKNOWN  40% of the steps have no device activity",
         "  Record    profile fewer steps",
     ]
-    assert text.confidence.startswith("Confidence low: ")
+    assert text.confidence.startswith("low: ")
 
 
 def test_lost_time_of_unknown_cause_has_no_fix_but_a_way_to_record_it() -> None:
@@ -207,7 +207,7 @@ def test_a_low_confidence_says_why() -> None:
         fix=PredictedFix("this", None, None, None, "bound", (1.0, 2.0)),
     )
     assert verdict_text(unsure).confidence == (
-        "Confidence low: telemetry of 6 steps, 5 profiled steps, profiled steps differ by +77% from the others, "
+        "low: telemetry of 6 steps, 5 profiled steps, profiled steps differ by +77% from the others, "
         "no trace of ranks 6–7, only bounds of the loss are known, few steps, more ranks than CPU cores."
     )
 
@@ -218,7 +218,7 @@ def test_a_rank_by_the_order_of_files_is_named_by_its_file() -> None:
     nameless = judged(
         replace(JOB, ranks=ranks), ranks=[], summary="it costs; look at b.json: this file gives no global rank"
     )
-    assert verdict_text(nameless).evidence[0].endswith(" Look at b.json: this file gives no global rank.")
+    assert verdict_text(nameless).evidence.endswith(" Look at b.json: this file gives no global rank.")
 
 
 def test_the_headline_counts_one_and_several() -> None:

@@ -16,7 +16,8 @@ from stepscope.analyzer.what_if.fixes import overlapped_reductions
 from stepscope.analyzer.what_if.pipeline_schedule import recorded_schedule
 from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.vocabulary import Cause
-from stepscope.workflow.analyze import analyze, read_job
+from stepscope.workflow.analyze import analyze
+from stepscope.workflow.job_input import read_job
 
 _RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())
 

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
-from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, ProfilerState, Schedule, every, once
+from stepscope.training.captures.schedule import (
+    DEFAULT_SCHEDULE,
+    ProfilerState,
+    Schedule,
+    default_schedule,
+    every,
+    once,
+)
 
 
 @st.composite
@@ -34,6 +41,14 @@ def test_default_captures_steps_four_to_six_after_one_warm_up() -> None:
         states
         == [ProfilerState.WAIT] * 3 + [ProfilerState.WARMUP] + [ProfilerState.ACTIVE] * 3 + [ProfilerState.WAIT] * 2
     )
+
+
+def test_on_a_gpu_the_default_captures_later_and_one_rank_first_a_light_one() -> None:
+    assert default_schedule(on_gpu=False, world_size=1) is DEFAULT_SCHEDULE
+    assert default_schedule(on_gpu=True, world_size=8) == Schedule(first=24)
+    light = default_schedule(on_gpu=True, world_size=1)
+    assert [light.capture_from(step) for step in (0, 17)] == [12, 24]
+    assert [light.num_steps(start) for start in (12, 24)] == [5, 3]
 
 
 def test_every_repeats_from_its_first_step() -> None:

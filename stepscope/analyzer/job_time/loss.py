@@ -1,0 +1,68 @@
+"""Loss of a job: time of a useful step that goes to one cause, and how that is known."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stepscope.analyzer.job_time.steps import HostLoss
+from stepscope.core.vocabulary import Cause, Reason
+
+TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
+
+_CATEGORIES = {HostLoss.COLLECTION: "garbage_collection", HostLoss.COMPILATION: "compilation"}
+"""Parts of a cause that the records measure apart from the rest of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One loss of a job, ms of a useful step.
+
+    Attributes:
+        basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
+            `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
+        is_inferred: nothing recorded names the cause.
+        recorded: what the step records call it; None where they do not.
+    """
+
+    cause: Cause
+    ms: float
+    reasons: list[Reason] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    basis: str = TRACE
+    least_ms: float | None = None
+    most_ms: float | None = None
+    is_inferred: bool = False
+    recorded: HostLoss | None = None
+    error: float | None = None
+
+    @property
+    def category(self) -> str:
+        """Its key in the breakdown of training time."""
+        own = None if self.recorded is None else _CATEGORIES.get(self.recorded)
+        return own or self.cause.value
+
+
+def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
+    """One loss a category, in all but its size as the largest of it; unexplained ones stay apart: causes may differ."""
+    by_category: dict[str, list[Loss]] = defaultdict(list)
+    for loss in sorted(losses, key=lambda loss: -loss.ms):
+        by_category[loss.category].append(loss)
+    unexplained = by_category.pop(Cause.UNEXPLAINED.value, [])
+    return [*map(_joined, by_category.values()), *unexplained]
+
+
+def _joined(losses: Sequence[Loss]) -> Loss:
+    """Losses of one category as one, the largest first."""
+    largest = losses[0]
+    joined = replace(
+        largest,
+        ms=sum(loss.ms for loss in losses),
+        reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
+    )
+    if all(loss.least_ms is None for loss in losses):
+        return joined
+    least_ms = sum(loss.ms if loss.least_ms is None else loss.least_ms for loss in losses)
+    most_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in losses)
+    return replace(joined, basis=BOUND, least_ms=least_ms, most_ms=most_ms)
