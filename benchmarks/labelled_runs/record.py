@@ -1,4 +1,4 @@
-# ruff: noqa: E402 - the environment is set before torch is imported
+
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
 `python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
