@@ -1,4 +1,3 @@
-
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
 `python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,

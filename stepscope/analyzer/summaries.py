@@ -230,9 +230,7 @@ def analysis_notices(
         )
         notices.append(Notice("missing_ranks", absent))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
-        slowed = (
-            f"profiling slowed the step by {quality.profiler_distortion:.0%}: host-side categories are upper bounds"
-        )
+        slowed = f"profiling slowed the step by {quality.profiler_distortion:.0%}: CPU-side categories are upper bounds"
         notices.append(Notice("profiler_distortion", slowed))
     unlike = unlike_steps_ms(views)
     if unlike is not None:

@@ -288,6 +288,8 @@ def _doubts(analysis: Analysis) -> list[str]:
         doubts.append("inferred: no record names the cause")
     if time is not None and time.num_settled is not None and time.num_settled < FEW_STEPS:
         doubts.append("few steps")
+    if not is_on_cpu(analysis.job) and not any(layer.layer == "counters" for layer in (time.layers if time else ())):
+        doubts.append("no GPU counters")
     if any(notice.code == "oversubscribed" for notice in analysis.warnings):
         doubts.append("more ranks than CPU cores")
     return doubts

@@ -352,7 +352,7 @@ NOTABLE_ACTIVITY = 0.5
 """Share of a window of several steps that no single kernel or copy can plausibly take, as each belongs to one step."""
 
 NOTABLE_DISTORTION = 0.10
-"""Slowdown by the profiler from which host-side shares are only upper bounds."""
+"""Slowdown by the profiler from which CPU-side shares are only upper bounds."""
 
 
 def find_problems(job: AnalysedJob, quality: TraceQuality) -> list[str]:
@@ -415,7 +415,7 @@ def _doubtful_data(job: AnalysedJob, quality: TraceQuality) -> list[str]:
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         problems.append(
             f"Profiling slowed the step by {numbers.percent(quality.profiler_distortion)}: "
-            "take host-side shares as upper bounds."
+            "take CPU-side shares as upper bounds."
         )
     if job.simulated_compute:
         problems.append("Simulated compute: the layers sleep instead of computing, so only the pattern is real.")
