@@ -132,6 +132,8 @@ def actions_for(
     """
     remedies = {**REMEDIES, **(REMEDIES_ON_CPU if on_cpu else {}), **(own_remedies or {})}
     actions = {**ACTIONS, **ACTIONS_ON_CPU} if on_cpu else ACTIONS
+    if Reason.NO_WORKERS in reasons:  # more of none are none
+        reasons = [reason for reason in reasons if reason not in (Reason.STARVED, Reason.BURSTY)]
     own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else actions.get(cause, ())
     return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *own)))[:MAX_ACTIONS]
 
