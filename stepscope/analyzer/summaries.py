@@ -19,7 +19,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
+from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Notice
 
 

@@ -10,6 +10,7 @@ from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
 from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
+from stepscope.core.text.trace_quality import quality_lines
 from stepscope.core.text.verdict import BOTTLENECK, NO_BOTTLENECK, UNKNOWN, verdict_text
 from stepscope.core.vocabulary import TimeCategory
 
@@ -35,7 +36,7 @@ def print_analysis(analysis: Analysis) -> None:
     if not analysis.ranks:  # no trace
         return
     console.print("Trace quality")
-    for name, line in wording.quality_lines(analysis.trace_quality).items():
+    for name, line in quality_lines(analysis.trace_quality).items():
         print_hanging(console, f"  {name:<8}{line}", indent=10)
 
 

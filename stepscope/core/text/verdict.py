@@ -13,8 +13,8 @@ from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, Headroom,
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.job_time import breakdown, mean_step_ms, ms_per_step, of_training_time, time_name
+from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.text.wording import (
-    NOTABLE_DISTORTION,
     action_words,
     cause_of_job,
     in_sentence,

@@ -7,14 +7,12 @@ from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, 
 from stepscope.core.text.evidence import evidence_value, threshold_value
 from stepscope.core.text.job_time import BreakdownRow, breakdown, goodput_line, of_training_time, time_name
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
+from stepscope.core.text.trace_quality import clean_words, find_problems, quality_lines
 from stepscope.core.text.verdict import VerdictText, verdict_text
 from stepscope.core.text.wording import (
     cause_title_of_job,
-    clean_words,
     evidence_span,
-    find_problems,
     metric_words,
-    quality_lines,
     reason_words,
 )
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence, Reason, TimeCategory
