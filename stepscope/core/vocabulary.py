@@ -141,12 +141,12 @@ class Reason(StrEnum):
     NO_PREFETCH = "no_prefetch"
     """`communication`: compute hides less than a tenth of data-parallel gathers of weights."""
     RECOMPUTE = "recompute"
-    """`compute_bound`: 15 % or more of the executed FLOPs repeat forward work (HFU above MFU)."""
+    """`compute_bound`: 15% or more of the executed FLOPs repeat forward work (HFU above MFU)."""
     NO_TENSOR_CORES = "no_tensor_cores"
-    """`compute_bound`: matrix kernels outside the tensor cores (by name) of a GPU that has them take 5 % of the
+    """`compute_bound`: matrix kernels outside the tensor cores (by name) of a GPU that has them take 5% of the
     time or more."""
     INEFFICIENT_KERNELS = "inefficient_kernels"
-    """`compute_bound`, `memory_bound`: kernels over 20 us that reach under 40 % of their roofline."""
+    """`compute_bound`, `memory_bound`: kernels over 20 us that reach under 40% of their roofline."""
     UNFUSED = "unfused"
     """`memory_bound`: three or more element-wise kernels in a row on a stream."""
     SHORT_KERNELS = "short_kernels"
