@@ -37,9 +37,12 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(f"  {name}: {figures} ({_change_word(difference) or 'no change seen'})")
     for memory in comparison.memory:
         console.print(f"  {_short_name(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    on_cpu = comparison.device_kind == "cpu"
+    causes = [
+        (wording.cause_phrase(row.cause, on_cpu=on_cpu), row.ms, listed(row.ranks_b)) for row in comparison.causes
+    ]
     console.print(_difference_table("root cause", causes, "ranks in b"))
-    categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    categories = [(wording.category_phrase(row.heading, on_cpu=on_cpu), row.ms, "") for row in comparison.headings]
     console.print(_difference_table("category", categories, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
