@@ -9,8 +9,8 @@ from pathlib import Path
 from stepscope import __version__
 from stepscope.core.documents.analysis import AnalysedJob, Analysis
 from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.text.job_time import of_training_time
 from stepscope.core.text.numbers import counted, milliseconds, moment, percent
-from stepscope.core.text.verdict import of_training_time
 from stepscope.core.text.wording import device_words, mesh_words
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import check_writable, read_whole, write_whole
