@@ -39,9 +39,12 @@ def print_comparison(comparison: Comparison) -> None:
         print_hanging(
             console, f"  {_short_name(memory.name)}: {_bytes(memory.name, memory.a)} -> {_bytes(memory.name, memory.b)}"
         )
-    causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    on_cpu = comparison.device_kind == "cpu"
+    causes = [
+        (wording.cause_phrase(row.cause, on_cpu=on_cpu), row.ms, listed(row.ranks_b)) for row in comparison.causes
+    ]
     _print_table(console, _difference_table("root cause", causes, "ranks in b"))
-    categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
+    categories = [(wording.category_phrase(row.heading, on_cpu=on_cpu), row.ms, "") for row in comparison.headings]
     _print_table(console, _difference_table("category", categories, ""))
     print_hanging(console, f"  {_how_tables_differ(comparison)}", indent=2)
     kernels = [

@@ -78,8 +78,8 @@ _CAUSE_TITLES = {
     Cause.DEVICE_GAP: "GPU launch gaps",
 }
 
-_CAUSE_PHRASES_ON_CPU = {
-    Cause.COMPUTE_BOUND: "busy in operators",
+_CAUSE_TITLES_ON_CPU = {
+    Cause.COMPUTE_BOUND: "Busy in operators",
     Cause.HOST_BOUND: "Python and framework code between operators",
 }
 """Of a job without a GPU, instead of the titles."""
@@ -133,14 +133,15 @@ _CATEGORY_MEANINGS_ON_CPU = {
 """Of a job without a GPU, instead of those above."""
 
 
-def cause_words(cause: Cause) -> str:
-    """A cause as a title: 'Pipeline bubble'."""
-    return _CAUSE_TITLES.get(cause) or _sentence(cause.value)
+def cause_words(cause: Cause, *, on_cpu: bool = False) -> str:
+    """A cause as a title: 'Pipeline bubble'; of a job without a GPU 'Busy in operators', not 'Compute-bound'."""
+    of_cpu = _CAUSE_TITLES_ON_CPU.get(cause) if on_cpu else None
+    return of_cpu or _CAUSE_TITLES.get(cause) or _sentence(cause.value)
 
 
-def cause_phrase(cause: Cause) -> str:
+def cause_phrase(cause: Cause, *, on_cpu: bool = False) -> str:
     """A cause within a sentence: 'pipeline bubble', 'GPU launch gaps'."""
-    return in_sentence(cause_words(cause))
+    return in_sentence(cause_words(cause, on_cpu=on_cpu))
 
 
 def is_on_cpu(job: AnalysedJob) -> bool:
@@ -149,14 +150,13 @@ def is_on_cpu(job: AnalysedJob) -> bool:
 
 
 def cause_of_job(cause: Cause, job: AnalysedJob) -> str:
-    """A cause within a sentence on this job: of one without a GPU 'busy in operators', not 'compute-bound'."""
-    return (_CAUSE_PHRASES_ON_CPU.get(cause) if is_on_cpu(job) else None) or cause_phrase(cause)
+    """A cause within a sentence on this job."""
+    return cause_phrase(cause, on_cpu=is_on_cpu(job))
 
 
 def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
     """The same as a title."""
-    words = cause_of_job(cause, job)
-    return words[:1].upper() + words[1:]
+    return cause_words(cause, on_cpu=is_on_cpu(job))
 
 
 def training_category_title(category: str, job: AnalysedJob) -> str:
@@ -170,9 +170,9 @@ def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
 
 
-def category_phrase(category: TimeCategory) -> str:
+def category_phrase(category: TimeCategory, *, on_cpu: bool = False) -> str:
     """A category within a sentence: 'waiting for a rank'."""
-    return in_sentence(category_words(category))
+    return in_sentence(category_words(category, on_cpu=on_cpu))
 
 
 def category_words(category: TimeCategory, *, on_cpu: bool = False) -> str:
