@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.PIPELINE_BUBBLE: ("give each rank several smaller stages (interleaving)",),
@@ -93,10 +93,17 @@ REMEDIES: dict[Reason, str] = {
 }
 """What to try first, by reason."""
 
-REMEDIES_WITH_STACKS: dict[Reason, str] = {
-    Reason.PYTHON: "open the trace in Perfetto: its Python frames show what runs between the operators",
-}
-"""Instead of those above where the traces have stacks already."""
+
+def remedies_by_function(evidence: Iterable[Evidence]) -> dict[Reason, str]:
+    """Remedies that name the function in which most of the host's time went, where stacks were recorded."""
+    for item in evidence:
+        metric, _, function = item.metric.partition(": ")
+        if metric == "share_of_late_host_time_in_function":
+            return {Reason.PYTHON: f"shorten {function}: {item.value:.0%} of the late host time is in this function"}
+        if metric == "share_of_blocked_time_in_function":
+            return {Reason.READS_VALUE: f"{REMEDIES[Reason.READS_VALUE]}: most are in {function}"}
+    return {}
+
 
 REMEDIES_ON_CPU: dict[Reason, str] = {
     Reason.DISPATCH: "torch.compile, fused optimizer, larger batches: fewer operators from Python",

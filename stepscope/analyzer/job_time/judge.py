@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
-from stepscope.analyzer.blame.remedies import actions_for
+from stepscope.analyzer.blame.remedies import actions_for, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
@@ -263,7 +263,9 @@ class Judge:
         return evidence
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
-        actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
+        row = self._rows().get(loss.cause)
+        own = {} if row is None else remedies_by_function(row.evidence)
+        actions = actions_for(loss.cause, reasons, own, on_cpu=is_on_cpu(self.analysis.job))
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
             return [*workers, *actions][:3]

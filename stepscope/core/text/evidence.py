@@ -57,6 +57,8 @@ _CLAUSES: dict[str, tuple[str, str]] = {
     "share_caused_by_these_ranks": ("{ranks} caused {value} of it", ""),
     "share_of_late_host_time": ("{value} of the delay is {subject}", "{value} {subject}"),
     "share_of_late_host_time_in_phase": ("{value} of it in the phase {subject}", "{value} in {subject}"),
+    "share_of_late_host_time_in_function": ("{value} of it in {subject}", "{value} in {subject}"),
+    "share_of_blocked_time_in_function": ("{value} of the time in blocking calls in {subject}", "{value} in {subject}"),
     "share_of_blocked_time": ("{value} of the blocked time is {subject}", "{value} {subject}"),
     "blocking_calls_a_step": ("{value} per step", "{value} per step ({subject})"),
     "not_started_share_of_gaps": ("{value} of the gaps are 1 ms or longer", ""),
