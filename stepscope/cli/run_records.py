@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.cli.options import enters_only_run, json_option
 from stepscope.cli.terminal.answers import print_document, print_report
-from stepscope.cli.terminal.console import report_console, report_table
+from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.documents.hang import HangReport, WaitingGroup, group_words
 from stepscope.core.documents.memory import Compared, JobKind, MemoryComparison, MemoryReport, own_call
 from stepscope.core.documents.run_directory import DATA_WAIT, LongWait, StepReport, StepRow
@@ -194,7 +195,7 @@ def steps_command(path: str, last: int, as_json: bool) -> None:
     """
     from stepscope.workflow.run_records import read_steps
 
-    print_report(read_steps(path), partial(_print_steps, last=last), as_json=as_json)
+    print_report(read_steps(path), partial(_print_steps, path=path, last=last), as_json=as_json)
 
 
 _STEP_FIGURES = ("loss", "grad_norm")
@@ -203,12 +204,17 @@ _MAX_PHASES = 6
 _MAX_WAITS = 8
 
 
-def _print_steps(report: StepReport, last: int) -> None:
-    """Print the summary of a run's steps, and the last of them, to stdout."""
+def _print_steps(report: StepReport, *, path: str, last: int) -> None:
+    """Print the verdict kept in a run, the summary of its steps, and the last of them, to stdout."""
+    from stepscope.cli.terminal.analysis import print_verdict_head
+    from stepscope.store.runs import find_analysis
+
     console = report_console()
-    console.print(_steps_headline(report), soft_wrap=True)
+    if (analysis := find_analysis(Path(path))) is not None:
+        print_verdict_head(console, analysis)
+    print_hanging(console, _steps_headline(report))
     for wait in _longest_waits(report.long_waits):
-        console.print(f"  - {_wait_words(wait)}", soft_wrap=True)
+        print_hanging(console, f"  - {_wait_words(wait)}")
     if len(report.long_waits) > _MAX_WAITS:
         console.print(f"  - {len(report.long_waits) - _MAX_WAITS} more long waits are in --json")
     phases = sorted(sorted(report.phases, key=lambda name: -report.phases[name])[:_MAX_PHASES])
@@ -262,19 +268,26 @@ def _wait_words(wait: LongWait) -> str:
 
 
 def _steps_headline(report: StepReport) -> str:
+    """The steps in a line; durations and shares are of the settled ones."""
     counts = counted(report.num_steps, "step")
-    parts = [
+    where = (
         f"{counts} of {counted(len(report.ranks), 'rank')}" if report.ranks else f"{counts} in a log of {report.source}"
-    ]
+    )
     times = report.step_ms
+    parts = []
     if times.p50 is not None:
-        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
-        if report.num_settled < report.num_steps:
-            parts.append(f"without the first and captured ones: {report.num_settled}")
+        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f} ms, longest {times.max:,.1f} ms")
     if report.data_wait is not None:
         parts.append(f"waiting for data {report.data_wait:.1%}{_longest_share(report)}")
     parts += [f"{name} {share:.1%}" for name, share in _largest_phases(report.phases)]
-    return "; ".join(parts)
+    if not parts:
+        return where
+    settled = (
+        f"; of the {report.num_settled} without the first and profiled ones"
+        if report.num_settled < report.num_steps
+        else ""
+    )
+    return f"{where}{settled}: {'; '.join(parts)}"
 
 
 def _longest_share(report: StepReport) -> str:
@@ -293,4 +306,4 @@ def _largest_phases(phases: dict[str, float]) -> list[tuple[str, float]]:
 
 def _step_remark(row: StepRow, wait: LongWait | None) -> str:
     long = [] if wait is None else [f"long wait: {'data' if wait.name == DATA_WAIT else printable(wait.name)}"]
-    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies, *long])
+    return ", ".join([*(["profiled"] if row.captured else []), *row.anomalies, *long])

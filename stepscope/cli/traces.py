@@ -10,10 +10,9 @@ import click
 
 from stepscope.cli import CommandGroup, options
 from stepscope.cli.terminal.answers import print_document, print_report, print_warnings
-from stepscope.cli.terminal.console import file_progress, report_console, report_table
-from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.cli.terminal.console import file_progress
 from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
-from stepscope.core.text.wording import cause_phrase, place_words
+from stepscope.core.text.wording import place_words
 from stepscope.core.vocabulary import Cause
 
 if TYPE_CHECKING:
@@ -238,57 +237,11 @@ def whatif_command(
         print_document(report)
         return
 
-    _print_what_if(report)
+    from stepscope.cli.terminal.what_if import print_what_if
+    from stepscope.store.runs import find_analysis
+
+    print_what_if(report, find_analysis(Path(paths[0])) if len(paths) == 1 else None)
     print_warnings(report.warnings)
-
-
-def _print_what_if(report: WhatIfReport) -> None:
-    """Print the predicted step times to stdout."""
-    console = report_console()
-    console.print(
-        f"step {report.measured_step_ms:,.1f} ms measured, {report.replayed_step_ms:,.1f} ms replayed with nothing"
-        f" changed ({report.replay_error:+.1%}); ideal {report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}"
-    )
-    if report.unprofiled_step_ms is not None and report.calibrated_replay_ms is not None:
-        console.print(
-            f"calibrated to {report.unprofiled_step_ms:,.1f} ms without the profiler: host time x "
-            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms"
-        )
-    columns = ("cause", "what is changed", ">step", ">speedup", ">calibrated", "ranks", "then binds")
-    table = report_table(*columns, title="One cause removed at a time")
-    for fix in report.fixes:
-        table.add_row(*_fix_cells(fix))
-    console.print(table)
-    for who, share in (
-        ("slowest workers", report.worst_workers_share),
-        ("last stage", report.last_stage_share),
-    ):
-        if share is not None:
-            console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
-    for what, slowdowns in (
-        ("rank", report.by_rank),
-        ("stage", report.by_stage),
-        ("replica", report.by_replica),
-        ("kind of operation", report.by_operation),
-    ):
-        if slowdowns:
-            worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
-            before = "" if slowdowns is report.by_operation else f"{what} "
-            shown = ", ".join(f"{before}{name} {slowdown:.3f}x" for name, slowdown in worst)
-            console.print(f"slowdown when only one {what} is not ideal: {shown}")
-
-
-def _fix_cells(fix: Fix) -> tuple[str, ...]:
-    calibrated = "" if fix.calibrated_step_ms is None else f"{fix.calibrated_step_ms:,.1f} ms"
-    return (
-        cause_phrase(fix.fix),
-        fix.change,
-        f"{fix.step_ms:,.1f} ms",
-        f"{fix.speedup:.2f}x",
-        calibrated,
-        ", ".join(map(str, fix.ranks[:8])),
-        "" if fix.binds_next is None else cause_phrase(fix.binds_next),
-    )
 
 
 MAX_STEPS_SHOWN = 8

@@ -77,7 +77,8 @@ class Reason(StrEnum):
     DISPATCH = "dispatch"
     """`host_bound`: operators or launches are open while the GPU idles until the next launch."""
     PYTHON = "python"
-    """`host_bound`: nothing is open, Python runs between the operators."""
+    """`host_bound`: nothing is open, Python runs between the operators. With recorded stacks the verdict names the
+    function with most of that time, its file and line."""
     OPERATORS_UNKNOWN = "operators_unknown"
     """`host_bound`: the trace holds no operators (`activities=[CUDA]`), so what the CPU did between launches is not
     known."""
@@ -141,12 +142,12 @@ class Reason(StrEnum):
     NO_PREFETCH = "no_prefetch"
     """`communication`: compute hides less than a tenth of data-parallel gathers of weights."""
     RECOMPUTE = "recompute"
-    """`compute_bound`: 15 % or more of the executed FLOPs repeat forward work (HFU above MFU)."""
+    """`compute_bound`: 15% or more of the executed FLOPs repeat forward work (HFU above MFU)."""
     NO_TENSOR_CORES = "no_tensor_cores"
-    """`compute_bound`: matrix kernels outside the tensor cores (by name) of a GPU that has them take 5 % of the
+    """`compute_bound`: matrix kernels outside the tensor cores (by name) of a GPU that has them take 5% of the
     time or more."""
     INEFFICIENT_KERNELS = "inefficient_kernels"
-    """`compute_bound`, `memory_bound`: kernels over 20 us that reach under 40 % of their roofline."""
+    """`compute_bound`, `memory_bound`: kernels over 20 us that reach under 40% of their roofline."""
     UNFUSED = "unfused"
     """`memory_bound`: three or more element-wise kernels in a row on a stream."""
     SHORT_KERNELS = "short_kernels"

@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
-from stepscope.core.text.wording import category_words
+from stepscope.core.text.wording import category_words, is_on_cpu
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels import elements
 from stepscope.workflow.panels.ledger import present_categories
@@ -75,14 +75,14 @@ def timeline_canvas_panel(run_id: str, analysis: Analysis) -> elements.Element:
     The script mounts itself where it finds `data-timeline`; all it needs is in the data attributes.
     """
     ranks = [rank.rank for rank in analysis.ranks]
-    categories = present_categories(analysis)
+    categories, on_cpu = present_categories(analysis), is_on_cpu(analysis.job)
     canvas = elements.tag(
         "div",
         id="timeline-canvas",
         class_="ss-timeline",
         data_timeline=f"/api/v1/runs/{quote(run_id, safe='')}/timeline",
         data_ranks=json.dumps(ranks),
-        data_words=json.dumps({c.value: [category_words(c), pattern(c)] for c in CATEGORY_ORDER}),
+        data_words=json.dumps({c.value: [category_words(c, on_cpu=on_cpu), pattern(c)] for c in CATEGORY_ORDER}),
         data_label=(
             f"Time line of {counted(len(ranks), 'rank')} over {counted(analysis.job.num_steps, 'step')}; "
             "the tab Table says the same"
@@ -91,11 +91,12 @@ def timeline_canvas_panel(run_id: str, analysis: Analysis) -> elements.Element:
     return elements.panel(
         "What did each rank do, step by step?",
         elements.tabs(
-            "timeline", {"Chart": [elements.legend(categories), canvas], "Table": _step_table(analysis, categories)}
+            "timeline",
+            {"Chart": [elements.legend(categories, on_cpu=on_cpu), canvas], "Table": _step_table(analysis, categories)},
         ),
         key="timeline",
         source=(
-            "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's "
+            "timeline.json: the time breakdown on the job's clock. Zoomed out, a column is split by each category's "
             "share of its time, so the area of a colour is its time; zoomed in, slices are exact. "
             "Lines mark step boundaries."
         ),
@@ -106,7 +107,7 @@ def _step_table(analysis: Analysis, categories: list[TimeCategory]) -> elements.
     columns = [
         elements.Column("Rank, step"),
         elements.number_column("Length"),
-        *(elements.number_column(category_words(category)) for category in categories),
+        *(elements.number_column(category_words(category, on_cpu=is_on_cpu(analysis.job))) for category in categories),
     ]
     steps = [(rank, step) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)]
     rows = [

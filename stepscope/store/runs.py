@@ -11,7 +11,15 @@ from pathlib import Path
 import msgspec
 
 from stepscope.core.documents import run_directory as layout
-from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, AnalysedJob, Analysis, MeshSizes, RootCause, Verdict
+from stepscope.core.documents.analysis import (
+    ANALYSIS_SCHEMA,
+    AnalysedJob,
+    Analysis,
+    JobTime,
+    MeshSizes,
+    RootCause,
+    Verdict,
+)
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.store import documents
@@ -44,9 +52,9 @@ class RunSummary:
         started_ns: start of the first attempt, ns since the epoch; None without run.json.
         world_size: number of ranks; None where neither file says.
         gpu: the driver's device name.
-        step_ms: median device step.
+        step_ms: mean step of the training time; median device step where only profiled steps are known.
         cause, summary: the verdict; None when not analysed.
-        cause_fraction, cause_ms_per_step: cost of that cause; None where it is not in the root-cause table.
+        cause_fraction, cause_ms_per_step: share of that cause, and its part of such a step; None where unknown.
         problem: one line on files that cannot be read; None when all can.
     """
 
@@ -72,6 +80,7 @@ class _AnalysisHead(msgspec.Struct):
     job: AnalysedJob
     verdict: Verdict
     root_causes: list[RootCause]
+    job_time: JobTime | None = None
 
 
 class RunStore:
@@ -214,6 +223,14 @@ def save_timelines(run_directory: Path, timelines: list[layout.RankTimeline]) ->
     return path
 
 
+def find_analysis(run_directory: Path) -> Analysis | None:
+    """Load the analysis kept in a run directory; None where there is none, or where it is old or damaged."""
+    try:
+        return load_analysis(run_directory) if has_current_analysis(run_directory) else None
+    except (DataError, OSError):
+        return None
+
+
 def _read_result(path: Path) -> bytes:
     if not path.is_file():
         run = path.parent
@@ -235,7 +252,7 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
         except DataError as error:
             problems.append(str(error))
     job = head.job if head else None
-    row = next((row for row in head.root_causes if row.cause == head.verdict.cause), None) if head else None
+    step_ms, share, share_ms = (None, None, None) if head is None else _cost(head)
     unanalysed = RunStatus.UNREADABLE if problems else RunStatus.NOT_ANALYSED
     return RunSummary(
         id=run_id,
@@ -244,14 +261,23 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
         world_size=job.world_size if job else manifest.world_size if manifest else None,
         mesh=job.mesh if job else _mesh_of(manifest),
         gpu=job.gpu if job else None,
-        step_ms=job.step_ms if job else None,
+        step_ms=step_ms,
         cause=head.verdict.cause if head else None,
         summary=head.verdict.summary if head else None,
-        cause_fraction=row.fraction if row else None,
-        cause_ms_per_step=row.ms_per_step if row else None,
+        cause_fraction=share,
+        cause_ms_per_step=share_ms,
         status=RunStatus.ANALYSED if head else unanalysed,
         problem=" ".join(problems) or None,
     )
+
+
+def _cost(head: _AnalysisHead) -> tuple[float | None, float | None, float | None]:
+    """The step, the share of the verdict's cause, and its ms a step."""
+    if head.job_time is None:
+        row = next((row for row in head.root_causes if row.cause == head.verdict.cause), None)
+        return head.job.step_ms, row.fraction if row else None, row.ms_per_step if row else None
+    step_ms, share = head.job_time.mean_step_ms, head.verdict.share
+    return step_ms, share, None if share is None else share * step_ms
 
 
 def _load_head(path: Path) -> _AnalysisHead:

@@ -22,7 +22,8 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.loader_waits import Instant, Interval
-from stepscope.core.text.verdict import headline, verdict_text
+from stepscope.core.text.job_time import headline
+from stepscope.core.text.verdict import verdict_text
 from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.plan import CaptureWindow

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope.analyzer.nccl import explain_nccl
-from stepscope.collectors.nccl.log import read_log
+from stepscope.collectors.nccl.log import LogReader, read_log
+from stepscope.collectors.nccl.quiet_text import MAX_LINE, lines_with_marks, numbered_lines
 from stepscope.collectors.nccl.rank_status import read_xpu_timer
 from stepscope.collectors.nccl.sections import Sections
 from stepscope.collectors.nccl.wrapped_lines import WidthDetector, join_paragraphs, join_rows
@@ -22,7 +23,8 @@ from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
-_MAX_LINE = 1 << 20
+_BLOCK = 1 << 16
+"""Characters."""
 _MAX_UNPACKED = 1 << 34
 _NumberedLines = Iterable[tuple[int, str]]
 
@@ -82,11 +84,12 @@ def _read(file: Path, parsed: _Parsed) -> None:
 def _read_sections(file: Path, parsed: _Parsed) -> None:
     name = str(file)
     widths = WidthDetector()
-    sections = Sections(widths.watch(_lines(file)), file=name)
+    lines = lines_with_marks(_blocks(file), widths, lambda number: sections.is_idle() and reader.is_idle(number))
+    sections, reader = Sections(lines, file=name), LogReader(name)
     events: list[LogEvent] = []
     is_whole = False
     try:
-        events.extend(read_log(sections.log_lines(), file=name))
+        events.extend(reader.read(sections.log_lines()))
         is_whole = True
     finally:  # of a file that breaks off the part before remains
         parsed.calls += sections.calls
@@ -119,7 +122,7 @@ def _joined_events(file: Path, widths: WidthDetector, events: Sequence[LogEvent]
         ways += [lambda lines: join_paragraphs(lines, glue=""), lambda lines: join_paragraphs(lines, glue=" ")]
     best: list[LogEvent] = []
     for way in ways:
-        found = list(read_log(way(Sections(_lines(file), file=name).log_lines()), file=name))
+        found = list(read_log(way(Sections(numbered_lines(_blocks(file)), file=name).log_lines()), file=name))
         if _amount(found, widths) > max(_amount(events, widths), _amount(best, widths)):
             best = found
     if widths.num_timeouts and not events and not best:
@@ -142,20 +145,24 @@ def _amount(events: Sequence[LogEvent], widths: WidthDetector) -> tuple[int, int
     return num_events, -len(warnings), sum(map(len, warnings)) if widths.is_certain() else 0
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file; longer ones than NCCL writes come in pieces: a file that is not text may have no line
-    end."""
+def _blocks(file: Path) -> Iterator[str]:
+    """Text of a file in blocks of whole lines, but for a line so long that the file may have no line end."""
     if not file.is_file():  # a pipe or a device may never end
         raise DataError("is not a regular file", where=str(file), what_next="give a file or a folder")
     with file.open("rb") as stream:
         is_gzip = stream.read(2) == b"\x1f\x8b"
-    with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as lines:
-        num_characters = number = 0
-        while line := lines.readline(_MAX_LINE):
-            number += 1
-            num_characters += len(line)
+    with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as text:
+        num_characters, rest = 0, ""
+        while more := text.read(_BLOCK):
+            num_characters += len(more)
             if is_gzip and num_characters > _MAX_UNPACKED:
                 raise DataError(
                     f"unpacks to more than {_MAX_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
                 )
-            yield number, line
+            rest += more
+            end = rest.rfind("\n") + 1 or (MAX_LINE if len(rest) >= MAX_LINE else 0)
+            if end:
+                yield rest[:end]
+                rest = rest[end:]
+        if rest:
+            yield rest

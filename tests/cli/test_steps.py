@@ -9,8 +9,10 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.core.documents.run_directory import RunManifest
+from stepscope.store.runs import save_analysis
 from stepscope.training.run.run_files import write_manifest
 from tests.collectors.training_logs.frameworks import megatron
+from tests.dashboard import example_run as example
 
 
 def _run(tmp_path: Path) -> Path:
@@ -37,13 +39,26 @@ def test_the_table_has_a_line_a_step_and_the_headline_says_the_rest(
     code, out, errors = _call(capsys, str(_run(tmp_path)), "--last", "2")
     assert code == 0
     headline, *table = out.splitlines()
-    assert headline.startswith("3 steps of 2 ranks; median 50.0 ms, p95 50.0, longest 50.0")
+    assert headline.startswith(
+        "3 steps of 2 ranks; of the 2 without the first and profiled ones: median 50.0 ms, p95 50.0 ms, "
+    )
     assert "waiting for data 20.0%" in headline
     assert [line.split()[:2] for line in table if line.split() and line.split()[0].isdigit()] == [
         ["1", "50.0"],
         ["2", "50.0"],
     ]
     assert "1 line is not a step" in errors
+
+
+def test_the_verdict_that_is_kept_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _run(tmp_path)
+    save_analysis(run, example.with_job_time(example.make_analysis(example.make_timelines())))
+    first, fix, *_, headline = _call(capsys, str(run))[1].splitlines()[:4]
+    assert first.startswith("BOTTLENECK  Data loading on rank 3: 78.4% of training time")
+    assert fix.startswith("  Fix       num_workers=10")
+    assert headline.startswith("3 steps of 2 ranks")
+    (run / "analysis.json").write_text("{")
+    assert _call(capsys, str(run))[1].startswith("3 steps of 2 ranks")
 
 
 def test_the_document_has_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,5 +125,5 @@ def test_a_framework_s_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "job.out").write_text("\n".join(megatron(number, 900.0 + number) for number in (10, 20, 30)))
     code, out, errors = _call(capsys, str(tmp_path / "job.out"))
     assert (code, errors) == (0, "")
-    assert out.startswith("30 steps in a log of Megatron-LM; median 925.0 ms, p95 929.5, longest 930.0; ")
+    assert out.startswith("30 steps in a log of Megatron-LM; of the ")
     assert ["30", "10", "930.0", "2.022", "6.895"] in [line.split() for line in out.splitlines()]

@@ -43,9 +43,9 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
         code, out, _ = _run(capsys, "top", "--once", "--agent", url, "--agent", _NOBODY)
     assert code == 0
     summary, head, *rows = [line for line in out.splitlines() if line.strip() and "───" not in line]
-    assert summary.rstrip() == "2 machines, 3 GPUs, 97 % busy, 1.3 kW, 1 agent does not answer"
+    assert summary.rstrip() == "2 machines, 3 GPUs, 97% busy, 1.3 kW, 1 agent does not answer"
     assert head.split()[:4] == ["host", "GPU", "job", "class"]
-    for part in ("n1", "llama alice", "memory-bound", "97 %", "–", "50 %", "650/700", "64/80", "61", "1,410", "power"):
+    for part in ("n1", "llama alice", "memory-bound", "97%", "–", "50%", "650/700", "64/80", "61", "1,410", "power"):
         assert part in rows[0]
     assert rows[0].rstrip().endswith("healthy")
     assert "held but idle" in rows[1]

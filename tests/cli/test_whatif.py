@@ -39,7 +39,9 @@ def test_json_is_the_whole_document(job: Path) -> None:
 def test_piped_text_gives_the_replay_error_before_the_fixes(job: Path) -> None:
     done = run(str(job))
     assert "\x1b" not in done.stdout
-    assert done.stdout.index("replayed with nothing changed") < done.stdout.index("straggler")
+    places = [done.stdout.index(part) for part in ("Replay of profiled steps ", "(model error ", "straggler")]
+    assert places == sorted(places)
+    assert "gains of the profiled steps alone" in done.stdout
 
 
 def test_an_unknown_fix_is_a_usage_error(job: Path) -> None:

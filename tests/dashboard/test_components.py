@@ -14,7 +14,7 @@ from stepscope.dashboard.components import timeline_canvas_panel, to_dash
 from stepscope.workflow.panels.elements import Element, share_bar, stacked_bar
 from stepscope.workflow.panels.kernels import kernels_panel
 from stepscope.workflow.panels.ledger import ledger_panel
-from stepscope.workflow.panels.verdict import root_causes_panel, verdict_card
+from stepscope.workflow.panels.verdict import breakdown_panel, verdict_card
 from tests.dashboard import example_run as example
 
 
@@ -67,8 +67,8 @@ def test_evidence_reads_as_words_and_percent(analysis: Analysis) -> None:
     texts = texts_of(verdict_card(replace(analysis, verdict=replace(analysis.verdict, evidence=evidence))))
     lines = texts.replace("\u202f", " ").splitlines()
 
-    assert [line for line in lines if line in ("Share of profiled time", "31.7 %", "10.0 %", "32.0 %")] == [
-        "Share of profiled time", "31.7 %", "10.0 %", "32.0 %",
+    assert [line for line in lines if line in ("Share of profiled time", "31.7%", "10%", "32.0%")] == [
+        "Share of profiled time", "31.7%", "10%", "32.0%",
     ]  # fmt: skip
     assert "Bubble by the schedule alone" in lines
     assert "Bubble by uneven stages" not in lines
@@ -88,10 +88,10 @@ def test_no_bar_is_wider_than_its_track(share: float) -> None:
 
 
 def test_the_interval_is_the_one_the_analysis_computes(analysis: Analysis) -> None:
-    labels = [getattr(node, "label", None) or "" for node in nodes_of(root_causes_panel(analysis))]
+    labels = [getattr(node, "label", None) or "" for node in nodes_of(breakdown_panel(analysis))]
 
     assert f"{INTERVAL[1] - INTERVAL[0]:.0%}" == "90%"
-    assert any("90 % interval" in label for label in labels)
+    assert any("90% interval" in label for label in labels)
 
 
 def test_kernels_are_shown_with_their_findings_and_every_grouping(analysis: Analysis) -> None:

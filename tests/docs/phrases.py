@@ -33,7 +33,12 @@ PHRASES: Mapping[str, str] = {
     r"launch(es)? too slowly": "CPU-bound",
     r"(host is |the host )(never )?late\b|late hosts?\b": "CPU launch delays",
     r"data ready at once": "without data-loading waits",
-    r"gaps between kernels": "GPU launch gaps",
+    r"gaps between (queued )?kernels": "GPU launch gaps",
+    r"\b(host|compute|memory) bound\b": "CPU-bound, compute-bound, memory-bound",
+    r"\bcaptur(ed|ing) (slowed|took|steps?|time)|without the first and captured": "profiled, profiling",
+    r"(job is|job was|called) healthy\b|a healthy job\b|healthy: \d": "no bottleneck",
+    r"replay [-+]?\d+\.\d+ ?%": "model error",
+    r"\d %(?!\w)": "27.0%",
     r"then binds|binds next": "next bottleneck",
     r"of (its|their|the) roofs?\b": "% of roofline",
     r"\b(it|they|that|this|time|verdict) stands? on\b": "evidence",
@@ -52,7 +57,6 @@ PHRASES: Mapping[str, str] = {
 }
 """Expression -> what to write."""
 
-_FENCE = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
 _ERROR = re.compile(r"(?:Error|Exception)$|^from_os_error$|^none_usable$")
 _LOGS = frozenset({"debug", "error", "exception", "info", "warning"})
 
@@ -97,10 +101,41 @@ def errors() -> Iterator[tuple[str, str]]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Every page that people have written, without the output of commands."""
+    """Every page that people have written, with the output of commands."""
     for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]):
         if page.name != "CHANGELOG.md":
-            yield str(page.relative_to(ROOT)), _FENCE.sub(_without_output, page.read_text(encoding="utf-8"))
+            yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+
+
+def verdicts() -> Iterator[tuple[str, str]]:
+    """Every text in the source of which verdicts, tables and pages are made, with its file."""
+    package = Path(stepscope.__file__).parent
+    for path in sorted(path for pattern in _SOURCES_OF_VERDICTS for path in package.glob(pattern)):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        ]
+        yield str(path.relative_to(ROOT)), "; ".join(texts)
+
+
+_SOURCES_OF_VERDICTS = (
+    "core/text/*.py",
+    "analyzer/*.py",
+    "analyzer/blame/*.py",
+    "analyzer/compare/*.py",
+    "analyzer/job_time/*.py",
+    "analyzer/kernels/*.py",
+    "analyzer/what_if/*.py",
+    "cli/terminal/*.py",
+    "cli/run_records.py",
+    "cli/traces.py",
+    "workflow/panels/*.py",
+    "dashboard/*.py",
+    "dashboard/pages/*.py",
+)
 
 
 def deployment() -> Iterator[tuple[str, str]]:
@@ -124,7 +159,7 @@ def pending() -> frozenset[str]:
 
 def all_texts() -> Iterator[tuple[str, str]]:
     """All of them."""
-    for texts in (helps, errors, documents, deployment, generated):
+    for texts in (helps, errors, documents, deployment, generated, verdicts):
         yield from texts()
 
 
@@ -150,10 +185,6 @@ def _literals(node: ast.expr) -> Iterator[str]:
             yield part.value
         elif isinstance(part, ast.FormattedValue):
             yield ""
-
-
-def _without_output(block: re.Match[str]) -> str:
-    return "" if block[1] in ("", "console", "text") else block[0]
 
 
 def main(*options: str) -> None:

@@ -482,7 +482,7 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
         assert "after the with block" in prof.summary()
     text = prof.summary()
     assert text.startswith("1 rank, ")
-    assert verdict_text(prof.result).first_line in text
+    assert verdict_text(prof.result).head in text
     assert text.endswith(f"more: stepscope analyze {tmp_path / 'r'}")
     assert (tmp_path / "r" / "analysis.json").exists()
 

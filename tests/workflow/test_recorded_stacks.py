@@ -17,4 +17,4 @@ def test_a_verdict_on_late_python_names_file_and_line() -> None:
     function = next(item for item in verdict.evidence if "in_function" in item.metric)
     assert function.metric == "share_of_late_host_time_in_function: train.py:11 tokenise"
     assert function.value > 0.9
-    assert verdict.actions[0].startswith("shorten train.py:11 tokenise: 9")
+    assert verdict.actions[0].startswith("shorten train.py:11 tokenise (9")

@@ -94,15 +94,18 @@ REMEDIES: dict[Reason, str] = {
 """What to try first, by reason."""
 
 
+def functions_in(evidence: Iterable[Evidence]) -> list[Evidence]:
+    """Evidence of functions in which the host was late or blocked, whose file, line and name follow the colon."""
+    return [item for item in evidence if item.metric.partition(": ")[0].endswith("_in_function")]
+
+
 def remedies_by_function(evidence: Iterable[Evidence]) -> dict[Reason, str]:
     """Remedies that name the function in which most of the host's time went, where stacks were recorded."""
-    for item in evidence:
-        metric, _, function = item.metric.partition(": ")
-        if metric == "share_of_late_host_time_in_function":
-            return {Reason.PYTHON: f"shorten {function}: {item.value:.0%} of the late host time is in this function"}
-        if metric == "share_of_blocked_time_in_function":
-            return {Reason.READS_VALUE: f"{REMEDIES[Reason.READS_VALUE]}: most are in {function}"}
-    return {}
+    functions = functions_in(evidence)
+    if not functions:
+        return {}
+    where = f"{functions[0].metric.partition(': ')[2]} ({functions[0].value:.0%} of this delay)"
+    return {Reason.PYTHON: f"shorten {where}", Reason.READS_VALUE: f"{REMEDIES[Reason.READS_VALUE]}: see {where}"}
 
 
 REMEDIES_ON_CPU: dict[Reason, str] = {

@@ -35,7 +35,7 @@ def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDif
     """One line: how much slower or faster the step is, and which causes changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
-    size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95 % interval {low:+,.1f} to {high:+,.1f} ms"
+    size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95% interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
         others = f"; but {_list_causes(moved)}" if moved else ""

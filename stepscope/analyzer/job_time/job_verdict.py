@@ -135,7 +135,7 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
     slow = training.slow
     unexplained = sum(loss.ms for loss in losses.losses if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY)
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
-    note = f"profiled steps differ by {losses.distortion:+.0%} from the others" if agrees is False else ""
+    note = f"step time differs by {losses.distortion:+.0%} from other steps" if agrees is False else ""
     trace = EvidenceLayer("trace", has_trace, agrees, note if has_trace else WITHOUT_TRACE)
     return JobTime(
         num_steps=training.num_steps,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
-from stepscope.analyzer.blame.remedies import actions_for, remedies_by_function
+from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
@@ -317,10 +317,16 @@ class Judge:
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}")
+            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}")
             for loss, share in shares
             if share > SECONDARY_THRESHOLD
         ][:3]
+
+    def _in_function(self, loss: Loss) -> str:
+        """Clause with the function in which most of a loss that the capture shows is spent; empty without stacks."""
+        row = self._rows().get(loss.cause)
+        functions = [] if row is None or loss.recorded is not None else functions_in(row.evidence)
+        return f", {functions[0].value:.0%} of it in {functions[0].metric.partition(': ')[2]}" if functions else ""
 
     def _cost(self, loss: Loss) -> str:
         losses = self.losses

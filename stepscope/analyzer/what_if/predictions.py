@@ -309,8 +309,8 @@ def replay_causes(
         return predictions, []
     text = (
         f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
-        "began before the traces: the steps it stands on take "
-        f"{measured:,.1f} ms, which its figures are to be held against"
+        "began before the traces: compare its figures with the "
+        f"{measured:,.1f} ms of the replayed steps"
     )
     return predictions, [Notice("what_if_steps", text)]
 

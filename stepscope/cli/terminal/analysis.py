@@ -8,17 +8,9 @@ from rich.table import Table
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
+from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
-from stepscope.core.text.verdict import (
-    BOTTLENECK,
-    NO_BOTTLENECK,
-    UNKNOWN,
-    breakdown,
-    goodput_line,
-    headline,
-    time_name,
-    verdict_text,
-)
+from stepscope.core.text.verdict import BOTTLENECK, NO_BOTTLENECK, UNKNOWN, verdict_text
 from stepscope.core.vocabulary import TimeCategory
 
 MAX_RANKS = 16
@@ -56,6 +48,15 @@ def print_verdict(console: Console, analysis: Analysis) -> None:
         print_hanging(console, line)
 
 
+def print_verdict_head(console: Console, analysis: Analysis) -> None:
+    """Print the first line of a verdict to the terminal, and its fix."""
+    text = verdict_text(analysis)
+    print_hanging(console, text.lines()[0], style=_LABEL_STYLES[text.label])
+    for name, words in text.remedies[:1]:
+        print_hanging(console, f"  {name:<10}{words}")
+    console.print()
+
+
 _LABEL_STYLES = {BOTTLENECK: "bold yellow", NO_BOTTLENECK: "bold green", UNKNOWN: "bold yellow"}
 
 
@@ -88,7 +89,7 @@ def _rank_table(analysis: Analysis, width: int) -> Table:
         shares = [rank.ledger.get(category, 0.0) for rank in ranks] + [analysis.ledger.get(category, 0.0)]
         if any(share >= wording.SHOWN_FROM for share in shares):
             cells = (f"{share:.1%}" if share >= wording.SHOWN_FROM else "" for share in shares)
-            table.add_row(wording.category_title_of_job(category, analysis.job), *cells)
+            table.add_row(wording.category_words(category, on_cpu=wording.is_on_cpu(analysis.job)), *cells)
     return table
 
 

@@ -135,7 +135,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{100 * ratio:.0f} %"
+    return UNKNOWN if ratio is None else f"{100 * ratio:.0f}%"
 
 
 def _number(value: float | None, unit: float = 1.0) -> str:

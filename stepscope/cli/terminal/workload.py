@@ -141,7 +141,7 @@ def print_bench(bench: Bench) -> None:
     gpus = [gpu["name"] for gpu in bench.environment.get("gpus", [])]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{bench.environment.get('cpu') or 'CPU'}"
     console.print(f"{bench.workload} {bench.model.get('name')} on {where}, {bench.scaling} scaling")
-    figures = (">batch", ">step p50", ">p95", f">{bench.item}s/s", ">MFU", ">efficiency", ">95 %")
+    figures = (">batch", ">step p50", ">p95", f">{bench.item}s/s", ">MFU", ">efficiency", ">95%")
     table = report_table("scale", *figures)
     for scale in bench.scales:
         table.add_row(*_cells(scale))

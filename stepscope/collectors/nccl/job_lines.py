@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import isfinite
 
-from stepscope.collectors.nccl.pattern import Match, Pattern, pattern
+from stepscope.collectors.nccl.pattern import TIME, Match, Pattern, pattern
 from stepscope.collectors.nccl.torn_rows import TYPES
 from stepscope.core.documents.nccl_facts import (
     BenchmarkBegun,
@@ -123,6 +123,7 @@ _HINTS = (
 """Lines of torch that tell the cause of what NCCL reports; the analysis names it."""
 
 
+_ROW_WORD = "  "
 _NUMBERS_OF_A_TABLE = 4
 """Time, algorithm bandwidth, bus bandwidth, wrong values; with times of each iteration twice as many."""
 
@@ -163,11 +164,15 @@ def _version_of_code(place: LogPlace, match: Match) -> LogEvent:
     return Version(place, f"{code // major}.{code % major // 100}.{code % 100}")
 
 
+_BEFORE_ROW = r"[^>:|)\n]{0,60}+[>:|)]++ ?"
+_FIRST_OF_ROW = rf"\s*+\d++ ++\d++ ++(?:{TYPES}) "
+ROW_IN_TEXT = re.compile(rf"\n(?:{TIME})?+(?:\[\d+\])?+(?:{_FIRST_OF_ROW}|{_BEFORE_ROW}{_FIRST_OF_ROW})")
+"""Beginning of a line with a row of nccl-tests or its first part, behind the end of the line before."""
+
 _OF_BENCHMARKS: tuple[Pattern, ...] = (
     pattern(
-        "  ",
-        rf"^(?:[^>:|)]{{0,60}}+[>:|)]++ ?)?\s*(?P<bytes>\d+) +\d+ +(?P<type>{TYPES}) +(?:(?P<op>[a-z]+) +)?"
-        r"(?P<rest>[-\d.].*)$",
+        _ROW_WORD,
+        rf"^(?:{_BEFORE_ROW})?\s*(?P<bytes>\d+) +\d+ +(?P<type>{TYPES}) +(?:(?P<op>[a-z]+) +)?(?P<rest>[-\d.].*)$",
         _benchmark_row,
     ),
     pattern(
@@ -221,6 +226,16 @@ _OF_ALL: tuple[Pattern, ...] = (
 )
 
 
+_RANK_WORD, _COMMENT_WORD = "Rank ", "#"
+JOB_MARKS = (
+    _RANK_WORD,
+    _COMMENT_WORD,
+    *_BEGINNINGS_OF_TOPOLOGIES,
+    *(one.word for one in _OF_ALL if one.word != _ROW_WORD),
+)
+"""A line that matches a pattern has one of these, or is a row of nccl-tests."""
+
+
 def topology_patterns(text: str) -> tuple[Pattern, ...]:
     """Patterns of NCCL's topology dump, behind its prefix or alone, for a line that may be of one."""
     return _OF_TOPOLOGIES if text.lstrip().startswith(_BEGINNINGS_OF_TOPOLOGIES) else ()
@@ -229,6 +244,6 @@ def topology_patterns(text: str) -> tuple[Pattern, ...]:
 def job_patterns(line: str) -> tuple[Pattern, ...]:
     """Patterns that a line which is not NCCL's own may match; most lines of a job match none."""
     patterns = topology_patterns(line) or _OF_ALL
-    if "Rank " in line:
+    if _RANK_WORD in line:
         patterns = (*_OF_RANKS, *patterns)
-    return (*_COMMENTS_OF_BENCHMARKS, *patterns) if "#" in line else patterns
+    return (*_COMMENTS_OF_BENCHMARKS, *patterns) if _COMMENT_WORD in line else patterns

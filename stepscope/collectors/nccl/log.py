@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
@@ -38,30 +39,48 @@ from stepscope.core.documents.nccl_facts import (
 )
 
 _LAST_ERROR = "Last error:"
+LOG_MARKS = ("CCL", " WARN ", _LAST_ERROR)
+"""A line of NCCL's, or of torch's about NCCL, has one of these."""
 
 
 def read_log(lines: Iterable[tuple[int, str]], *, file: str) -> Iterator[LogEvent]:
     """Events of a log in their order; its lines, each with its number, may be of any length and encoding."""
-    before_last_error: str | None = None
-    rows = TornRows()
-    for number, raw_line in lines:
-        row, line = rows.feed(number, clean_line(raw_line.rstrip("\r\n")))
-        if row is not None and (event := first_match(job_patterns(row), row, file=file, number=number)) is not None:
-            yield event
-        if before_last_error is not None and line.strip():
-            # torch repeats NCCL's last warning, which may be its only trace: NCCL_DEBUG is not set by default
-            yield Warned(LogPlace(file, number), line.removeprefix(before_last_error).strip())
-            before_last_error = None
-            continue
-        nccl_line = parse_nccl_line(line)
-        if nccl_line is not None:
-            event = _nccl_event(nccl_line, file, number)
-        elif _LAST_ERROR in line:
-            before_last_error, event = line.partition(_LAST_ERROR)[0], None
-        else:
-            event = first_match(job_patterns(line), line, file=file, number=number)
-        if event is not None:
-            yield event
+    return LogReader(file).read(lines)
+
+
+class LogReader:
+    """Reader of the lines of one log."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._rows = TornRows()
+        self._before_last_error: str | None = None
+
+    def is_idle(self, number: int) -> bool:
+        """Whether the line of this number has nothing to do with those before."""
+        return self._before_last_error is None and not self._rows.awaits(number)
+
+    def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[LogEvent]:
+        """Events of lines with their numbers."""
+        file, rows = self._file, self._rows
+        for number, raw_line in lines:
+            row, line = rows.feed(number, clean_line(raw_line.rstrip("\r\n")))
+            if row is not None and (event := first_match(job_patterns(row), row, file=file, number=number)) is not None:
+                yield event
+            if self._before_last_error is not None and line.strip():
+                # torch repeats NCCL's last warning, which may be its only trace: NCCL_DEBUG is not set by default
+                yield Warned(LogPlace(file, number), line.removeprefix(self._before_last_error).strip())
+                self._before_last_error = None
+                continue
+            nccl_line = parse_nccl_line(line)
+            if nccl_line is not None:
+                event = _nccl_event(nccl_line, file, number)
+            elif _LAST_ERROR in line:
+                self._before_last_error, event = line.partition(_LAST_ERROR)[0], None
+            else:
+                event = first_match(job_patterns(line), line, file=file, number=number)
+            if event is not None:
+                yield event
 
 
 def _nccl_event(line: NcclLine, file: str, number: int) -> LogEvent | None:
@@ -79,6 +98,7 @@ _NCCL = re.compile(
     r"(?:[NR]CCL )?" + _LEVELS
 )
 """NCCL 2.2 wrote the level alone."""
+_MARK = " NCCL "
 _NCCL_WITHOUT_PROCESS = re.compile(r"(?P<before>.*?)(?P<device>\[\d+\] )?(?:\S+:\d+ )?[NR]CCL " + _LEVELS)
 _BEFORE_NCCL = re.compile(r"\[\S*|\S*\]|\(\S*\)|\d[\d:.,/TZ+-]*|\||\S+[:>]|std\w+|[A-Z]")
 """Words that a launcher puts before a line."""
@@ -99,22 +119,41 @@ def parse_nccl_line(line: str) -> NcclLine | None:
     """NCCL's part of a line, also of one whose host and process were taken out; None where there is none."""
     if "CCL " not in line and " WARN " not in line:
         return None
+    place = line.find(_MARK)
+    if place > 0:
+        end = line.find(" ", place + len(_MARK)) + 1
+        head = _parse_head(line[:end])
+        if head is not None:
+            return NcclLine(head.process, head.level, line[end:].rstrip(), head.thread)
     match = _NCCL.search(line)
     if match is not None:
-        process = intern(f"{match['host'] or ''}:{match['pid']}")
-        return NcclLine(process, match["level"], match["text"].rstrip(), intern(match["tid"]))
+        return _of_process(match)
     match = _NCCL_WITHOUT_PROCESS.match(line)
     if match is None or not all(map(_BEFORE_NCCL.fullmatch, match["before"].split())):
         return None  # a sentence about NCCL
     return NcclLine((match["device"] or "").strip(), match["level"], match["text"].rstrip())
 
 
+@lru_cache(maxsize=1024)
+def _parse_head(head: str) -> NcclLine | None:
+    """A line up to NCCL's text, without any; None where what follows may decide what the line is."""
+    match = _NCCL.search(head)
+    return None if match is None or match["text"] or "(" in head else _of_process(match)
+
+
+def _of_process(match: Match) -> NcclLine:
+    process = intern(f"{match['host'] or ''}:{match['pid']}")
+    return NcclLine(process, match["level"], match["text"].rstrip(), intern(match["tid"]))
+
+
 def clean_line(line: str) -> str:
     """The line without terminal colours and the time at its beginning, cut to the longest that any pattern needs."""
-    line = line[:_MAX_LINE_CHARACTERS]
-    if "\x1b" in line:
-        line = _COLOUR.sub("", line)
-    return without_time(line)
+    return without_time(without_colours(line[:_MAX_LINE_CHARACTERS]))
+
+
+def without_colours(text: str) -> str:
+    """The text without terminal colours."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
 def _cards(place: LogPlace, match: Match) -> LogEvent | None:

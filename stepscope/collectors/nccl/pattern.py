@@ -20,11 +20,13 @@ class Pattern:
     event: Callable[[LogPlace, Match], LogEvent | None]
 
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* ?(?:std(?:out|err) [FP] )?")
+TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*+ ?+(?:std(?:out|err) [FP] )?+"
+"""Time that Kubernetes puts before a line."""
+_TIME = re.compile(TIME)
 
 
 def without_time(line: str) -> str:
-    """The line without the time that Kubernetes puts before it."""
+    """The line without the time before it."""
     match = _TIME.match(line) if line[:2] == "20" else None
     return line if match is None else line[match.end() :]
 

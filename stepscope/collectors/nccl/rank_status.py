@@ -30,7 +30,7 @@ from stepscope.core.errors import DataError
 
 RAS_JSON_MARK = '"communicators"'
 RAS_VERSION_MARK = "compiled with CUDA"
-RAS_TEXT_BEGINNINGS = ("Job summ", "Communic", "Group   ", "NCCL ver", "#")
+RAS_TEXT_BEGINNINGS = ("Job summ", "Communic", "Group   ", "NCCL ver", *(f"#{digit}" for digit in range(10)))
 """How lines begin in which an answer in RAS's text form may."""
 
 

@@ -29,7 +29,7 @@ from stepscope.core.errors import DataError
 
 _MAX_BLOCK = 1 << 26
 """Characters of a document of several lines."""
-_MAX_LINES_BEFORE_MARK = 12
+MAX_LINES_BEFORE_MARK = 12
 """Lines of a document in which it must be known as one of NCCL's."""
 _INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', '{"header"')
 _SERIES_MARK = "bus_bandwidth_gbs{"
@@ -37,6 +37,16 @@ _FLAG_MARK = "XPU_TIMER_"
 _XML_BEGINNINGS = ("<?xml", "<!DOCTYP")
 """First characters of lines that may come before a mark."""
 _XML_MARKS, _XML_ENDS = ("<system", "<graphs"), ("</system>", "</graphs>")
+SECTION_MARKS = (
+    RAS_JSON_MARK,
+    RAS_VERSION_MARK,
+    *RAS_TEXT_BEGINNINGS,
+    *_INSPECTOR_MARKS,
+    _SERIES_MARK,
+    _FLAG_MARK,
+    *_XML_MARKS,
+)
+"""A section has one of these in the first of its lines."""
 _JSON_BEGINNINGS = frozenset('"{}[],-0123456789tfn')
 """First characters of the lines of a JSON document."""
 
@@ -82,7 +92,7 @@ class _Document:
         """Whether a document without a mark so far is none of NCCL's: the mark is late, or another document begins."""
         width = 1 if self.form is _Form.JSON else 5
         is_another = line.lstrip()[:width] == self.lines[0][1].lstrip()[:width]
-        return is_another or len(self.lines) >= _MAX_LINES_BEFORE_MARK
+        return is_another or len(self.lines) >= MAX_LINES_BEFORE_MARK
 
     def text(self) -> str:
         """All lines."""
@@ -98,6 +108,7 @@ class Sections:
         self._again: deque[tuple[int, str]] = deque()
         self._ras_text: RasTextReader | None = None
         self._before_ras = ""
+        self._is_in_document = False
         self._json_statuses: list[RasStatus] = []
         self.calls: list[InspectorCall] = []
         self.num_unreadable_calls = 0
@@ -111,9 +122,14 @@ class Sections:
         of_text = [status for status in of_text if status.rows or status.communicators or status.dead]
         return sorted([*of_text, *self._json_statuses], key=lambda status: status.line)
 
+    def is_idle(self) -> bool:
+        """Whether the next line has nothing to do with those before."""
+        return not (self._again or self._is_in_document) and self._ras_text is None
+
     def log_lines(self) -> Iterator[tuple[int, str]]:
         """Lines that belong to no other section, with their numbers."""
-        while (numbered := self._next()) is not None:
+        lines, again = self._lines, self._again
+        while (numbered := again.popleft() if again else next(lines, None)) is not None:
             number, line = numbered
             if " NCCL " in line and RAS_VERSION_MARK not in line:  # nearly all lines of a log
                 yield numbered
@@ -158,6 +174,7 @@ class Sections:
     def _document(self, form: _Form, number: int, line: str) -> Iterator[tuple[int, str]]:
         """Collect a document; its first line is one of the log if it is none of NCCL's, the others are read again."""
         document = _Document(form, [])
+        self._is_in_document = True
         is_whole = document.add(number, line)
         while not is_whole and (numbered := self._next()) is not None:
             number, line = numbered[0], without_time(numbered[1])
@@ -165,6 +182,7 @@ class Sections:
                 self._again.appendleft(numbered)
                 break
             is_whole = document.add(number, line)
+        self._is_in_document = False
         if document.is_known:
             self._read(document)
         else:

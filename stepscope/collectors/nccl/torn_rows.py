@@ -28,8 +28,14 @@ class TornRows:
         self._bytes = self._number = 0
         self._num_parts = 2
 
+    def awaits(self, number: int) -> bool:
+        """Whether the line of this number may complete a row."""
+        return bool(self._texts) and number - self._number <= _MAX_BETWEEN
+
     def feed(self, number: int, line: str) -> tuple[str | None, str]:
         """The row that this line completes, if it was torn, and the rest of the line that is no part of it."""
+        if line[:1].isalpha() and not self._texts:  # nearly all lines
+            return None, line
         if line.startswith("["):
             line = self._without_tags(line)
         if line[:1] == "#":
@@ -38,7 +44,7 @@ class TornRows:
         head = _HEAD.match(line) if line[:1].isspace() or line[:1].isdigit() else None
         if head is not None:
             self._texts, self._bytes, self._number = [head[0]], int(head["bytes"]), number
-        elif not self._texts or number - self._number > _MAX_BETWEEN:
+        elif not self.awaits(number):
             return None, line
         end = 0 if head is None else head.end()
         while len(self._texts) <= self._num_parts and (part := _PART.match(line, end)) and self._is_of_row(part):

@@ -26,20 +26,19 @@ def begins_record(line: str) -> bool:
 
 
 class WidthDetector:
-    """Passes lines on and finds whether a terminal or an editor broke them, and at which width."""
+    """Finds whether a terminal or an editor broke the lines of a file, and at which width."""
 
     def __init__(self) -> None:
-        self._longest = self._num_full = self._num_continued = 0
+        self._longest = self._width = self._num_full = self._num_continued = 0
         self._num_nccl = self._num_nccl_continued = 0
         self.num_timeouts = 0
         """Lines that begin to report a timeout."""
 
-    def watch(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """The lines, unchanged."""
+    def watch(self, lines: Iterable[str]) -> None:
+        """See lines that follow each other in the file."""
         was_full = was_nccl = False
-        longest = 0
-        for numbered in lines:
-            line = numbered[1]
+        longest = self._longest
+        for line in lines:
             is_nccl = " NCCL " in line
             if (was_full or (was_nccl and not is_nccl)) and not begins_record(line):
                 self._num_continued += was_full
@@ -50,16 +49,16 @@ class WidthDetector:
             if was_full:
                 if len(line) > longest:
                     longest, self._num_full, self._num_continued = len(line), 0, 0
-                    self._longest = len(line.rstrip("\r\n"))
+                    self._width = len(line.rstrip("\r\n"))
                 self._num_full += 1
             if _TIMEOUT in line:
                 self.num_timeouts += 1
-            yield numbered
+        self._longest = longest
 
     def width(self) -> int | None:
         """Columns of the terminal; None where the longest lines are not continued by the ones after them."""
         is_broken = self._num_continued > 0 and 3 * self._num_continued >= self._num_full
-        return self._longest if is_broken and _MIN_WIDTH <= self._longest <= _MAX_WIDTH else None
+        return self._width if is_broken and _MIN_WIDTH <= self._width <= _MAX_WIDTH else None
 
     def is_certain(self) -> bool:
         """Whether several lines are broken at that width."""

@@ -137,7 +137,7 @@ class RootCause:
     """Analysis document: one root cause; fractions add up to 1 over the rows, milliseconds to the job's step.
 
     `ms_per_step` covers whole steps; None where all of the cause's time is in the last step, which the trace cuts.
-    `interval` (of the fraction) and `ms_interval` are 90 % confidence intervals from a bootstrap over steps.
+    `interval` (of the fraction) and `ms_interval` are 90% confidence intervals from a bootstrap over steps.
     """
 
     cause: Cause

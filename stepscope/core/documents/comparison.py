@@ -41,7 +41,7 @@ class Difference:
         a, b: mean over the runs of the side; a run has the median over its steps for step times, the mean for parts.
         change: b - a.
         relative: change / a; None where a is 0.
-        interval: 95 % confidence interval of `change`.
+        interval: 95% confidence interval of `change`.
         smallest_visible: half of the interval's width; a smaller change would not be detected.
     """
 

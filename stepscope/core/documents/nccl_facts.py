@@ -6,6 +6,7 @@ Each fact of a log has its file and line.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 def host_of(process: str) -> str:
@@ -34,24 +35,21 @@ class LogPlace:
         return host_of(self.process)
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """Version of NCCL."""
 
     place: LogPlace
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(NamedTuple):
     """Version of CUDA that the driver supports: 13000."""
 
     place: LogPlace
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An environment variable that NCCL uses."""
 
     place: LogPlace
@@ -62,24 +60,21 @@ class Setting:
 NO_DEVICE = "no InfiniBand device"
 
 
-@dataclass(frozen=True, slots=True)
-class NoInfiniBand:
+class NoInfiniBand(NamedTuple):
     """NCCL found no InfiniBand or RoCE card."""
 
     place: LogPlace
     why: str = NO_DEVICE
 
 
-@dataclass(frozen=True, slots=True)
-class NoPlugin:
+class NoPlugin(NamedTuple):
     """A network plugin that could not be loaded."""
 
     place: LogPlace
     library: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cards:
+class Cards(NamedTuple):
     """The network cards of one kind ("IB", "Socket"), as NCCL writes them: "mlx5_0:1/RoCE"; or the interface over which
     ranks meet ("Bootstrap")."""
 
@@ -88,16 +83,14 @@ class Cards:
     cards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(NamedTuple):
     """The network that NCCL uses: "IB", "Socket", "AWS Libfabric"."""
 
     place: LogPlace
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DirectMemory:
+class DirectMemory(NamedTuple):
     """Whether a card may access GPU memory directly (GPUDirect RDMA)."""
 
     place: LogPlace
@@ -105,8 +98,7 @@ class DirectMemory:
     is_enabled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NoPeerAccess:
+class NoPeerAccess(NamedTuple):
     """Two GPUs of one node, by number, that cannot read each other's memory."""
 
     place: LogPlace
@@ -114,8 +106,7 @@ class NoPeerAccess:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(NamedTuple):
     """A rank begins to join a communicator, or has joined it (`is_complete`)."""
 
     place: LogPlace
@@ -137,8 +128,7 @@ class JoinSeconds:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Distribution of a communicator over nodes."""
 
     place: LogPlace
@@ -148,8 +138,7 @@ class Shape:
     num_local_ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class RingPath:
+class RingPath(NamedTuple):
     """Transport of one channel between two ranks: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA"."""
 
     place: LogPlace
@@ -158,16 +147,14 @@ class RingPath:
     via: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rings:
+class Rings(NamedTuple):
     """The rings are connected; `uses_direct_memory`: any of them uses GPUDirect RDMA."""
 
     place: LogPlace
     uses_direct_memory: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Channels:
+class Channels(NamedTuple):
     """Number of channels for collectives, and for NVLS (through the switch)."""
 
     place: LogPlace
@@ -175,8 +162,7 @@ class Channels:
     nvls: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailedTransfer:
+class FailedTransfer(NamedTuple):
     """A transfer that a card completed with an error: InfiniBand's status and the vendor's."""
 
     place: LogPlace
@@ -186,24 +172,21 @@ class FailedTransfer:
     card: str
 
 
-@dataclass(frozen=True, slots=True)
-class CardEvent:
+class CardEvent(NamedTuple):
     """An event of a card: "port error", "speed change detected"."""
 
     place: LogPlace
     event: str
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(NamedTuple):
     """Any other line of level WARN, or the last one as torch repeats it."""
 
     place: LogPlace
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(NamedTuple):
     """An NCCL error as torch raises it: "unhandled system error", with NCCL's version. NCCL's own line tells why."""
 
     place: LogPlace
@@ -232,8 +215,7 @@ class TimedOut:
     group_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupProgress:
+class GroupProgress(NamedTuple):
     """Calls of a rank in a process group when torch's watchdog ended the job.
 
     Attributes:
@@ -249,8 +231,7 @@ class GroupProgress:
     completed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogStuck:
+class WatchdogStuck(NamedTuple):
     """torch's watchdog itself made no progress: a CUDA call or Python's lock blocks it."""
 
     place: LogPlace
@@ -258,16 +239,14 @@ class WatchdogStuck:
     seconds: int
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkBegun:
+class BenchmarkBegun(NamedTuple):
     """First lines of an nccl-tests run; `test` is empty in versions that name it only at the end."""
 
     place: LogPlace
     test: str
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkRank:
+class BenchmarkRank(NamedTuple):
     """A rank of an nccl-tests run: its host and GPU."""
 
     place: LogPlace
@@ -276,8 +255,7 @@ class BenchmarkRank:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkRow:
+class BenchmarkRow(NamedTuple):
     """One size of an nccl-tests run: time and bandwidths out of place, and in place where measured.
 
     Attributes:
@@ -303,8 +281,7 @@ class OutOfBounds:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """Mean bus bandwidth of an nccl-tests run, GB/s; `is_too_low`: by the limit that the run was given."""
 
     place: LogPlace
@@ -312,8 +289,7 @@ class Measured:
     is_too_low: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkFailed:
+class BenchmarkFailed(NamedTuple):
     """An error that ended an nccl-tests run on a host."""
 
     place: LogPlace
@@ -321,16 +297,14 @@ class BenchmarkFailed:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmarked:
+class Benchmarked(NamedTuple):
     """End of an nccl-tests run: "all_gather_perf"."""
 
     place: LogPlace
     test: str
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerTimes:
+class TrainerTimes(NamedTuple):
     """A trainer's own breakdown of a step in ms by part, as logged by DeepSpeed."""
 
     place: LogPlace
@@ -361,8 +335,7 @@ class TopologyNode:
     is_of_file: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedWay:
+class PlannedWay(NamedTuple):
     """NCCL's plan over the devices: GB/s of a channel within and between nodes, and the slowest kind of path."""
 
     place: LogPlace
@@ -410,8 +383,7 @@ LogEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InspectorCall:
+class InspectorCall(NamedTuple):
     """One collective or message, measured on one rank by NCCL's inspector plugin.
 
     Attributes:

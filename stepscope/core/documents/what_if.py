@@ -77,7 +77,7 @@ class WhatIfReport:
         by_rank: step / ideal step if only this rank were as measured (S_w).
         by_stage: the same for the stages of a pipeline.
         by_replica, by_operation: the same for data-parallel replicas and kinds of operations (operation tables).
-        worst_workers_share: share of the slowdown that evening out the slowest 3 % of the workers removes (M_W).
+        worst_workers_share: share of the slowdown that evening out the slowest 3% of the workers removes (M_W).
         last_stage_share: the same for the last stage (M_S). Operation tables have both; else None.
     """
 

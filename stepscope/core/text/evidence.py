@@ -6,7 +6,7 @@ from itertools import groupby
 
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.text import numbers
-from stepscope.core.text.wording import is_on_cpu, metric_words, reason_words
+from stepscope.core.text.wording import SHOWN_FROM, is_on_cpu, metric_words, reason_words
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 _MEANINGS = {
@@ -76,8 +76,8 @@ _CLAUSES: dict[str, tuple[str, str]] = {
     "arrivals_unknown": ("arrivals are unknown for {value} of communication", ""),
     "recomputed_share_of_flops": ("{value} of the FLOPs are recomputed", ""),
     "no_tensor_cores_share": ("matrix kernels without tensor cores take {value} of the profiled steps", ""),
-    "inefficient_kernels_share": ("kernels under 40% of their roofline take {value} of the profiled steps", ""),
     "unfused_share": ("element-wise chains that are not fused take {value} of the profiled steps", ""),
+    "inefficient_kernels_share": ("kernels under 40% of their roofline take {value} of the profiled steps", ""),
     "short_kernels_share": ("{value} of it in kernels under 20 us", ""),
     "few_blocks_share": ("{value} of it in kernels of few blocks", ""),
     "few_blocks_grid": ("the largest of them has {value}", ""),
@@ -105,10 +105,13 @@ _SAID_ELSEWHERE = frozenset(
 )
 """Metrics that the head line or the fix has."""
 
+_REASONS_FROM_THRESHOLD = frozenset({"spread_of_waits", "share_of_difference_by_more_kernels", "pipeline_imbalance"})
+"""Metrics that explain nothing below their threshold, or near zero without one."""
+
 
 def evidence_sentence(analysis: Analysis) -> str:
     """The evidence of a verdict as one sentence; empty where the head line says all."""
-    shown = [evidence for evidence in analysis.verdict.evidence if not _is_said_elsewhere(evidence)]
+    shown = [evidence for evidence in analysis.verdict.evidence if _is_shown(evidence)]
     shown.sort(key=lambda evidence: _ORDER.get(_name(evidence), len(_ORDER)))
     groups = [list(group) for _, group in groupby(shown, key=_name)]
     clauses = ", ".join(_clause(evidence, is_first=evidence is group[0]) for group in groups for evidence in group)
@@ -127,12 +130,10 @@ def _by_records(analysis: Analysis) -> str:
     return f"measured in the records of {numbers.counted(time.num_settled, 'step')}"
 
 
-def _is_said_elsewhere(evidence: Evidence) -> bool:
-    """Whether the head line or the fix has it, or it says that kernels which only some ranks run are no reason."""
-    is_no_reason = _name(evidence) == "share_of_difference_by_more_kernels" and evidence.value < (
-        evidence.threshold or 0
-    )
-    return is_no_reason or _name(evidence) in _SAID_ELSEWHERE
+def _is_shown(evidence: Evidence) -> bool:
+    """Whether the evidence adds to the head line and the fix, and is a reason for the verdict."""
+    is_reason = _name(evidence) not in _REASONS_FROM_THRESHOLD or evidence.value >= (evidence.threshold or SHOWN_FROM)
+    return is_reason and _name(evidence) not in _SAID_ELSEWHERE
 
 
 def _name(evidence: Evidence) -> str:

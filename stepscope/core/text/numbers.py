@@ -59,26 +59,29 @@ def listed(items: Iterable[object], most: int = 8) -> str:
 
 
 def percent(fraction: float | None, *, decimals: int = 1) -> str:
-    """A fraction as text in percent: 0.314 -> '31.4 %'; shares that round to 0 are '<0.1 %'."""
+    """A fraction as text in percent: 0.314 -> '31.4%'; shares that round to 0 are '<0.1%'."""
     if not is_readable(fraction):
         return UNKNOWN
     if decimals and 0 < fraction < 0.0005:
-        return f"<0.1{_NARROW_SPACE}%"
-    return f"{_no_minus_zero(f'{fraction * 100:.{decimals}f}')}{_NARROW_SPACE}%"
+        return "<0.1%"
+    return f"{_no_minus_zero(f'{fraction * 100:.{decimals}f}')}%"
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration in ms as text to three significant digits, in the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
+    """A duration in ms as text, in the unit that fits: '34.6 ms', '1,873.9 ms', '12.4 s', '870 µs'."""
     if not is_readable(value):
         return UNKNOWN
     size = abs(value)
     if size == 0:
         return f"0{_NARROW_SPACE}ms"
-    if size >= 999.5:
-        return f"{_digits(value / 1000)}{_NARROW_SPACE}s"
+    if size >= _SECONDS_FROM_MS:
+        return f"{value / 1000:,.1f}{_NARROW_SPACE}s"
     if size < 0.9995:
         return f"{_digits(value * 1000)}{_NARROW_SPACE}µs"
-    return f"{_digits(value)}{_NARROW_SPACE}ms"
+    return f"{value:,.1f}{_NARROW_SPACE}ms"
+
+
+_SECONDS_FROM_MS = 10_000.0
 
 
 def size(num_bytes: int | None) -> str:
@@ -104,8 +107,8 @@ def bandwidth(value_gbs: float | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """A whole number as text with its thousands separated: '12 345'."""
-    return f"{number:,}".replace(",", _NARROW_SPACE) if is_readable(number) and number >= 0 else UNKNOWN
+    """A whole number as text with its thousands separated: '12,345'."""
+    return f"{number:,}" if is_readable(number) and number >= 0 else UNKNOWN
 
 
 def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
@@ -139,21 +142,6 @@ def moment(time_ns: int | None) -> str:
     if time_ns is None or not 0 <= time_ns <= _MAX_NS:
         return UNKNOWN
     return datetime.fromtimestamp(time_ns // 1_000_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def evidence_value(value: float | None, unit: str) -> str:
-    """The value of an evidence as text with its unit."""
-    if not is_readable(value):
-        return UNKNOWN
-    if unit in ("fraction", "ratio", "share"):
-        return percent(value)
-    if unit in ("ms", "us", "ns", "s"):
-        return milliseconds(value * {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3}[unit])
-    if unit == "bytes":
-        return size(round(value))
-    if unit in ("", "count"):
-        return count(int(value)) if value == int(value) >= 0 else _digits(value)
-    return f"{_digits(value)}{_NARROW_SPACE}{unit}"
 
 
 def is_readable(value: float | None) -> TypeGuard[float]:

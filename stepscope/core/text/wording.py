@@ -40,9 +40,9 @@ _METRIC_TITLES = {
     "steps_without_device": "Steps without device activity",
     "largest_activity": "Largest single activity",
     "arrivals_unknown": "Communication with unknown arrivals",
-    "share_of_late_host_time": "Late host time",
-    "share_of_late_host_time_in_phase": "Late host time in phase",
-    "share_of_late_host_time_in_function": "Late host time in function",
+    "share_of_late_host_time": "CPU delay",
+    "share_of_late_host_time_in_phase": "CPU delay in phase",
+    "share_of_late_host_time_in_function": "CPU delay in function",
     "share_of_blocked_time": "Blocked host time",
     "share_of_blocked_time_in_function": "Time in blocking calls in function",
     "blocking_calls_a_step": "Blocking calls a step",
@@ -128,6 +128,13 @@ CATEGORY_MEANINGS = {
 }
 """When time counts to each category, as the end of a sentence that begins 'At this instant'."""
 
+_CATEGORY_MEANINGS_ON_CPU = {
+    TimeCategory.COMPUTE_OTHER: "an operator runs",
+    TimeCategory.HOST_BOUND: "no operator runs: Python and framework code between them",
+    TimeCategory.SYNCHRONIZATION: "no operator runs: a call blocks",
+}
+"""Of a job without a GPU, instead of those above."""
+
 
 def cause_words(cause: Cause) -> str:
     """A cause as a title: 'Pipeline bubble'."""
@@ -136,7 +143,7 @@ def cause_words(cause: Cause) -> str:
 
 def cause_phrase(cause: Cause) -> str:
     """A cause within a sentence: 'pipeline bubble', 'GPU launch gaps'."""
-    return _inside(cause_words(cause))
+    return in_sentence(cause_words(cause))
 
 
 def is_on_cpu(job: AnalysedJob) -> bool:
@@ -166,19 +173,21 @@ def busy_on_cpu(share: float, of_what: str = "the time") -> str:
     return f"no bottleneck: {busy}; which limits them (arithmetic or memory) is not known"
 
 
-def category_title_of_job(category: TimeCategory, job: AnalysedJob) -> str:
-    """A category as a title for this job: one without a GPU has no kernel launches that come late."""
-    return (_CATEGORY_TITLES_ON_CPU.get(category) if is_on_cpu(job) else None) or category_words(category)
-
-
 def category_phrase(category: TimeCategory) -> str:
     """A category within a sentence: 'waiting for a rank'."""
-    return _inside(category_words(category))
+    return in_sentence(category_words(category))
 
 
-def category_words(category: TimeCategory) -> str:
-    """A category as a title: 'Waiting for a rank'."""
-    return _CATEGORY_TITLES.get(category) or _sentence(category.value)
+def category_words(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """A category as a title: 'Waiting for a rank'; a job without a GPU has no kernel launches."""
+    of_cpu = _CATEGORY_TITLES_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or _CATEGORY_TITLES.get(category) or _sentence(category.value)
+
+
+def category_meaning(category: TimeCategory, *, on_cpu: bool = False) -> str:
+    """When time counts to a category, as the end of a sentence that begins 'At this instant'."""
+    of_cpu = _CATEGORY_MEANINGS_ON_CPU.get(category) if on_cpu else None
+    return of_cpu or CATEGORY_MEANINGS[category]
 
 
 def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, TimeCategory, str]]:
@@ -213,7 +222,7 @@ _BY_THEIR_OWN_NAMES = frozenset(
 
 
 def metric_words(metric: str) -> str:
-    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'Late host time (dispatch)'."""
+    """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'CPU delay (dispatch)'."""
     name, _, subject = metric.partition(": ")
     words = _METRIC_TITLES.get(name) or _sentence(name.replace(".", " "))
     shown = subject if name in _BY_THEIR_OWN_NAMES else subject.replace("_", " ")
@@ -252,7 +261,7 @@ def evidence_span(evidence: Evidence) -> str:
     return numbers.milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
 
 
-def _inside(words: str) -> str:
+def in_sentence(words: str) -> str:
     """A title within a sentence: abbreviations (GPU) and names (Python) keep their capital."""
     keeps = words[1:2].isupper() or words.startswith("Python")
     return words if keeps else words[:1].lower() + words[1:]

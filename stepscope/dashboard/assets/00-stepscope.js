@@ -11,9 +11,9 @@ window.stepscope = {
     return `${value.toFixed(digits)}\u202f${unit}`;
   },
 
-  /** 0.314 -> "31.4 %" */
+  /** 0.314 -> "31.4%" */
   formatShare(share) {
-    return share > 0 && share < 0.0005 ? "<0.1\u202f%" : `${(share * 100).toFixed(1)}\u202f%`;
+    return share > 0 && share < 0.0005 ? "<0.1%" : `${(share * 100).toFixed(1)}%`;
   },
 
   /** An element with a class and a text; texts are never parsed as HTML. */

@@ -32,7 +32,7 @@ _COLUMNS: list[tuple[str, bool]] = [
     ("Ranks", True),
     ("Step", True),
     ("Verdict", False),
-    ("Takes", True),
+    ("Share", True),
     ("Status", False),
 ]
 """Title, and whether its cells are numbers."""
@@ -138,9 +138,9 @@ def _verdict(run: RunSummary) -> Any:
 def _cost(run: RunSummary) -> Any:
     if run.cause_fraction is None:
         return UNKNOWN
-    each = f"{milliseconds(run.cause_ms_per_step)} a step" if run.cause_ms_per_step is not None else None
+    each = f"{milliseconds(run.cause_ms_per_step)} per step" if run.cause_ms_per_step is not None else None
     if run.cause in HEALTHY_CAUSES:
-        each = "useful work"
+        each = "no bottleneck"
     return [html.Span(percent(run.cause_fraction)), html.Div(each, className="ss-note") if each else None]
 
 

@@ -49,7 +49,7 @@ class BenchScale:
         items_per_second: of the whole job at the median step.
         mfu: model FLOPs of a step / (ranks x the GPU's dense peak x the median step).
         efficiency: items per second and rank, against those of the smallest scale.
-        efficiency_interval: 95 % confidence interval of it.
+        efficiency_interval: 95% confidence interval of it.
         plan: the layout at this scale, fields of ParallelPlan; None in documents that did not tell it yet.
     """
 
@@ -76,7 +76,7 @@ class ScalingFit:
         law: "amdahl" for a batch of fixed size (step = serial + parallel / n), "gustafson" for one that grows with n
             (rate of a rank = 1 - s + s / n).
         serial_fraction: s; below 0 when larger scales were faster than in proportion.
-        interval: 95 % confidence interval of it.
+        interval: 95% confidence interval of it.
         misfit: largest distance of a measured scale from the law, as a share; None with two scales, which any line
             meets.
     """

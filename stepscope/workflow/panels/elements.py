@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stepscope.core.documents.analysis import Ledger
 from stepscope.core.text.numbers import count, percent, ranks_words
-from stepscope.core.text.wording import CATEGORY_MEANINGS, category_words
+from stepscope.core.text.wording import category_meaning, category_words
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.palette import pattern
 
@@ -204,24 +204,26 @@ MIN_LABELLED_SHARE = 0.055
 MAX_SPOKEN_CATEGORIES = 5
 
 
-def stacked_bar(ledger: Ledger, *, label: str, scale: float = 1.0) -> Element:
+def stacked_bar(ledger: Ledger, *, label: str, scale: float = 1.0, on_cpu: bool = False) -> Element:
     """One bar of a panel that adds up to 100 %, categories always in the same order; `scale` is its length."""
     shares = {category: _clamped(ledger.get(category, 0.0)) for category in CATEGORY_ORDER}
-    boxes = [_box(category, share) for category, share in shares.items() if share > 0]
+    boxes = [_box(category, share, on_cpu=on_cpu) for category, share in shares.items() if share > 0]
     largest = sorted(((share, c) for c, share in ledger.items() if share > 0), key=lambda pair: -pair[0])
-    spoken = ", ".join(f"{category_words(c)} {percent(share)}" for share, c in largest[:MAX_SPOKEN_CATEGORIES])
+    spoken = ", ".join(
+        f"{category_words(c, on_cpu=on_cpu)} {percent(share)}" for share, c in largest[:MAX_SPOKEN_CATEGORIES]
+    )
     style = None if scale == 1.0 else f"width:{_percent(scale)}"
     return tag("div", boxes, class_="ss-stacked", role="img", style=style, aria_label=f"{label}: {spoken}")
 
 
-def _box(category: TimeCategory, share: float) -> Element:
+def _box(category: TimeCategory, share: float, *, on_cpu: bool) -> Element:
     is_wide = share >= MIN_LABELLED_SHARE
     return tag(
         "div",
         tag("span", f"{share * 100:.0f}", class_="ss-box-number") if is_wide else None,
         class_=f"ss-box {_colour_classes(category)}",
         style=f"width:{_percent(share)}",
-        title=f"{category_words(category)} {percent(share)}",
+        title=f"{category_words(category, on_cpu=on_cpu)} {percent(share)}",
     )
 
 
@@ -240,10 +242,17 @@ def share_bar(
     return tag("div", marks, class_="ss-bar-track", aria_hidden="true")
 
 
-def legend(categories: Iterable[TimeCategory]) -> Element:
+def legend(categories: Iterable[TimeCategory], *, on_cpu: bool = False) -> Element:
     """Legend of a panel: colour, texture, name and meaning of each category."""
-    meanings = ((c, CATEGORY_MEANINGS.get(c, "nothing else fits")) for c in categories)
-    items = [tag("li", swatch(c), category_words(c), title=f"At this instant {words}.") for c, words in meanings]
+    items = [
+        tag(
+            "li",
+            swatch(category),
+            category_words(category, on_cpu=on_cpu),
+            title=f"At this instant {category_meaning(category, on_cpu=on_cpu)}.",
+        )
+        for category in categories
+    ]
     return tag("ul", items, class_="ss-legend")
 
 

@@ -20,7 +20,7 @@ _KERNEL_COLUMNS = [
     html.number_column("Mean", "duration of one kernel"),
     html.number_column("Time", "owned in the ledger, over all ranks and steps"),
     html.number_column("Share", "of all ranks' windows"),
-    html.number_column("Of its roof", "least time at the GPU's peaks / duration, where a model knows it"),
+    html.number_column("% of roofline", "least time at the GPU's peaks / duration, where a model knows it"),
     html.number_column(
         "Occupancy",
         "share of a multiprocessor's warps that the launch can keep resident, and what keeps that from being more",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from stepscope.core.documents.analysis import Analysis, Ledger, RankLedger, StepLedger
-from stepscope.core.text.numbers import UNKNOWN, milliseconds, percent
-from stepscope.core.text.wording import category_words
+from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
+from stepscope.core.text.wording import category_words, is_on_cpu
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels import elements as html
 
@@ -17,22 +18,27 @@ MAX_STEPS = 40
 
 
 def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> html.Element:
-    """Panel of the time breakdown: a bar per rank that adds up to 100 %, a table, and perhaps a bar per step."""
+    """Panel of the time breakdown: a bar per rank that adds up to 100%, a table, and perhaps a bar per step."""
     categories = present_categories(analysis)
     ranks = most_different_ranks(analysis, MAX_RANKS)
-    job = [_bar("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
-    bars = [_bar(str(r.rank), r.ledger, milliseconds(r.step_ms), f"Rank {r.rank}") for r in ranks]
-    chart = [html.legend(categories), html.tag("div", _bars_head("rank", "step"), job, bars, class_="ss-bar-rows")]
+    bar = partial(_bar, on_cpu=is_on_cpu(analysis.job))
+    job = [bar("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
+    bars = [bar(str(r.rank), r.ledger, milliseconds(r.step_ms), f"Rank {r.rank}") for r in ranks]
+    chart = [
+        html.legend(categories, on_cpu=is_on_cpu(analysis.job)),
+        html.tag("div", _bars_head("rank", "step"), job, bars, class_="ss-bar-rows"),
+    ]
     return html.panel(
-        "Where did the time go?",
+        "Where did the time of each rank go?",
         html.tabs("ledger", {"Chart": chart, "Table": _table(analysis, ranks, categories)}),
         html.more(len(analysis.ranks) - len(ranks), "ranks, less different from the job,"),
         _by_step(analysis) if with_steps else None,
         key="ledger",
-        note="numbers in the bars are percent of the rank's window",
+        note=f"of the {counted(analysis.job.num_steps, 'profiled step')}; numbers in the bars are percent",
         source=(
-            "Ledger: every instant is booked under exactly one heading, by priority: a kernel computes > communication "
-            "alone > a copy alone > nothing runs. Hidden communication runs under compute and is not in the bar."
+            "Time breakdown of the profiled steps: every instant is attributed to exactly one category, by priority: a "
+            "kernel computes > communication alone > a copy alone > nothing runs. Hidden communication runs under "
+            "compute and is not in the bar."
         ),
     )
 
@@ -53,10 +59,12 @@ def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
     return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:most], key=lambda rank: rank.rank)
 
 
-def _bar(title: str, ledger: Ledger, figure: str, label: str, *, scale: float = 1.0) -> html.Element:
+def _bar(
+    title: str, ledger: Ledger, figure: str, label: str, *, scale: float = 1.0, on_cpu: bool = False
+) -> html.Element:
     cells = [
         html.tag("span", title, class_="ss-num"),
-        html.stacked_bar(ledger, label=label, scale=scale),
+        html.stacked_bar(ledger, label=label, scale=scale, on_cpu=on_cpu),
         html.tag("span", figure, class_="ss-num"),
     ]
     return html.tag("div", cells, class_="ss-bar-row ss-bar-all" if title == "all" else "ss-bar-row")
@@ -72,8 +80,8 @@ def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCat
         html.Column("Rank"),
         html.number_column("Window"),
         html.number_column("Step"),
-        *(html.number_column(category_words(category)) for category in categories),
-        html.number_column("Hidden communication", "runs under compute; not part of the 100 %"),
+        *(html.number_column(category_words(category, on_cpu=is_on_cpu(analysis.job))) for category in categories),
+        html.number_column("Hidden communication", "runs under compute; not part of the 100%"),
     ]
     rows = [_job_row(analysis, categories)] if len(ranks) > 1 else []
     rows += [
@@ -86,7 +94,7 @@ def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCat
         ]
         for rank in ranks
     ]
-    return html.table(columns, rows, caption="Share of each heading in each rank's window", class_="ss-wide")
+    return html.table(columns, rows, caption="Share of each category in each rank's profiled steps", class_="ss-wide")
 
 
 def _job_row(analysis: Analysis, categories: list[TimeCategory]) -> list[str]:
@@ -107,8 +115,9 @@ def _by_step(analysis: Analysis) -> html.Child:
     indices = sorted(by_index)[:MAX_STEPS]
     mean_ms = {index: sum(step.ms for step in by_index[index]) / len(by_index[index]) for index in indices}
     longest = max(mean_ms.values()) or 1.0
+    bar = partial(_bar, on_cpu=is_on_cpu(analysis.job))
     bars = [
-        _bar(str(index), _mean_ledger(by_index[index]), milliseconds(ms), f"Step {index}", scale=ms / longest)
+        bar(str(index), _mean_ledger(by_index[index]), milliseconds(ms), f"Step {index}", scale=ms / longest)
         for index, ms in mean_ms.items()
     ]
     note = "Mean over ranks, lengths to scale. The last step ends with the trace, not with the next step's beginning."

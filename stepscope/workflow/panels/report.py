@@ -9,6 +9,7 @@ from pathlib import Path
 from stepscope import __version__
 from stepscope.core.documents.analysis import AnalysedJob, Analysis
 from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.text.job_time import of_training_time
 from stepscope.core.text.numbers import counted, milliseconds, moment, percent
 from stepscope.core.text.wording import device_words, mesh_words
 from stepscope.store.documents import decode_analysis
@@ -107,7 +108,7 @@ def page_head(title: str, job: AnalysedJob, *, started_ns: int | None = None) ->
     facts = [
         device_words(job),
         f"{missing}{counted(job.world_size, 'rank')}",
-        f"{counted(job.num_steps, 'step')} captured",
+        counted(job.num_steps, "profiled step") if job.num_steps else "no step profiled",
         "" if started_ns is None else moment(started_ns),
     ]
     line = [tag("h1", name(title)), tag("span", name(mesh), class_="ss-badge") if mesh else None]
@@ -123,12 +124,12 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
         with_steps: also a bar per step, where the time lines have no table of steps.
     """
     if not analysis.ranks:
-        return [verdict.verdict_card(analysis), verdict.warnings_panel(analysis)]
+        return [verdict.verdict_card(analysis), verdict.breakdown_panel(analysis), verdict.warnings_panel(analysis)]
     return [
         verdict.quality_block(analysis),
-        _figures(analysis.job),
+        _figures(analysis),
         verdict.verdict_card(analysis),
-        verdict.root_causes_panel(analysis),
+        verdict.breakdown_panel(analysis),
         verdict.what_if_panel(analysis),
         ledger_panel(analysis, with_steps=with_steps),
         timeline,
@@ -139,9 +140,11 @@ def all_panels(analysis: Analysis, timeline: Child, *, with_steps: bool = False)
     ]
 
 
-def _figures(job: AnalysedJob) -> Element:
+def _figures(analysis: Analysis) -> Element:
+    job, time = analysis.job, analysis.job_time
     figures = {
-        "Step, captured": milliseconds(job.step_ms),
+        "Step, mean of all": milliseconds(time.mean_step_ms) if time is not None and of_training_time(time) else None,
+        "Step, profiled": milliseconds(job.step_ms),
         "Step, unprofiled": None if job.unprofiled_step_ms is None else milliseconds(job.unprofiled_step_ms),
         "MFU": None if job.mfu is None else percent(job.mfu),
         "HFU": None if job.hfu is None or job.hfu == job.mfu else percent(job.hfu),

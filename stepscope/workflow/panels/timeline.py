@@ -172,7 +172,7 @@ def timeline_panel(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Ele
         tag("div", rows, scale, class_="timeline tall" if len(rows) <= MAX_TALL_RANKS else "timeline"),
         more(len(timelines) - len(shown), "ranks, less different from the job,"),
         key="timeline",
-        note="Colours as above; a column shows the share of each heading in its time. Upright lines: a step begins.",
+        note="Colours as above; a column shows the share of each category in its time. Upright lines: a step begins.",
     )
 
 

@@ -1,30 +1,29 @@
-"""Panels of the verdict: trace quality, verdict with evidence, root causes, what fixes would save, warnings."""
+"""Panels of the verdict: trace quality, verdict with evidence, time by category, what fixes would save, warnings."""
 
 from __future__ import annotations
 
-from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, SecondaryCause, Verdict, WhatIf
-from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
+from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, Verdict, WhatIf
+from stepscope.core.text.evidence import evidence_value, threshold_value
+from stepscope.core.text.job_time import BreakdownRow, breakdown, goodput_line, of_training_time, time_name
+from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
+from stepscope.core.text.verdict import VerdictText, verdict_text
 from stepscope.core.text.wording import (
-    action_words,
     cause_title_of_job,
-    cause_words,
     clean_words,
     evidence_span,
     find_problems,
-    is_on_cpu,
     metric_words,
     quality_lines,
     reason_words,
 )
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence, Reason, TimeCategory
 from stepscope.workflow.panels import elements as html
 from stepscope.workflow.panels.palette import category_of_cause
 
 MAX_ROWS = 20
 MAX_WARNINGS = 30
-LOW_CONFIDENCE = 0.7
 MIN_SHOWN_SHARE = 0.0005
-"""Less reads as 0.0 %."""
+"""Less reads as 0.0%."""
 
 
 def quality_block(analysis: Analysis) -> html.Element:
@@ -48,62 +47,65 @@ def quality_block(analysis: Analysis) -> html.Element:
 
 
 def verdict_card(analysis: Analysis) -> html.Element:
-    """Panel of the verdict: the cause, its size, what to do, and the evidence."""
-    verdict, world_size = analysis.verdict, analysis.job.world_size
-    row = next((row for row in analysis.root_causes if row.cause == verdict.cause), None)
-    kind = "Where the time goes:"
-    if verdict.cause in HEALTHY_CAUSES and not is_on_cpu(analysis.job):
-        kind = "The job is healthy; what bounds it:"
+    """Panel of the verdict: the cause, its size, the fix, what comes next, headroom, confidence and evidence."""
+    verdict, text = analysis.verdict, verdict_text(analysis)
     source = (
-        "The largest loss of the root-cause table if it is at least 10 % of the step; else what bounds the compute. "
-        "Confidence is the share of resamples over the steps in which this cause ranks first, lowered by missing ranks "
-        "and poor trace quality."
+        f"The largest loss if it is at least 10% of {time_name(analysis)}; else what bounds the job's own work. "
+        "Headroom is what a known change to the same work would save; it is not lost time."
     )
-    overline = [html.tag("span", kind, class_="ss-overline"), html.info(source, about="The verdict.")]
+    overline = [
+        html.tag("span", text.label.capitalize(), class_="ss-overline"),
+        html.info(source, about="The verdict."),
+    ]
+    evidence = html.tag("p", text.evidence, class_="ss-verdict-summary") if text.evidence else None
     return html.tag(
         "section",
         html.tag("div", overline, class_="ss-panel-head"),
-        html.tag("h2", cause_title_of_job(verdict.cause, analysis.job), id="verdict-title", class_="ss-verdict-cause"),
-        _figures(verdict, row, world_size),
-        html.tag("p", verdict.summary, class_="ss-verdict-summary"),
-        html.tag("div", _actions(verdict), _evidence(verdict, world_size), class_="ss-columns"),
-        _secondary(verdict.secondary),
+        html.tag("h2", _capitalised(text.title), id="verdict-title", class_="ss-verdict-cause"),
+        _figures(text, verdict.reasons),
+        evidence,
+        html.tag("div", _remedies(text), _evidence(verdict, analysis.job.world_size), class_="ss-columns"),
+        html.tag("p", f"Confidence {text.confidence}", class_="ss-note ss-confidence"),
         id="verdict",
         class_=f"ss-panel ss-verdict ss-edge-{category_of_cause(verdict.cause).value}",
         aria_labelledby="verdict-title",
     )
 
 
-def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> html.Element:
-    figures = []
-    if row:
-        figures.append(_figure(percent(row.fraction), "of all ranks' time"))
-        if row.ms_per_step is not None:
-            figures.append(_figure(milliseconds(row.ms_per_step), "of each step"))
-    if verdict.ranks:
-        figures.append(_figure(html.short_ranks(verdict.ranks, world_size=world_size), "concerned"))
-    doubt = " ss-doubt" if verdict.confidence < LOW_CONFIDENCE else ""
-    figures.append(_figure(percent(verdict.confidence, decimals=0), "confidence", class_=doubt))
-    reasons = [html.tag("span", reason_words(reason), class_="ss-badge") for reason in verdict.reasons]
-    return html.tag("div", figures, html.tag("div", reasons, class_="ss-reasons"), class_="ss-figures")
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _figure(number: str, meaning: str, *, class_: str = "") -> html.Element:
+def _figures(text: VerdictText, reasons: list[Reason]) -> html.Element | None:
+    figures = [_figure(number, meaning) for number, meaning in text.figures]
+    badges = [html.tag("span", reason_words(reason), class_="ss-badge") for reason in reasons]
+    if not figures and not badges:
+        return None
+    return html.tag("div", figures, html.tag("div", badges, class_="ss-reasons"), class_="ss-figures")
+
+
+def _figure(number: str, meaning: str) -> html.Element:
     cells = [
-        html.tag("span", number, class_=f"ss-figure-number{class_}"),
+        html.tag("span", number, class_="ss-figure-number"),
         html.tag("span", meaning, class_="ss-figure-meaning"),
     ]
     return html.tag("div", cells, class_="ss-figure")
 
 
-def _actions(verdict: Verdict) -> html.Element:
-    steps = [html.tag("li", action_words(action)) for action in verdict.actions[:MAX_ROWS]]
-    body = html.tag("ol", steps, class_="ss-actions") if steps else html.tag("p", "Nothing to do.", class_="ss-note")
-    return html.tag("div", html.tag("h3", "What to do first"), body)
+def _remedies(text: VerdictText) -> html.Element:
+    """Fix, further remedies and the next bottleneck, then the headroom."""
+    named = [html.tag("li", html.tag("strong", name), f" {words}") for name, words in text.remedies[:MAX_ROWS]]
+    gains = [html.tag("li", words) for words in text.headroom[:MAX_ROWS]]
+    parts: list[html.Child] = []
+    if named:
+        parts += [html.tag("h3", "What to do"), html.tag("ul", named, class_="ss-actions")]
+    if gains:
+        parts += [html.tag("h3", "Headroom"), html.tag("ul", gains, class_="ss-actions ss-headroom")]
+    return html.tag("div", parts or html.tag("p", "Nothing to do.", class_="ss-note"))
 
 
 def _evidence(verdict: Verdict, world_size: int) -> html.Element:
-    title = html.tag("h3", "What it stands on")
+    title = html.tag("h3", "Evidence")
     shown = [evidence for evidence in verdict.evidence if not _is_absent_part(evidence)]
     if not shown:
         return html.tag("div", title, html.tag("p", "No evidence is recorded.", class_="ss-note"))
@@ -124,70 +126,55 @@ def _is_absent_part(evidence: Evidence) -> bool:
 
 
 def _evidence_row(evidence: Evidence, world_size: int) -> list[str]:
-    threshold = UNKNOWN if evidence.threshold is None else evidence_value(evidence.threshold, evidence.unit)
+    threshold = threshold_value(evidence)
     ranks = html.short_ranks(evidence.ranks, world_size=world_size) if evidence.ranks else "job"
     span = evidence_span(evidence)
     return [
         html.name(metric_words(evidence.metric)),
-        html.name(evidence_value(evidence.value, evidence.unit)),
+        html.name(evidence_value(evidence)),
         html.name(threshold),
         f"{ranks}, over {span}" if span else ranks,
     ]
 
 
-def _secondary(causes: list[SecondaryCause]) -> html.Child:
-    if not causes:
-        return None
-    items = [
-        html.tag(
-            "li",
-            html.swatch(category_of_cause(cause.cause)),
-            html.tag("strong", cause_words(cause.cause)),
-            html.tag("span", percent(cause.fraction), class_="ss-num"),
-            html.tag("span", cause.summary, class_="ss-note"),
-        )
-        for cause in causes[:MAX_ROWS]
-    ]
-    left_out = html.more(len(causes) - len(items), "causes")
-    return [html.tag("h3", "Worth knowing as well"), html.tag("ul", items, class_="ss-secondary"), left_out]
-
-
-def root_causes_panel(analysis: Analysis) -> html.Element:
-    """Panel of root causes: a bar per cause, the largest first."""
-    rows = sorted((row for row in analysis.root_causes if row.fraction > 0), key=lambda row: -row.fraction)
-    largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
-    items = [_cause(row, largest, analysis.job) for row in rows]
-    body = (
-        html.tag("ul", items, class_="ss-causes") if items else html.tag("p", "No cause is recorded.", class_="ss-note")
-    )
+def breakdown_panel(analysis: Analysis) -> html.Element:
+    """Panel of the job's time by category: a bar each, the largest first, and the parts of the wall-clock time."""
+    causes = {} if of_training_time(analysis.job_time) else {row.cause: row for row in analysis.root_causes}
+    rows = [(row, None if row.cause is None else causes.get(row.cause)) for row in breakdown(analysis)]
+    ends = [end for _, cause in rows if cause is not None and cause.interval is not None for end in cause.interval]
+    largest = max([*ends, *(row.share for row, _ in rows)], default=0.0)
+    items = [_category(row, cause, largest, analysis.job) for row, cause in rows]
+    bars = html.tag("ul", items, class_="ss-causes")
+    goodput = None if analysis.job_time is None else goodput_line(analysis.job_time)
     return html.panel(
         "What is the time spent on, and whose doing is it?",
-        body,
+        bars if items else html.tag("p", "No cause is recorded.", class_="ss-note"),
+        html.tag("p", goodput, class_="ss-note") if goodput else None,
         key="root-causes",
-        note="of all ranks' time, adds up to 100\u202f%",
+        note=f"of {time_name(analysis)}, adds up to 100%",
         source=(
-            "Root-cause table: the ledger after blame. Waiting is charged to the rank that arrived last and to what it "
-            "did differently until then. The thin line over a bar is the 90 % interval (bootstrap over steps)."
+            "Waiting is attributed to the rank that arrived last and to what it did differently until then. Of the "
+            "profiled steps alone, the thin line over a bar is the 90% interval (bootstrap over steps)."
         ),
     )
 
 
-def _cause(row: RootCause, largest: float, job: AnalysedJob) -> html.Element:
-    category = category_of_cause(row.cause)
+def _category(row: BreakdownRow, cause: RootCause | None, largest: float, job: AnalysedJob) -> html.Element:
+    category = TimeCategory.IDLE_OTHER if row.cause is None else category_of_cause(row.cause)
     details = [html.short_ranks(row.ranks, world_size=job.world_size)] if row.ranks else []
-    details += [reason_words(reason) for reason in row.reasons]
-    if row.interval:
-        low, high = map(percent, row.interval)
+    interval = None if cause is None else cause.interval
+    if cause is not None:
+        details += [reason_words(reason) for reason in cause.reasons]
+    if interval is not None:
+        low, high = map(percent, interval)
         details += [f"{low} to {high}"] if low != high else []
-    a_step = "" if row.ms_per_step is None else f"{milliseconds(row.ms_per_step)} a step"
+    per_step = "" if row.ms is None else f"{milliseconds(row.ms)} per step"
     return html.tag(
         "li",
-        html.tag(
-            "span", html.swatch(category), html.tag("span", cause_title_of_job(row.cause, job)), class_="ss-cause-name"
-        ),
-        html.share_bar(row.fraction, category=category, largest=largest, interval=row.interval),
-        html.tag("span", percent(row.fraction), class_="ss-num ss-cause-share"),
-        html.tag("span", a_step, class_="ss-num"),
+        html.tag("span", html.swatch(category), html.tag("span", row.title), class_="ss-cause-name"),
+        html.share_bar(row.share, category=category, largest=largest, interval=interval),
+        html.tag("span", percent(row.share), class_="ss-num ss-cause-share"),
+        html.tag("span", per_step, class_="ss-num"),
         html.tag("span", " · ".join(details), class_="ss-note ss-cause-details"),
         class_="ss-cause ss-healthy" if row.cause in HEALTHY_CAUSES else "ss-cause",
     )
@@ -203,14 +190,15 @@ def what_if_panel(analysis: Analysis) -> html.Element | None:
         html.number_column("Step"),
         html.number_column("Gain"),
         html.number_column("Calibrated", "host gaps scaled to the unprofiled step"),
-        html.Column("Then binds"),
-        html.number_column("Replay error", "error of the replay with nothing changed"),
+        html.Column("Next bottleneck"),
+        html.number_column("Model error", "error of the replay with nothing changed"),
     ]
-    rows = [_fix(fix) for fix in analysis.what_if]
+    rows = [_fix(fix, analysis.job) for fix in analysis.what_if]
     return html.panel(
-        "What would fixing it buy?",
+        "What would fixing it save?",
         html.table(columns, rows, caption="Predicted step time with one cause removed"),
         key="what-if",
+        note=f"of the {counted(analysis.job.num_steps, 'profiled step')}",
         source=(
             "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
             "Gain = 1 − predicted / replayed step."
@@ -218,16 +206,16 @@ def what_if_panel(analysis: Analysis) -> html.Element | None:
     )
 
 
-def _fix(fix: WhatIf) -> list[html.Child]:
+def _fix(fix: WhatIf, job: AnalysedJob) -> list[html.Child]:
     change = html.tag("span", f" {fix.change}", class_="ss-note") if fix.change else None
     return [
-        [cause_words(fix.fix), change],
+        [cause_title_of_job(fix.fix, job), change],
         milliseconds(fix.measured_step_ms),
         milliseconds(fix.step_ms),
         percent(fix.gain),
         milliseconds(fix.calibrated_step_ms),
-        UNKNOWN if fix.binds_next is None else cause_words(fix.binds_next),
-        percent(fix.replay_error),
+        UNKNOWN if fix.binds_next is None else cause_title_of_job(fix.binds_next, job),
+        percent(abs(fix.replay_error)),
     ]
 
 

@@ -25,8 +25,7 @@ def _rows(line: str, width: int) -> list[str]:
 
 def _width_of(lines: Iterable[str]) -> int | None:
     detector = WidthDetector()
-    for _ in detector.watch(_numbered(lines)):
-        continue
+    detector.watch(line for _, line in _numbered(lines))
     return detector.width()
 
 

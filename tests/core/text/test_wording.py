@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("fraction", "text"),
-    [(0.314, "31.4 %"), (1.0, "100.0 %"), (0.0, "0.0 %"), (0.0003, "<0.1 %"), (-0.00001, "0.0 %"), (None, "–")],
+    [(0.314, "31.4%"), (1.0, "100.0%"), (0.0, "0.0%"), (0.0003, "<0.1%"), (-0.00001, "0.0%"), (None, "–")],
 )
 def test_fractions_read_as_percent(fraction: float | None, text: str) -> None:
     assert plain(numbers.percent(fraction)) == text
@@ -34,18 +34,19 @@ def test_fractions_read_as_percent(fraction: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(110.0, "110 ms"), (34.62, "34.6 ms"), (1.234, "1.23 ms"), (0.87, "870 µs"), (1240.0, "1.24 s"), (999.7, "1.00 s"),
-     (0.0, "0 ms"), (0.9997, "1.00 ms"), (None, "–"), (-2.0, "-2.00 ms")],
+    [(110.0, "110.0 ms"), (34.62, "34.6 ms"), (1.234, "1.2 ms"), (0.87, "870 µs"), (1873.94, "1,873.9 ms"),
+     (12_400.0, "12.4 s"), (9999.9, "9,999.9 ms"),
+     (0.0, "0 ms"), (0.9997, "1.0 ms"), (None, "–"), (-2.0, "-2.0 ms")],
 )  # fmt: skip
-def test_times_keep_three_digits_and_a_unit_that_fits(value: float | None, text: str) -> None:
+def test_times_have_a_unit_that_fits(value: float | None, text: str) -> None:
     assert plain(numbers.milliseconds(value)) == text
 
 
 @given(st.floats(min_value=1e-2, max_value=1e6, allow_nan=False))
-def test_a_time_reads_back_within_half_a_percent(value: float) -> None:
+def test_a_time_reads_back_within_five_percent(value: float) -> None:
     number, unit = plain(numbers.milliseconds(value)).split(" ")
 
-    assert math.isclose(float(number) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit], value, rel_tol=0.006)
+    assert math.isclose(float(number.replace(",", "")) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit], value, rel_tol=0.05)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +74,6 @@ def test_the_layout_leaves_out_what_is_not_known() -> None:
     assert wording.mesh_words(MeshSizes(ep=8)) == "EP 8"
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(0.2, "fraction", "20.0 %"), (1.5, "us", "1.50 µs"), (2048.0, "bytes", "2.0 KiB"), (4.0, "count", "4"),
-     (12345.0, "", "12 345"), (3.7, "GB/s", "3.70 GB/s")],
-)  # fmt: skip
-def test_evidence_reads_by_its_unit(value: float, unit: str, text: str) -> None:
-    assert plain(numbers.evidence_value(value, unit)) == text
-
-
 def test_every_name_reads_without_underscores() -> None:
     names = [
         *(wording.cause_words(cause) for cause in Cause),
@@ -96,8 +88,6 @@ def test_every_name_reads_without_underscores() -> None:
 @given(st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300]), st.floats(min_value=1e16)))
 def test_numbers_nobody_can_read_are_unknown(value: float | None) -> None:
     assert numbers.percent(value) == numbers.milliseconds(value) == numbers.bandwidth(value) == numbers.UNKNOWN
-    for unit in ("ratio", "ms", "s", "bytes", "count", "", "GB/s"):
-        assert numbers.evidence_value(value, unit) == numbers.UNKNOWN
 
 
 @given(st.one_of(st.integers(max_value=-1), st.integers(min_value=2**64), st.just(10**5000)))
@@ -110,7 +100,6 @@ def test_no_number_raises(value: float) -> None:
     assert numbers.percent(value)
     assert numbers.milliseconds(value)
     assert numbers.bandwidth(value)
-    assert numbers.evidence_value(value, "bytes")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +118,7 @@ def test_the_device_is_named_as_far_as_it_is_known(
 def test_the_analyzers_metrics_read_as_words() -> None:
     assert wording.metric_words("pipeline_structural") == "Bubble by the schedule alone"
     assert wording.metric_words("something.new_here") == "Something new here"
-    assert wording.metric_words("share_of_late_host_time: cpu_limited") == "Late host time (cpu limited)"
+    assert wording.metric_words("share_of_late_host_time: cpu_limited") == "CPU delay (cpu limited)"
 
 
 def test_every_metric_of_the_trace_analysis_has_words_of_its_own() -> None:

@@ -1,0 +1,204 @@
+"""Measurement of a job of the labelled runs: its bare step with and without each fault, its run, and its truth.
+
+All blocks of steps run in one process, by turns, so that the drift of a machine cancels out; then the same loop runs
+under `stepscope.profile` with every fault on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import stepscope
+from benchmarks.labelled_runs.job import Bench, Fault, Job, Training
+
+_NUM_ROUNDS = 2
+_LEAST_MEASURED, _LEAST_LEFT_OUT = 12, 4
+"""Steps of a block."""
+_LEAST_PROFILED = 46
+
+_LOSS, _NO_LOSS = 0.13, 0.07
+"""Of training time: from 10% on a fault is a bottleneck; between these two either answer is right."""
+
+_HEALTHY = ("compute_bound", "memory_bound")
+
+
+class BlockClock:
+    """Clock of a block of bare steps.
+
+    Attributes:
+        step_ms: mean time a useful one of the measured steps.
+        launch_ms: until the host was through with the first of them, on an empty queue.
+    """
+
+    options: dict[str, Any] | None = None
+
+    def __init__(self, bench: Bench, num_left_out: int, num_measured: int) -> None:
+        self._bench, self._first, self._last = bench, num_left_out, num_left_out + num_measured
+        self._num_done, self._num_useful, self._began = 0, 0, 0.0
+        self.step_ms = self.launch_ms = 0.0
+
+    def data(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return loader
+
+    def step(self, *, is_useful: bool = True) -> None:
+        self._num_done += 1
+        self._num_useful += is_useful and self._num_done > self._first
+        if self._num_done == self._first:
+            self._bench.synchronize()
+            self._began = time.perf_counter()
+        elif self._num_done == self._first + 1:
+            self.launch_ms = (time.perf_counter() - self._began) * 1e3
+        if self._num_done == self._last:
+            self._bench.synchronize()
+            self.step_ms = (time.perf_counter() - self._began) * 1e3 / max(self._num_useful, 1)
+
+
+class ProfiledClock:
+    """Clock of a loop inside `stepscope.profile`."""
+
+    options: dict[str, Any] | None = None
+
+    def __init__(self, prof: Any) -> None:
+        self._prof = prof
+
+    def data(self, loader: Iterable[Any]) -> Iterable[Any]:
+        batches: Iterable[Any] = self._prof.data(loader)
+        return batches
+
+    def step(self, *, is_useful: bool = True) -> None:  # noqa: ARG002 - the profile sees it itself
+        self._prof.step()
+
+
+class AdapterClock:
+    """Clock of a framework's loop, whose adapter profiles with these options."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options: dict[str, Any] | None = options
+
+    def data(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return loader
+
+    def step(self, *, is_useful: bool = True) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class BareSteps:
+    """Bare steps with a set of faults: the means of its blocks, in the order of rounds."""
+
+    blocks_ms: list[float]
+    launch_ms: float
+
+    @property
+    def mean_ms(self) -> float:
+        return statistics.mean(self.blocks_ms)
+
+
+def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
+    """Run a job in the process of one rank; returns its truth, and leaves its run directory in `out`."""
+    training = job.make(bench)
+    bare = _bare(job, bench, training)
+    options = {"run": job.name, "out": str(out)}
+    num_steps = _multiple(job.period, _LEAST_PROFILED)
+    names = {fault.name for fault in job.faults}
+    if job.has_adapter:
+        training.train(num_steps, names, AdapterClock(options))
+    else:
+        with stepscope.profile(**options) as prof:
+            training.train(num_steps, names, ProfiledClock(prof))
+    bench.synchronize()
+    return truth(job, bare)
+
+
+def _bare(job: Job, bench: Bench, training: Training) -> dict[frozenset[str], BareSteps]:
+    """By the faults that are on; first all of them."""
+    names = [fault.name for fault in job.faults]
+    sets = [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
+    num_measured = _multiple(job.period, _LEAST_MEASURED)
+    num_left_out = _multiple(job.period, _LEAST_LEFT_OUT)
+    clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
+    for on in (sets[0], sets[-1]):
+        training.train(3, on, BlockClock(bench, 1, 2))
+    for _, on in itertools.product(range(_NUM_ROUNDS), sets):
+        clocks[on].append(BlockClock(bench, num_left_out, num_measured))
+        training.train(num_left_out + num_measured, on, clocks[on][-1])
+    return {
+        on: BareSteps([clock.step_ms for clock in of_set], min(clock.launch_ms for clock in of_set))
+        for on, of_set in clocks.items()
+    }
+
+
+def _multiple(period: int, least: int) -> int:
+    return -(-least // period) * period
+
+
+def truth(job: Job, bare: dict[frozenset[str], BareSteps]) -> dict[str, Any]:
+    """What a verdict on the job should say, by construction and its bare steps; keys as of other recorded runs."""
+    everything = frozenset(fault.name for fault in job.faults)
+    whole, none = bare[everything], bare[frozenset()]
+    gains = {fault.name: 1 - bare[everything - {fault.name}].mean_ms / whole.mean_ms for fault in job.faults}
+    faults = sorted(job.faults, key=lambda fault: -gains[fault.name])
+    entry: dict[str, Any] = {
+        "what": job.what,
+        "bare_ms": round(whole.mean_ms, 2),
+        "fixed_ms": None,
+        "fix": None,
+        "num_ranks": job.num_ranks,
+        "blocks_ms": {"+".join(sorted(on)) or "none": _rounded(steps.blocks_ms) for on, steps in bare.items()},
+        "launch_ms": round(none.launch_ms, 2),
+    }
+    if not faults:
+        return entry | _of_none(())
+    share = gains[faults[0].name] if job.share is None else job.share
+    entry |= _of_none(faults) if share < _NO_LOSS else _of_fault(faults[0], share, none, is_alone=len(faults) == 1)
+    if _NO_LOSS <= share < _LOSS:
+        entry |= {"cause": [*faults[0].cause, *_HEALTHY], "bottleneck": None, "reasons": []}
+    if job.share is not None:
+        entry |= {"share": job.share}
+    if len(faults) > 1:
+        entry["pair"] = {
+            fault.name: {
+                "cause": list(fault.cause),
+                "reasons": list(fault.reasons),
+                "ranks": list(fault.ranks),
+                "gain": round(gains[fault.name], 3),
+                "fixed_ms": round(bare[everything - {fault.name}].mean_ms, 2),
+            }
+            for fault in faults
+        }
+        entry["both_gain"] = round(1 - none.mean_ms / whole.mean_ms, 3)
+    return entry
+
+
+def _of_none(faults: Sequence[Fault]) -> dict[str, Any]:
+    small = {cause: 0.1 for fault in faults for cause in fault.cause}
+    return {"cause": list(_HEALTHY), "reasons": [], "bottleneck": False, "max_share": small}
+
+
+def _of_fault(fault: Fault, share: float, none: BareSteps, *, is_alone: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "cause": list(fault.cause),
+        "reasons": list(fault.reasons),
+        "bottleneck": True,
+        "share": round(share, 3) if fault.is_whole else None,
+        "fix": fault.fix,
+    }
+    if is_alone and fault.is_whole:
+        entry["fixed_ms"] = round(none.mean_ms, 2)
+    if fault.advice is not None:
+        entry["advice"] = fault.advice
+    if fault.ranks:
+        entry["ranks"] = list(fault.ranks)
+    if fault.max_confidence is not None:
+        entry["max_confidence"] = fault.max_confidence
+    return entry
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 2) for value in values]

@@ -1,0 +1,200 @@
+# ruff: noqa: E402 - the environment is set before torch is imported
+"""Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
+
+`python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
+to try the code on any machine with `--device cpu --tiny`. A job is forked from a process that has imported everything,
+which saves most of its start; a job that fails so is tried once more in a fresh Python.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported: a fork must not have touched the driver, and ranks must not compete for cores.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for _library in ("GLOO", "NCCL"):  # all ranks are on this host, whose name may not resolve
+    os.environ.setdefault(f"{_library}_SOCKET_IFNAME", "lo")
+
+import argparse
+import gc
+import gzip
+import importlib
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
+from benchmarks.labelled_runs.gpu_jobs import GPU_JOBS
+from benchmarks.labelled_runs.job import Bench, Job
+from benchmarks.labelled_runs.measurement import measure
+
+_JOB_SECONDS, _RANKS_SECONDS = 60.0, 100.0
+"""A job of one process may take, and one of several ranks."""
+_MOST_TAR_BYTES = 14 * 2**20
+_IMPORTED = ("transformers", "timm", "lightning.pytorch", "accelerate", "torch_geometric.nn", "torch.distributed.fsdp")
+_FROM = {"transformers": ("Trainer", "GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")}
+"""Loaded when they are asked for."""
+
+LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS}
+
+
+def run_rank(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -> None:
+    """Run one rank of a job in this process, rank 0 leaves the truth."""
+    warnings.simplefilter("ignore")
+    if job.num_ranks > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(job.num_ranks),
+            "LOCAL_WORLD_SIZE": str(job.num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29511",
+        }
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=job.num_ranks)
+    torch.manual_seed(rank)
+    gc.freeze()  # what the imports of all jobs left is not this job's
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    bench = Bench(torch.device(device), is_tiny, scratch, rank, job.num_ranks)
+    truth = measure(job, bench, folder)
+    if rank == 0:
+        (folder / "truth.json").write_text(json.dumps({job.name: truth}, indent=1))
+
+
+def _forked(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        run_rank(job, rank, device, folder, is_tiny=is_tiny)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _fresh(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -> int:
+    command = [sys.executable, "-m", "benchmarks.labelled_runs.record", "--rank", str(rank), "--only", job.name]
+    command += ["--out", str(folder), "--device", device, *(["--tiny"] if is_tiny else [])]
+    return subprocess.Popen(command, process_group=0).pid
+
+
+def run_job(job: Job, device: str, folder: Path, seconds: float, *, is_tiny: bool, is_fresh: bool = False) -> bool:
+    """Run a job in processes of its own, for so long at most; whether all ended well."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    start = _fresh if is_fresh else _forked
+    running = {start(job, rank, device, folder, is_tiny=is_tiny) for rank in range(job.num_ranks)}
+    everyone, until, is_good = set(running), time.monotonic() + seconds, True
+    while running and is_good and time.monotonic() < until:
+        for process in list(running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                running.discard(process)
+                is_good = is_good and status == 0
+        time.sleep(0.05)
+    for process in everyone:
+        try:
+            os.killpg(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    for process in running:
+        os.waitpid(process, 0)
+    return is_good and not running
+
+
+def pack(job: Job, folder: Path, out: Path, lane: str) -> int:
+    """Add what a job left to the newest tar file of the lane that has room; returns its bytes."""
+    for trace in folder.glob(f"{job.name}/*/step*/*.json.gz"):
+        trace.write_bytes(gzip.compress(gzip.decompress(trace.read_bytes()), 9, mtime=0))
+    kept = [folder / "truth.json", *sorted((folder / job.name).rglob("*"))]
+    num_bytes = sum(path.stat().st_size for path in kept if path.is_file())
+    number = len(list(out.glob(f"{lane}-*.tar"))) or 1
+    if (path := out / f"{lane}-{number}.tar").exists() and path.stat().st_size + num_bytes > _MOST_TAR_BYTES:
+        path = out / f"{lane}-{number + 1}.tar"
+    with tarfile.open(path, "a") as tar:
+        tar.add(folder / "truth.json", f"{lane}/{job.name}.truth.json")
+        tar.add(folder / job.name, f"{lane}/{job.name}")
+    return num_bytes
+
+
+def record(lane: str, out: Path, only: list[str], minutes: float, device: str, *, is_tiny: bool) -> int:
+    """Record the jobs of a lane; returns how many failed."""
+    began, num_failed = time.monotonic(), 0
+    for name in _IMPORTED:
+        module = importlib.import_module(name)
+        for member in _FROM.get(name, ()):
+            getattr(module, member)
+    work = Path(os.environ.get("TMPDIR", "/tmp")) / f"labelled-{lane}"
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{lane}: imported in {time.monotonic() - began:.0f} s", flush=True)
+    for job in LANES[lane]:
+        left = began + minutes * 60 - time.monotonic()
+        if (only and job.name not in only) or left < 10:
+            print(f"{lane}: {job.name} left out", flush=True)
+            continue
+        folder, started = work / job.name, time.monotonic()
+        most = _JOB_SECONDS if job.num_ranks == 1 else _RANKS_SECONDS
+        is_good = run_job(job, device, folder, min(most, left), is_tiny=is_tiny)
+        seconds = time.monotonic() - started
+        if not is_good and seconds < 30 and left > 60:
+            is_good = run_job(job, device, folder, min(most, left - 30), is_tiny=is_tiny, is_fresh=True)
+        num_failed += not is_good
+        line = f"{lane}: {job.name} {'failed' if not is_good else 'recorded'} in {time.monotonic() - started:.1f} s"
+        if is_good:
+            truth = json.loads((folder / "truth.json").read_text())[job.name]
+            figures = {name: truth.get(name) for name in ("bare_ms", "fixed_ms", "share", "launch_ms", "bottleneck")}
+            line += f", {pack(job, folder, out, lane)} bytes, {figures}, {truth['blocks_ms']}"
+        print(line, flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return num_failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lane", choices=LANES, default="gpu")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[], help="names of jobs")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--cores", help="to run on, as 0-7")
+    parser.add_argument("--device", help="cuda or cpu; by default the lane's")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the code")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    device = options.device or ("cuda" if options.lane == "gpu" else "cpu")
+    if options.cores:
+        first, last = options.cores.split("-")
+        os.sched_setaffinity(0, set(range(int(first), int(last) + 1)) & os.sched_getaffinity(0))
+    if options.rank is not None:
+        job = next(job for job in GPU_JOBS + CPU_JOBS if job.name == options.only[0])
+        run_rank(job, options.rank, device, options.out, is_tiny=options.tiny)
+        sys.stdout.flush()
+        os._exit(0)
+    failed = record(options.lane, options.out, options.only, options.minutes, device, is_tiny=options.tiny)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
