@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
@@ -240,20 +240,20 @@ class Judge:
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
-        if loss.cause is Cause.HOST_BOUND and (self._has_one_core() or self._lacks_a_cpu()):
-            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")] if self._has_one_core() else []
-            others = [reason for reason in from_trace[0] if reason is not Reason.CPU_LIMITED]
-            return [Reason.CPU_LIMITED, *others], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
+            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and self._run_delay_ms() >= REASON_THRESHOLD * loss.ms:
+            return list(dict.fromkeys([*from_trace[0], Reason.CPU_LIMITED])), from_trace[1]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
         return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
 
-    def _lacks_a_cpu(self) -> bool:
-        """Whether launching threads wait for a CPU for a notable part of training time."""
-        delays = [loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY]
-        return self.losses.share(sum(delays)) > SECONDARY_THRESHOLD
+    def _run_delay_ms(self) -> float:
+        """For how much of a step launching threads had no CPU."""
+        return sum(loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY)
 
     def _what_slow_steps_share(self) -> list[Evidence]:
         slow = self.training.slow
