@@ -111,6 +111,15 @@ def test_host_time_that_leaves_gpu_steps_as_long_may_be_hidden_and_is_not_named(
     assert (analysis.verdict.cause, analysis.verdict.bottleneck) == (Cause.INSUFFICIENT_EVIDENCE, None)
 
 
+def test_a_pause_that_later_steps_make_up_for_is_hidden() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"figures": {**_GPU, "gc_pause_ns": (100.0 if index % 11 == 3 else 1.0) * MS}}
+
+    lengths = {3: 190.0, 4: 45.0, 5: 45.0}  # the host was ahead of the GPU by as much
+    assert _analysed(lambda index: lengths.get(index % 11, 90.0), more).verdict.bottleneck is None
+    assert _analysed(lambda index: 190.0 if index % 11 == 4 else 90.0, more).verdict.reasons == [Reason.GC]
+
+
 def test_one_ranks_waits_are_its_own() -> None:
     records = [
         rank_steps(0, [100.0] * _NUM_STEPS),
