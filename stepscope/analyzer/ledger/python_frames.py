@@ -81,9 +81,9 @@ def time_by_function(trace: TraceColumns, lanes: Sequence[int], time: Intervals,
         np.ones(len(rows), np.bool_),
     ):
         own = rows[chosen]
-        for row, nanoseconds in zip(own.tolist(), _own_time(trace, own, time).tolist(), strict=True):
-            if nanoseconds > 0:
-                found[_words(trace.names[trace.name[row]])] += nanoseconds
+        by_name = np.bincount(trace.name[own], weights=_own_time(trace, own, time))
+        for number in np.flatnonzero(by_name).tolist():
+            found[_words(trace.names[number])] += round(by_name[number])
         time = subtract(time, time_of(trace, own))
     return dict(found.most_common(_MAX_FUNCTIONS))
 
