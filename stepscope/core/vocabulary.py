@@ -107,6 +107,8 @@ class Reason(StrEnum):
     """`wasted_steps`: the loss is NaN or infinite, without a recorded overflow."""
     REPEATED = "repeated"
     """`wasted_steps`: a restart repeats steps that were done."""
+    STEPS_GET_LONGER = "steps_get_longer"
+    """`unexplained`: later steps take longer than earlier ones, and no step was profiled (`job_time.trend`)."""
     READS_VALUE = "reads_value"
     """`synchronization`: `.item()`, `nonzero`, boolean masks: the CPU reads what the GPU computed."""
     BLOCKING_COPY = "blocking_copy"

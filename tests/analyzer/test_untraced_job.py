@@ -138,6 +138,22 @@ def test_slow_steps_without_a_record_are_named_with_their_period() -> None:
     assert analysis.job_time.breakdown == {Cause.UNEXPLAINED: pytest.approx(1)}
 
 
+def test_steps_that_get_longer_are_named_with_what_grows() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"figures": {"host_memory_bytes": 1e9 + 1e8 * index}}
+
+    analysis = _analysed(lambda index: 40.0 + index, more)
+    verdict = analysis.verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.UNEXPLAINED, [Reason.STEPS_GET_LONGER])
+    assert verdict.share == pytest.approx(0.25, abs=0.02)
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(44.5, abs=1)
+    assert verdict.evidence[1].value == pytest.approx(31 / 44.5, abs=0.1)
+    assert analysis.job_time is not None
+    assert analysis.job_time.unexplained is None
+    assert any("with them grow host_memory_bytes" in notice.message for notice in analysis.warnings)
+
+
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_a_run_of_start_up_steps_shows_nothing(num_steps: int) -> None:
     records = rank_steps(0, [700.0] * num_steps, lambda _: {"data_wait_ns": 600 * MS})

@@ -55,6 +55,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.OVERFLOW: "lower the first loss scale (GradScaler init_scale=2.0**16), or use bfloat16, which needs none",
     Reason.NON_FINITE: "find the first loss that is not finite (stepscope steps): batch, learning rate, clipping",
     Reason.REPEATED: "save checkpoints more often, so that a restart repeats fewer steps; find why it restarts",
+    Reason.STEPS_GET_LONGER: "find what grows with the steps (lists, kept graphs, caches); profile early and late ones",
     Reason.READS_VALUE: "call .item() on losses and norms every N steps only; replace nonzero and masks by where()",
     Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",

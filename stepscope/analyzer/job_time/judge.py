@@ -239,7 +239,7 @@ class Judge:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
-            return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
+            return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():
             evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
             return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
@@ -255,8 +255,11 @@ class Judge:
         """For how much of a step launching threads had no CPU."""
         return sum(loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY)
 
-    def _what_slow_steps_share(self) -> list[Evidence]:
-        slow = self.training.slow
+    def _about_long_steps(self, loss: Loss) -> list[Evidence]:
+        """How much longer steps get, or what the slow ones share."""
+        slow, trend = self.training.slow, self.training.trend
+        if Reason.STEPS_GET_LONGER in loss.reasons and trend is not None:
+            return [Evidence("longer_at_the_end", trend.last_ms / trend.first_ms - 1.0, "ratio")]
         evidence = [Evidence("slow_steps", float(slow.is_slow.sum()), "steps", ranks=slow.late_ranks)]
         if slow.every is not None:
             evidence.append(Evidence("slow_step_every", float(slow.every), "steps"))
@@ -274,7 +277,7 @@ class Judge:
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
             return [together, *actions][:3]
-        if loss.cause is Cause.UNEXPLAINED:
+        if loss.cause is Cause.UNEXPLAINED and not loss.reasons:
             return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 

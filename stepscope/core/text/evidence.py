@@ -51,6 +51,7 @@ _CLAUSES: dict[str, tuple[str, str]] = {
     "waiting_steps": ("{value} of the steps wait for data", ""),
     "spread_of_waits": ("the waits vary by {value}", ""),
     "period_of_waits": ("a long wait every {value}", ""),
+    "longer_at_the_end": ("the last fifth of the steps takes {value} longer than the first", ""),
     "slow_steps": ("{value} are slow", ""),
     "slow_step_every": ("one every {value}", ""),
     "usable_cpus": ("usable CPUs per rank = {value}", ""),

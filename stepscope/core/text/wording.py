@@ -22,6 +22,7 @@ _METRIC_TITLES = {
     "share_of_training_time": "Share of training time",
     "waiting_steps": "Steps that wait for data",
     "slow_steps": "Slow steps",
+    "longer_at_the_end": "Longer last fifth of the steps",
     "slow_step_every": "Slow steps come every",
     "usable_cpus": "CPUs that a rank may use",
     "share_caused_by_these_ranks": "Caused by these ranks",
