@@ -37,8 +37,12 @@ class Batches(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self._work(index)
-        rows = torch.arange(index, index + self._batch_size) % len(self._pool)
-        return self._pool[rows]
+        return batch_of(self._pool, index, self._batch_size)
+
+
+def batch_of(pool: torch.Tensor, first: int, size: int) -> torch.Tensor:
+    """So many samples of a pool, the first of them again after its last."""
+    return pool[torch.arange(first, first + size) % len(pool)]
 
 
 def _nothing(_index: int) -> None:
@@ -51,6 +55,10 @@ class Source:
 
     pool: torch.Tensor
     batch_size: int
+
+    def batch(self) -> torch.Tensor:
+        """One batch, made at once."""
+        return batch_of(self.pool, 0, self.batch_size)
 
     def loader(
         self, num_batches: int, work: Callable[[int], None] | None = None, num_workers: int = 2, **options: Any

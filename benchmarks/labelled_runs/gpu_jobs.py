@@ -279,7 +279,7 @@ _PYTHON = Fault("python", ("host_bound",), ("python",), "no Python work between 
 
 
 def _beside(model: Model, others: neighbours.Neighbours) -> Training:
-    batch = model.source.pool[: model.source.batch_size].to(model.device)
+    batch = model.source.batch().to(model.device)
 
     def loader(num: int, on: Set[str]) -> Iterable[Any]:
         others.let(work="neighbour" in on)

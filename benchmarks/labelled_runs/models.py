@@ -46,7 +46,7 @@ class Model:
         self.optimizer.zero_grad()
 
     def evaluate_batch(self) -> torch.Tensor:
-        return self.loss(self.source.pool[: self.source.batch_size].to(self.device))
+        return self.loss(self.source.batch().to(self.device))
 
 
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:

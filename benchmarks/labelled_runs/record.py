@@ -1,9 +1,9 @@
-# ruff: noqa: E402 - the environment is set before torch is imported
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
 `python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
-to try the code on any machine with `--device cpu --tiny`. A job is forked from a process that has imported everything,
-which saves most of its start; a job that fails so is tried once more in a fresh Python.
+to try the code on any machine with `--device cpu --tiny`. A job of CPUs is forked from a process that has imported
+everything, which saves most of its start, and tried once more in a fresh Python if it fails; those imports leave no
+CUDA to a fork, so a job of a GPU begins fresh.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-for _library in ("GLOO", "NCCL"):  # all ranks are on this host, whose name may not resolve
-    os.environ.setdefault(f"{_library}_SOCKET_IFNAME", "lo")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name may not resolve
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 import argparse
 import gc
@@ -142,8 +142,8 @@ def pack(job: Job, folder: Path, out: Path, lane: str) -> int:
 
 def record(lane: str, out: Path, only: list[str], minutes: float, device: str, *, is_tiny: bool) -> int:
     """Record the jobs of a lane; returns how many failed."""
-    began, num_failed = time.monotonic(), 0
-    for name in _IMPORTED:
+    began, num_failed, is_fresh = time.monotonic(), 0, device != "cpu"
+    for name in () if is_fresh else _IMPORTED:
         module = importlib.import_module(name)
         for member in _FROM.get(name, ()):
             getattr(module, member)
@@ -157,7 +157,7 @@ def record(lane: str, out: Path, only: list[str], minutes: float, device: str, *
             continue
         folder, started = work / job.name, time.monotonic()
         most = _JOB_SECONDS if job.num_ranks == 1 else _RANKS_SECONDS
-        is_good = run_job(job, device, folder, min(most, left), is_tiny=is_tiny)
+        is_good = run_job(job, device, folder, min(most, left), is_tiny=is_tiny, is_fresh=is_fresh)
         seconds = time.monotonic() - started
         if not is_good and seconds < 30 and left > 60:
             is_good = run_job(job, device, folder, min(most, left - 30), is_tiny=is_tiny, is_fresh=True)
@@ -187,6 +187,8 @@ def main() -> None:
     if options.cores:
         first, last = options.cores.split("-")
         os.sched_setaffinity(0, set(range(int(first), int(last) + 1)) & os.sched_getaffinity(0))
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if options.rank is not None:
         job = next(job for job in GPU_JOBS + CPU_JOBS if job.name == options.only[0])
         run_rank(job, options.rank, device, options.out, is_tiny=options.tiny)

@@ -20,7 +20,7 @@ from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_wind
 from stepscope.analyzer.ledger.idle_time import HostWork, host_work, observe_host
 from stepscope.analyzer.ledger.segments import CategorySpans, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
-from stepscope.analyzer.ledger.unrecorded_work import Missing, launch_calls, unrecorded_work
+from stepscope.analyzer.ledger.unrecorded_work import Missing, unrecorded_work, uses_gpu
 from stepscope.analyzer.pipeline import passes
 from stepscope.analyzer.rank_view import RankView, device_trace_facts, host_trace_facts, unrecorded_device_facts
 from stepscope.analyzer.roofline import utilization
@@ -66,8 +66,7 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False, begin
             where=trace.header.path,
             what_next="profile with activities=[CPU, CUDA]",
         )
-    is_gpu_job = len(launch_calls(trace)) or (trace.header.devices and trace.header.backend != "gloo")
-    return _view_unrecorded_device(trace, rank, steps) if is_gpu_job else _view_host(trace, rank, steps)
+    return _view_unrecorded_device(trace, rank, steps) if uses_gpu(trace) else _view_host(trace, rank, steps)
 
 
 def _view_device(

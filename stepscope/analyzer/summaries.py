@@ -19,7 +19,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
+from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Notice
 
 
@@ -230,9 +230,7 @@ def analysis_notices(
         )
         notices.append(Notice("missing_ranks", absent))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
-        slowed = (
-            f"profiling slowed the step by {quality.profiler_distortion:.0%}: host-side categories are upper bounds"
-        )
+        slowed = f"profiling slowed the step by {quality.profiler_distortion:.0%}: CPU-side categories are upper bounds"
         notices.append(Notice("profiler_distortion", slowed))
     unlike = unlike_steps_ms(views)
     if unlike is not None:

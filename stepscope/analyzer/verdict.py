@@ -16,8 +16,8 @@ from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.core.documents.analysis import AnalysedJob, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted
+from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY
 from stepscope.core.text.wording import (
-    NOTABLE_ACTIVITY,
     busy_on_cpu,
     cause_of_job,
     cause_phrase,

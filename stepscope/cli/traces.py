@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.core.documents.analysis import CaptureAnalyses
     from stepscope.workflow.analyze import AnalysisResult
     from stepscope.workflow.fan_out.engine import FanOut
-    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo
+    from stepscope.workflow.trace_info import GroupInfo, TraceFileInfo, TraceInfo, TraceProblems
 
 
 @click.command("analyze")
@@ -296,13 +297,6 @@ def _title(file: TraceFileInfo) -> str:
 def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
     counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
     recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
-    numbers = {"repaired": file.problems.repaired, "dropped": file.problems.dropped, "clipped": file.problems.clipped}
-    parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
-    if file.problems.clipped:
-        parts[-1] += f" (by {file.problems.clipped_ms:,.3f} ms)"
-    if file.problems.damaged_at_byte is not None:
-        parts.append(f"first damage near byte {file.problems.damaged_at_byte:,} of the text")
-    parts += ["the file ends early"] if file.problems.truncated else []
     facts = [
         ("rank", _rank(file)),
         ("host", file.host),
@@ -317,9 +311,25 @@ def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
         *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MAX_GROUPS_SHOWN]),
         ("further groups", f"{max(0, len(file.groups) - MAX_GROUPS_SHOWN) or ''}"),
         ("size", f"{file.file_bytes:,} bytes, {file.text_bytes:,} of text"),
-        ("problems", ", ".join(parts) or "none"),
+        ("problems", ", ".join(_problems(file.problems)) or "none"),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _problems(problems: TraceProblems) -> Iterator[str]:
+    for name in ("repaired", "dropped", "clipped"):
+        if count := getattr(problems, name):
+            yield f"{count:,} {name}" + (f" (by {problems.clipped_ms:,.3f} ms)" if name == "clipped" else "")
+    if problems.damaged_at_byte is not None:
+        yield f"first damage near byte {problems.damaged_at_byte:,} of the text"
+    if problems.truncated:
+        yield "the file ends early"
+    if problems.no_gpu_activity:
+        yield "no GPU activity, though the job uses a GPU"
+    if problems.lost_launches:
+        yield f"{counted(problems.lost_launches, 'kernel launch')} left no kernel"
+    if problems.lost_graph_launches:
+        yield f"{counted(problems.lost_graph_launches, 'graph replay')} left no kernels"
 
 
 def _rank(file: TraceFileInfo) -> str:

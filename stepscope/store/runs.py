@@ -52,6 +52,7 @@ class RunSummary:
         started_ns: start of the first attempt, ns since the epoch; None without run.json.
         world_size: number of ranks; None where neither file says.
         gpu: the driver's device name.
+        device_kind: "gpu" or "cpu"; None where unknown.
         step_ms: mean step of the training time; median device step where only profiled steps are known.
         cause, summary: the verdict; None when not analysed.
         cause_fraction, cause_ms_per_step: share of that cause, and its part of such a step; None where unknown.
@@ -64,6 +65,7 @@ class RunSummary:
     world_size: int | None
     mesh: MeshSizes
     gpu: str | None
+    device_kind: str | None
     step_ms: float | None
     cause: Cause | None
     summary: str | None
@@ -261,6 +263,7 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
         world_size=job.world_size if job else manifest.world_size if manifest else None,
         mesh=job.mesh if job else _mesh_of(manifest),
         gpu=job.gpu if job else None,
+        device_kind=job.device_kind if job else None,
         step_ms=step_ms,
         cause=head.verdict.cause if head else None,
         summary=head.verdict.summary if head else None,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stepscope.analyzer.ledger.activities import device_activities
+from stepscope.analyzer.ledger.unrecorded_work import launches, uses_gpu
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import Category, TraceColumns
@@ -37,10 +39,13 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class TraceProblems:
-    """Events of a trace file that had to be repaired or left out to read it.
+    """Events of a trace file that had to be repaired or left out to read it, and those that the profiler lost.
 
     Attributes:
         damaged_at_byte: offset in the text of the first damaged event.
+        lost_launches: launches of kernels that left no kernel.
+        lost_graph_launches: launches of CUDA graphs that left no kernels.
+        no_gpu_activity: nothing of a GPU is recorded, though the job uses one.
     """
 
     repaired: int
@@ -49,6 +54,9 @@ class TraceProblems:
     truncated: bool
     clipped_ms: float = 0.0
     damaged_at_byte: int | None = None
+    lost_launches: int = 0
+    lost_graph_launches: int = 0
+    no_gpu_activity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
 
 def describe_trace(trace: TraceColumns) -> TraceFileInfo:
     """Workflow of `trace info`: the contents of one trace: rank, versions, steps, groups, problems."""
-    header, quality = trace.header, trace.quality
+    header = trace.header
     start_ns = int(trace.start_ns.min())
     counts = np.bincount(trace.category, minlength=len(Category))
     return TraceFileInfo(
@@ -141,25 +149,34 @@ def describe_trace(trace: TraceColumns) -> TraceFileInfo:
         start_ns=start_ns,
         span_ms=(int(trace.end_ns.max()) - start_ns) / 1e6,
         steps=_steps(trace),
-        num_events=quality.num_events,
+        num_events=trace.quality.num_events,
         num_by_category={category.name.lower(): int(counts[category]) for category in Category if counts[category]},
         groups=_groups(trace),
         with_shapes=header.with_shapes,
         with_stacks=header.with_stacks,
-        problems=TraceProblems(
-            quality.repaired,
-            quality.dropped,
-            quality.clipped,
-            quality.truncated,
-            clipped_ms=quality.clipped_ns / 1e6,
-            damaged_at_byte=quality.damaged_at_byte,
-        ),
+        problems=_problems(trace),
         file_bytes=header.file_bytes,
         text_bytes=header.text_bytes,
         part=header.part,
         accelerator=header.accelerator,
         rank_source=header.rank_source,
         place=header.place,
+    )
+
+
+def _problems(trace: TraceColumns) -> TraceProblems:
+    quality, activities = trace.quality, device_activities(trace)
+    kernels, graphs = launches(trace, activities)
+    return TraceProblems(
+        quality.repaired,
+        quality.dropped,
+        quality.clipped,
+        quality.truncated,
+        clipped_ms=quality.clipped_ns / 1e6,
+        damaged_at_byte=quality.damaged_at_byte,
+        lost_launches=len(kernels.lost),
+        lost_graph_launches=len(graphs.lost),
+        no_gpu_activity=not len(activities) and trace.header.accelerator is None and uses_gpu(trace),
     )
 
 

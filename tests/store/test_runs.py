@@ -52,6 +52,7 @@ def test_a_summary_says_what_the_verdict_costs(tmp_path: Path) -> None:
         row.ms_per_step,
     )
     assert (summary.world_size, summary.mesh.pp, summary.started_ns) == (8, 2, example.ORIGIN_NS)
+    assert (summary.gpu, summary.device_kind) == (analysis.job.gpu, analysis.job.device_kind)
     assert summary.problem is None
 
 

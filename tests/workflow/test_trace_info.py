@@ -71,6 +71,22 @@ def test_a_folder_means_its_traces(tmp_path: Path) -> None:
     assert [file.rank for file in read_trace_info([str(tmp_path)]).files] == [0, 1]
 
 
+def test_launches_without_device_rows_are_counted(tmp_path: Path) -> None:
+    launches = [
+        _event(10.0 * number, name=name, cat="cuda_runtime", dur=5, args={"correlation": number})
+        for number, name in enumerate(["cudaLaunchKernel", "cudaLaunchKernel", "cudaGraphLaunch"], 1)
+    ]
+    kernel = _event(12, name="k", cat="kernel", pid=0, tid=7, args={"correlation": 1})
+    for events, problems in (
+        ([*launches, kernel], TraceProblems(0, 0, 0, False, lost_launches=1, lost_graph_launches=1)),
+        (launches, TraceProblems(0, 0, 0, False, lost_launches=2, lost_graph_launches=1, no_gpu_activity=True)),
+        ([_event(1)], TraceProblems(0, 0, 0, False)),
+    ):
+        (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+        (file,) = read_trace_info([str(tmp_path / "a.json")]).files
+        assert file.problems == problems
+
+
 @pytest.mark.shared
 def test_recorded_trace_is_described(shared_traces: Path) -> None:
     (file,) = read_trace_info([str(shared_traces / "h100x2/tp/tp.rank0.json.gz")]).files

@@ -51,6 +51,13 @@ def test_without_its_cause_a_job_takes_what_the_healthy_one_takes(
     assert set(fix.ranks) <= ranks
 
 
+def test_a_job_without_a_gpu_has_code_between_operators_instead_of_launch_delays(shared_traces: Path) -> None:
+    report = what_if([str(shared_traces / "cpu4" / "healthy")])
+    assert report.device_kind == "cpu"
+    assert [fix.change for fix in report.fixes if fix.fix is Cause.HOST_BOUND] == ["without the code between operators"]
+    assert report_of(shared_traces / "h100x2" / "ddp").device_kind == "gpu"
+
+
 def test_the_step_whose_wait_began_before_the_traces_is_left_out(shared_traces: Path) -> None:
     report = report_of(shared_traces / "h100x2" / "ckpt_stall")
     assert (report.steps, report.skipped_steps) == ([6], [5])

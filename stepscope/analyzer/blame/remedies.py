@@ -25,7 +25,7 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.DEVICE_GAP: ("look for cross-stream waits; CUDA graphs remove launch latency",),
     Cause.LATENCY_BOUND: ("see the kernels table for the operators and grids of these kernels",),
     Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
-    Cause.COMPUTE_BOUND: ("lower precision or less work per step: the GPU computes most of the time",),
+    Cause.COMPUTE_BOUND: ("lower precision or less work per step (the GPU computes most of the time)",),
     Cause.PROFILER: ("profile fewer steps: the profiler itself takes this time",),
     Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
 }
@@ -39,8 +39,8 @@ ACTIONS_ON_CPU: dict[Cause, tuple[str, ...]] = {
 REMEDIES: dict[Reason, str] = {
     Reason.STARVED: "raise num_workers and prefetch_factor",
     Reason.BURSTY: "raise num_workers and prefetch_factor: batches come in bursts, one a worker, then none",
-    Reason.NO_WORKERS: "num_workers=4 or more (now 0): the training process makes every batch itself",
-    Reason.DISPATCH: "torch.compile or CUDA graphs, fused optimizer, larger batches: fewer launches from Python",
+    Reason.NO_WORKERS: "num_workers=4 or more (now 0, so that the training process makes every batch)",
+    Reason.DISPATCH: "torch.compile or CUDA graphs, fused optimizer, larger batches (fewer launches from Python)",
     Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
     Reason.OPERATORS_UNKNOWN: "profile with ProfilerActivity.CPU as well, to see what the CPU does between launches",
     Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
@@ -110,7 +110,7 @@ def remedies_by_function(evidence: Iterable[Evidence]) -> dict[Reason, str]:
 
 
 REMEDIES_ON_CPU: dict[Reason, str] = {
-    Reason.DISPATCH: "torch.compile, fused optimizer, larger batches: fewer operators from Python",
+    Reason.DISPATCH: "torch.compile, fused optimizer, larger batches (fewer operators from Python)",
 }
 """Instead of those above for a job without a GPU."""
 
@@ -143,6 +143,8 @@ def actions_for(
     """
     remedies = {**REMEDIES, **(REMEDIES_ON_CPU if on_cpu else {}), **(own_remedies or {})}
     actions = {**ACTIONS, **ACTIONS_ON_CPU} if on_cpu else ACTIONS
+    if Reason.NO_WORKERS in reasons:  # more of none are none
+        reasons = [reason for reason in reasons if reason not in (Reason.STARVED, Reason.BURSTY)]
     own = () if _INSTEAD_OF_ACTIONS.intersection(reasons) else actions.get(cause, ())
     return list(dict.fromkeys((*(remedies[reason] for reason in reasons), *own)))[:MAX_ACTIONS]
 

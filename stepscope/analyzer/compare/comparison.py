@@ -31,25 +31,27 @@ LIKELY_SHARE = 1 / 3
 _CHANGED = (comparison.Change.SLOWER, comparison.Change.FASTER)
 
 
-def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDifference]) -> str:
+def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDifference], *, on_cpu: bool) -> str:
     """One line: how much slower or faster the step is, and which causes changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95% interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        others = f"; but {_list_causes(moved)}" if moved else ""
+        others = f"; but {_list_causes(moved, on_cpu=on_cpu)}" if moved else ""
         if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
             return f"not certain: {figures} ({size}): this may be noise{others}"
         return f"no change seen: {figures}{others}"
     same_way = [row for row in moved if row.ms.state is step.state]
-    return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
+    return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step, on_cpu=on_cpu)}"
 
 
 def _because(
     sure: Sequence[comparison.CauseDifference],
     causes: Sequence[comparison.CauseDifference],
     step: comparison.Difference,
+    *,
+    on_cpu: bool,
 ) -> str:
     """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest."""
     if sure:
@@ -58,12 +60,12 @@ def _because(
         others = (
             f", other causes together {rest:+,.1f} ms" if abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0) else ""
         )
-        return f": {_list_causes(sure)}{others}"
+        return f": {_list_causes(sure, on_cpu=on_cpu)}{others}"
     way = 1.0 if step.state is comparison.Change.SLOWER else -1.0
     likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
     if not likely:
         return "; no single cause accounts for it"
-    return f"; likely {_list_causes(likely)}, but no single cause is certain"
+    return f"; likely {_list_causes(likely, on_cpu=on_cpu)}, but no single cause is certain"
 
 
 def _evidence_notice(
@@ -98,7 +100,7 @@ def _stall_notice(step: comparison.Difference, mean: comparison.Difference) -> l
     return [Notice("rare_stalls", text)]
 
 
-def _micro_batch_notice(sides: parts.Sides, step: comparison.Difference) -> list[Notice]:
+def _micro_batch_notice(sides: parts.Sides, step: comparison.Difference, *, on_cpu: bool) -> list[Notice]:
     """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
@@ -114,8 +116,9 @@ def _micro_batch_notice(sides: parts.Sides, step: comparison.Difference) -> list
     text = (
         f"{few:.0f} and {counted(many, 'micro-batch')}: the schedule promises "
         f"{promised - 1:+.0%} throughput for more of "
-        f"them, measured {gain - 1:+.0%}: the job is bound by the host, not by the pipeline's bubble; "
-        "fewer, larger launches (torch.compile, CUDA graphs) help, more micro-batches do not"
+        f"them, measured {gain - 1:+.0%}: the job is bound by the host, not by the pipeline's bubble; fewer, larger "
+        f"{'operators (torch.compile)' if on_cpu else 'launches (torch.compile, CUDA graphs)'} help, more "
+        "micro-batches do not"
     )
     return [Notice("host_bound_not_bubble", text)]
 
@@ -146,12 +149,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _list_causes(rows: Sequence[comparison.CauseDifference]) -> str:
+def _list_causes(rows: Sequence[comparison.CauseDifference], *, on_cpu: bool) -> str:
     texts = []
     for row in _losses_first(rows)[:MAX_CAUSES_SHOWN]:
         ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
         where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
-        texts.append(f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}")
+        texts.append(f"{cause_phrase(row.cause, on_cpu=on_cpu)} {row.ms.change:+,.1f} ms{where}")
     return ", ".join(texts)
 
 
@@ -206,10 +209,12 @@ def compare_runs(
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
     known = _evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
+    kinds = {run.analysis.job.device_kind for run in (*a, *b)}
+    on_cpu = kinds == {"cpu"}
     return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=_summarise(step_time, causes),
+        summary=_summarise(step_time, causes, on_cpu=on_cpu),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
@@ -226,8 +231,13 @@ def compare_runs(
             for name in sorted({*largest_a} & {*largest_b})
         ],
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
-        findings=[known, *_stall_notice(step_time, step_time_mean), *_micro_batch_notice(sides, step_time)],
+        findings=[
+            known,
+            *_stall_notice(step_time, step_time_mean),
+            *_micro_batch_notice(sides, step_time, on_cpu=on_cpu),
+        ],
         warnings=[*notices, *run_record.comparability_notices(a, b)],
+        device_kind=kinds.pop() if len(kinds) == 1 else None,
     )
 
 

@@ -26,7 +26,7 @@ from stepscope.core.documents.analysis import (
 )
 from stepscope.core.documents.run_directory import Attempt
 from stepscope.core.text.numbers import counted
-from stepscope.core.text.wording import NOTABLE_DISTORTION
+from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
 
 

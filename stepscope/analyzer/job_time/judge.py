@@ -17,7 +17,8 @@ from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed
-from stepscope.core.text.wording import NOTABLE_DISTORTION, busy_on_cpu, is_on_cpu, training_category_title
+from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
+from stepscope.core.text.wording import busy_on_cpu, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97

@@ -81,11 +81,21 @@ def launch_calls(trace: TraceColumns) -> Rows:
     return trace.rows_named(lambda n: _LAUNCHES_KERNELS.search(n) or _LAUNCHES_GRAPH.search(n), Category.RUNTIME)
 
 
-def unrecorded_work(trace: TraceColumns, activities: Activities) -> UnrecordedWork:
-    """Find the unrecorded work of a rank with device activities."""
+def uses_gpu(trace: TraceColumns) -> bool:
+    """Time breakdown: whether a trace, perhaps without device activities, is of a job with GPUs."""
+    return bool(len(launch_calls(trace)) or (trace.header.devices and trace.header.backend != "gloo"))
+
+
+def launches(trace: TraceColumns, activities: Activities) -> tuple[Launches, Launches]:
+    """Time breakdown: launches of kernels, and of graphs, in the trace of a rank."""
     launched = row_mask(trace, activities.launch_row)
     kernels = _launches(trace, activities, launched, _LAUNCHES_KERNELS)
-    graphs = _launches(trace, activities, launched, _LAUNCHES_GRAPH)
+    return kernels, _launches(trace, activities, launched, _LAUNCHES_GRAPH)
+
+
+def unrecorded_work(trace: TraceColumns, activities: Activities) -> UnrecordedWork:
+    """Find the unrecorded work of a rank with device activities."""
+    kernels, graphs = launches(trace, activities)
     spans: dict[Missing, Intervals] = {}
     for kind, found in (
         (Missing.GRAPH_REPLAYS, _since_launches(trace, activities, graphs.lost)),

@@ -155,9 +155,14 @@ def without_spans(cause: Cause, model: ReplayModel, scenario: Scenario) -> Scena
     )
 
 
-def without_host_delay(_model: ReplayModel, scenario: Scenario) -> Scenario | None:
+def without_host_delay(model: ReplayModel, scenario: Scenario) -> Scenario | None:
     """Fix: launches take no host time; the host still blocks, loads data and saves checkpoints."""
-    return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
+    return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0) if model.on_device else None
+
+
+def without_code_between_operators(model: ReplayModel, scenario: Scenario) -> Scenario | None:
+    """Fix: on CPUs, operators follow each other at once but where the host blocks, loads data or saves checkpoints."""
+    return None if model.on_device else scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
 def without_blocking(model: ReplayModel, scenario: Scenario) -> Scenario | None:
@@ -335,6 +340,7 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.STRAGGLER, "every rank's operators as fast as on the fastest rank"): without_slow_rank,
     (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
     (Cause.HOST_BOUND, "without CPU launch delays"): without_host_delay,
+    (Cause.HOST_BOUND, "without the code between operators"): without_code_between_operators,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
     (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
     _OVERLAPPED: overlapped_reductions,

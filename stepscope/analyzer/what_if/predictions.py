@@ -141,6 +141,7 @@ def predict_fixes(
         calibrated_replay_ms=None if calibration is None else calibration.step_ms,
         steps=[numbers[place] for place in model.kept],
         skipped_steps=[numbers[place] for place in model.skipped],
+        device_kind="gpu" if model.on_device else "cpu",
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from stepscope.cli.terminal.console import print_hanging, report_console, report_table
+from stepscope.cli.terminal.console import fit_names, print_hanging, report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
 from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
+from stepscope.core.text.trace_quality import quality_lines
 from stepscope.core.text.verdict import BOTTLENECK, NO_BOTTLENECK, UNKNOWN, verdict_text
 from stepscope.core.vocabulary import TimeCategory
 
@@ -35,7 +36,7 @@ def print_analysis(analysis: Analysis) -> None:
     if not analysis.ranks:  # no trace
         return
     console.print("Trace quality")
-    for name, line in wording.quality_lines(analysis.trace_quality).items():
+    for name, line in quality_lines(analysis.trace_quality).items():
         print_hanging(console, f"  {name:<8}{line}", indent=10)
 
 
@@ -119,17 +120,16 @@ def print_kernels(console: Console, analysis: Analysis) -> None:
     columns = ("kernel", "operator", *figures, "limited by", "findings") if is_wide else _NARROW_COLUMNS
     steps = counted(analysis.job.num_steps, "profiled step")
     table = report_table(*columns, title=f"Kernels with most time, of the {steps}")
-    table.columns[0].no_wrap = True
     for kernel in kernels:
         table.add_row(*(_kernel_cells(kernel, windows) if is_wide else _narrow_cells(kernel, windows)))
-    console.print(table)
+    console.print(fit_names(table, console.width))
     for finding in analysis.roofline.findings[:MAX_FINDINGS]:
         code = finding.code.replace("_", " ")
         print_hanging(console, f"  - {code}, {finding.fraction:.1%} of the profiled time: {finding.message}")
         print_hanging(console, f"    > {finding.advice}")
 
 
-_WIDE = 130
+_WIDE = 150
 """Columns of a terminal from which the table of kernels has all of its columns."""
 _NARROW_COLUMNS = ("kernel", ">share", ">mean us", ">% of roofline", "limited by")
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.console import report_console, report_table
+from stepscope.cli.terminal.console import fit_names, print_hanging, report_console, report_table
 from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
 from stepscope.core.text import wording
-from stepscope.core.text.numbers import counted, listed, significant
+from stepscope.core.text.numbers import counted, listed, plain_size, short_kernel_name, significant
 
 MAX_DIFFERENCES = 12
 MAX_NAME_CHARS = 72
@@ -22,27 +22,34 @@ _OUTCOME_STYLES = {GateOutcome.FAILED: "bold red", GateOutcome.PASSED: "green"}
 def print_comparison(comparison: Comparison) -> None:
     """Print a comparison of two runs to the terminal."""
     console = report_console()
-    console.print(_compared_side("a", comparison.a))
-    console.print(_compared_side("b", comparison.b))
+    print_hanging(console, _compared_side("a", comparison.a))
+    print_hanging(console, _compared_side("b", comparison.b))
     console.print()
-    console.print(Text(comparison.summary, style=_CHANGE_STYLES.get(comparison.step_time.state, "bold")))
+    print_hanging(console, comparison.summary, style=_CHANGE_STYLES.get(comparison.step_time.state, "bold"))
     for finding in comparison.findings:
-        console.print(f"  {finding.message}")
+        print_hanging(console, f"  {finding.message}")
     for name, difference, scale, unit in (
         ("MFU", comparison.mfu, 100.0, "%"),
-        ("bus bandwidth", comparison.busbw_gbs, 1.0, "GB/s"),
+        ("bus bandwidth", comparison.busbw_gbs, 1.0, " GB/s"),
     ):
         if difference.a is not None and difference.b is not None:
-            figures = f"{difference.a * scale:,.1f} -> {difference.b * scale:,.1f} {unit}"
-            console.print(f"  {name}: {figures} ({_change_word(difference) or 'no change seen'})")
+            figures = f"{difference.a * scale:,.1f}{unit} -> {difference.b * scale:,.1f}{unit}"
+            print_hanging(console, f"  {name}: {figures} ({_change_word(difference) or 'no change seen'})")
     for memory in comparison.memory:
-        console.print(f"  {_short_name(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(wording.cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
-    console.print(_difference_table("root cause", causes, "ranks in b"))
-    categories = [(wording.category_phrase(row.heading), row.ms, "") for row in comparison.headings]
-    console.print(_difference_table("category", categories, ""))
-    console.print(f"  {_how_tables_differ(comparison)}")
-    kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
+        print_hanging(
+            console, f"  {_short_name(memory.name)}: {_bytes(memory.name, memory.a)} -> {_bytes(memory.name, memory.b)}"
+        )
+    on_cpu = comparison.device_kind == "cpu"
+    causes = [
+        (wording.cause_phrase(row.cause, on_cpu=on_cpu), row.ms, listed(row.ranks_b)) for row in comparison.causes
+    ]
+    _print_table(console, _difference_table("root cause", causes, "ranks in b"))
+    categories = [(wording.category_phrase(row.heading, on_cpu=on_cpu), row.ms, "") for row in comparison.headings]
+    _print_table(console, _difference_table("category", categories, ""))
+    print_hanging(console, f"  {_how_tables_differ(comparison)}", indent=2)
+    kernels = [
+        (short_kernel_name(k.name), k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)
+    ]
     _print_some(console, "kernel", kernels)
     calls = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.calls if _matters(k.ms)]
     _print_some(console, "operator and shapes", calls)
@@ -72,20 +79,26 @@ def _compared_side(name: str, side: ComparedSide) -> str:
     source = "profiled" if side.step_source == "captured" else side.step_source
     runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
     return (
-        f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f}, p95 "
-        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{source} step')}"
+        f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f} ms, p95 "
+        f"{side.p95_ms:,.1f} ms, over {counted(sum(side.num_steps), f'{source} step')}"
     )
 
 
 def _print_some(console: Console, title: str, rows: Sequence[tuple[str, Difference, str]]) -> None:
     if rows:
-        console.print(_difference_table(title, rows[:MAX_DIFFERENCES], "calls a step"))
+        _print_table(console, _difference_table(title, rows[:MAX_DIFFERENCES], "calls per step"))
     if len(rows) > MAX_DIFFERENCES:
         console.print(f"  {len(rows) - MAX_DIFFERENCES} more in the output of --json")
 
 
-def _difference_table(title: str, rows: Iterable[tuple[str, Difference, str]], last: str) -> Table:
-    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95% interval", "", last)
+def _print_table(console: Console, table: Table) -> None:
+    console.print(fit_names(table, console.width))
+
+
+def _difference_table(title: str, rows: Sequence[tuple[str, Difference, str]], last: str) -> Table:
+    """Table of differences; its last column only where it tells rows apart."""
+    with_last = len({more for _, _, more in rows}) > 1
+    table = report_table(title, ">a, ms", ">b, ms", ">change", ">95% interval", "", *([last] if with_last else []))
     for name, difference, more in rows:
         low, high = difference.interval or (0.0, 0.0)
         table.add_row(
@@ -95,7 +108,7 @@ def _difference_table(title: str, rows: Iterable[tuple[str, Difference, str]], l
             f"{difference.change or 0.0:+,.2f}",
             f"{low:+,.2f} .. {high:+,.2f}",
             Text(_change_word(difference), style=_CHANGE_STYLES.get(difference.state, "")),
-            more,
+            *([more] if with_last else []),
         )
     return table
 
@@ -111,6 +124,11 @@ def _change_word(difference: Difference) -> str:
 def _calls(a: float, b: float) -> str:
     before, after = significant(a, 4), significant(b, 4)
     return before if abs(a - b) < 0.005 * max(a, b) else f"{before} -> {after}"
+
+
+def _bytes(name: str, value: float) -> str:
+    """A memory figure in GiB or less where its name says that it is of bytes."""
+    return plain_size(round(value)) if name.endswith("_bytes") else f"{value:,.0f}"
 
 
 def _collective_size(num_bytes: int | None) -> str:

@@ -77,6 +77,24 @@ def report_table(*columns: str, title: str | None = None) -> Table:
     return table
 
 
+_COLUMN_SPACE = 3
+"""Characters between the texts of two columns of a report's table."""
+_MIN_NAME_WIDTH = 12
+
+
+def fit_names(table: Table, width: int) -> Table:
+    """The table with its first column, of names, cut so that the other columns stay whole in so many characters."""
+    from rich.cells import cell_len
+
+    names, *others = table.columns
+    taken = sum(
+        max(cell_len(str(cell)) for cell in (column.header, *column.cells)) + _COLUMN_SPACE for column in others
+    )
+    names.max_width = max(width - taken - _COLUMN_SPACE - 1, _MIN_NAME_WIDTH)
+    names.no_wrap = True
+    return table
+
+
 SHOWN_AFTER_SECONDS = 1.0
 
 

@@ -11,8 +11,7 @@ from stepscope.cli.terminal.console import print_hanging, report_console, report
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.what_if import WhatIfInput, WhatIfReport
 from stepscope.core.text.numbers import listed
-from stepscope.core.text.wording import cause_of_job, cause_phrase
-from stepscope.core.vocabulary import Cause
+from stepscope.core.text.wording import cause_phrase
 
 
 def print_what_if(report: WhatIfReport, analysis: Analysis | None) -> None:
@@ -46,15 +45,18 @@ def _fixes_table(report: WhatIfReport, analysis: Analysis | None, steps: str) ->
     training = [
         None if analysis is None else training_step_ms(fix, report.replayed_step_ms, analysis) for fix in report.fixes
     ]
+    on_cpu = report.device_kind == "cpu"
     columns = {
-        "cause": [_cause(fix.fix, analysis) for fix in report.fixes],
+        "cause": [cause_phrase(fix.fix, on_cpu=on_cpu) for fix in report.fixes],
         "what is changed": [fix.change for fix in report.fixes],
         ">training step": [_milliseconds(ms) for ms in training],
         ">profiled step": [_milliseconds(fix.step_ms) for fix in report.fixes],
         ">speedup": [f"{fix.speedup:.2f}x" for fix in report.fixes],
         ">calibrated": [_milliseconds(fix.calibrated_step_ms) for fix in report.fixes],
         "ranks": [listed(fix.ranks) if len(report.by_rank) > 1 else "" for fix in report.fixes],
-        "next bottleneck": ["" if fix.binds_next is None else _cause(fix.binds_next, analysis) for fix in report.fixes],
+        "next bottleneck": [
+            "" if fix.binds_next is None else cause_phrase(fix.binds_next, on_cpu=on_cpu) for fix in report.fixes
+        ],
     }
     columns = {title: cells for title, cells in columns.items() if any(cells)}
     both = f"per step of training time and of the {steps}"
@@ -65,10 +67,6 @@ def _fixes_table(report: WhatIfReport, analysis: Analysis | None, steps: str) ->
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
-
-
-def _cause(cause: Cause, analysis: Analysis | None) -> str:
-    return cause_phrase(cause) if analysis is None else cause_of_job(cause, analysis.job)
 
 
 def _milliseconds(ms: float | None) -> str:

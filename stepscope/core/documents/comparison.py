@@ -175,6 +175,7 @@ class Comparison:
         calls: the same time by operator and input shapes; calls that every run has.
         findings: conclusions from several figures together.
         warnings: where the two sides are not comparable.
+        device_kind: "gpu" or "cpu"; None where not all runs have the same.
     """
 
     a: ComparedSide
@@ -195,4 +196,5 @@ class Comparison:
     gates: list[Gate]
     findings: list[Notice]
     warnings: list[Notice]
+    device_kind: str | None = None
     schema: str = COMPARE_SCHEMA

@@ -79,6 +79,7 @@ class WhatIfReport:
         by_replica, by_operation: the same for data-parallel replicas and kinds of operations (operation tables).
         worst_workers_share: share of the slowdown that evening out the slowest 3% of the workers removes (M_W).
         last_stage_share: the same for the last stage (M_S). Operation tables have both; else None.
+        device_kind: "gpu" or "cpu"; None of operation tables.
     """
 
     measured_step_ms: float
@@ -99,5 +100,6 @@ class WhatIfReport:
     by_operation: dict[str, float] = field(default_factory=dict)
     worst_workers_share: float | None = None
     last_stage_share: float | None = None
+    device_kind: str | None = None
     input: WhatIfInput = WhatIfInput.TRACES
     schema: str = WHAT_IF_SCHEMA

@@ -47,47 +47,57 @@ _MEANINGS_OF_REASONS = {
 }
 """Instead of those above where this is the first reason."""
 
-_CLAUSES: dict[str, tuple[str, str]] = {
-    "waiting_steps": ("{value} of the steps wait for data", ""),
-    "spread_of_waits": ("the waits vary by {value}", ""),
-    "period_of_waits": ("a long wait every {value}", ""),
-    "longer_at_the_end": ("the last fifth of the steps takes {value} longer than the first", ""),
-    "slow_steps": ("{value} are slow", ""),
-    "slow_step_every": ("one every {value}", ""),
-    "usable_cpus": ("usable CPUs per rank = {value}", ""),
-    "share_caused_by_these_ranks": ("{ranks} caused {value} of it", ""),
-    "share_of_late_host_time": ("{value} of the delay is {subject}", "{value} {subject}"),
-    "share_of_late_host_time_in_phase": ("{value} of it in the phase {subject}", "{value} in {subject}"),
-    "share_of_late_host_time_in_function": ("{value} of it in {subject}", "{value} in {subject}"),
-    "share_of_blocked_time_in_function": ("{value} of the time in blocking calls in {subject}", "{value} in {subject}"),
-    "share_of_blocked_time": ("{value} of the blocked time is {subject}", "{value} {subject}"),
-    "blocking_calls_a_step": ("{value} per step", "{value} per step ({subject})"),
-    "not_started_share_of_gaps": ("{value} of the gaps are 1 ms or longer", ""),
-    "share_of_difference_by_more_kernels": ("additional kernels make up {value} of the difference", ""),
-    "kernels_slower_by": ("its kernels take {value} as long as its peers'", ""),
-    "share_of_time_slower_by_about_that": ("for {value} of kernel time", ""),
-    "pipeline_structural": ("the schedule alone leaves {value} of the pipelined span empty", ""),
-    "pipeline_imbalance": ("uneven stages add {value}", ""),
-    "pipeline_textbook": ("the textbook's bubble is {value}", ""),
-    "bus_bandwidth": ("collectives reach a bus bandwidth of {value}", ""),
-    "expected_bus_bandwidth": ("the link's is {value}", ""),
-    "hidden_transfer": ("compute hides {value} of the transfers", ""),
-    "small_message_share": ("{value} of the transfer time is in small messages", ""),
-    "small_messages_per_step": ("{value} per step", ""),
-    "arrivals_unknown": ("arrivals are unknown for {value} of communication", ""),
-    "recomputed_share_of_flops": ("{value} of the FLOPs are recomputed", ""),
-    "no_tensor_cores_share": ("matrix kernels without tensor cores take {value} of the profiled steps", ""),
-    "unfused_share": ("element-wise chains that are not fused take {value} of the profiled steps", ""),
-    "inefficient_kernels_share": ("kernels under 40% of their roofline take {value} of the profiled steps", ""),
-    "short_kernels_share": ("{value} of it in kernels under 20 us", ""),
-    "few_blocks_share": ("{value} of it in kernels of few blocks", ""),
-    "few_blocks_grid": ("the largest of them has {value}", ""),
-    "few_blocks_duration": ("and takes {value}", ""),
-    "tiny_kernels_share": ("tiny kernels take {value} of the profiled steps", ""),
-    "tiny_share_of_kernels": ("{value} of the kernels take under 10 us", ""),
-    "pageable_share_of_host_copies": ("{value} of the copies between CPU and GPU are of pageable memory", ""),
+_CLAUSES = {
+    "waiting_steps": "{value} of the steps wait for data",
+    "spread_of_waits": "the waits vary by {value}",
+    "period_of_waits": "a long wait every {value}",
+    "longer_at_the_end": "the last fifth of the steps takes {value} longer than the first",
+    "slow_steps": "{value} are slow",
+    "slow_step_every": "one every {value}",
+    "usable_cpus": "usable CPUs per rank = {value}",
+    "share_caused_by_these_ranks": "{ranks} caused {value} of it",
+    "share_of_late_host_time": "{value} of the delay is {subject}",
+    "share_of_late_host_time_in_phase": "{value} of it in the phase {subject}",
+    "share_of_late_host_time_in_function": "{value} of it in {subject}",
+    "share_of_blocked_time_in_function": "{value} of the time in blocking calls in {subject}",
+    "share_of_blocked_time": "{value} of the blocked time is {subject}",
+    "blocking_calls_a_step": "{value} per step",
+    "not_started_share_of_gaps": "{value} of the gaps are 1 ms or longer",
+    "share_of_difference_by_more_kernels": "additional kernels make up {value} of the difference",
+    "kernels_slower_by": "its kernels take {value} as long as its peers'",
+    "share_of_time_slower_by_about_that": "for {value} of kernel time",
+    "pipeline_structural": "the schedule alone leaves {value} of the pipelined span empty",
+    "pipeline_imbalance": "uneven stages add {value}",
+    "pipeline_textbook": "the textbook's bubble is {value}",
+    "bus_bandwidth": "collectives reach a bus bandwidth of {value}",
+    "expected_bus_bandwidth": "the link's is {value}",
+    "hidden_transfer": "compute hides {value} of the transfers",
+    "small_message_share": "{value} of the transfer time is in small messages",
+    "small_messages_per_step": "{value} per step",
+    "arrivals_unknown": "arrivals are unknown for {value} of communication",
+    "recomputed_share_of_flops": "{value} of the FLOPs are recomputed",
+    "no_tensor_cores_share": "matrix kernels without tensor cores take {value} of the profiled steps",
+    "unfused_share": "element-wise chains that are not fused take {value} of the profiled steps",
+    "inefficient_kernels_share": "kernels under 40% of their roofline take {value} of the profiled steps",
+    "short_kernels_share": "{value} of it in kernels under 20 us",
+    "few_blocks_share": "{value} of it in kernels of few blocks",
+    "few_blocks_grid": "the largest of them has {value}",
+    "few_blocks_duration": "and takes {value}",
+    "tiny_kernels_share": "tiny kernels take {value} of the profiled steps",
+    "tiny_share_of_kernels": "{value} of the kernels take under 10 us",
+    "pageable_share_of_host_copies": "{value} of the copies between CPU and GPU are of pageable memory",
 }
-"""Clause of each metric, and its form after another of the same metric; other metrics are named with their value."""
+"""Clause of each metric; other metrics are named with their value."""
+
+_FURTHER_CLAUSES = {
+    "share_of_late_host_time": "{value} {subject}",
+    "share_of_late_host_time_in_phase": "{value} in {subject}",
+    "share_of_late_host_time_in_function": "{value} in {subject}",
+    "share_of_blocked_time_in_function": "{value} in {subject}",
+    "share_of_blocked_time": "{value} {subject}",
+    "blocking_calls_a_step": "{value} per step ({subject})",
+}
+"""Clauses after another one of the same metric."""
 
 _SUBJECTS = {
     Reason.DISPATCH: "in operators and launch calls",
@@ -159,8 +169,7 @@ def _clause(evidence: Evidence, *, is_first: bool) -> str:
     if name not in _CLAUSES:
         words = metric_words(evidence.metric)
         return f"{words[:1].lower()}{words[1:]} {value}"
-    first, following = _CLAUSES[name]
-    template = first if is_first or not following else following
+    template = _CLAUSES[name] if is_first else _FURTHER_CLAUSES.get(name, _CLAUSES[name])
     words = _SUBJECTS.get(Reason(subject), reason_words(Reason(subject))) if subject in frozenset(Reason) else subject
     return template.format(value=value, subject=words, ranks=numbers.ranks_words(evidence.ranks))
 
@@ -179,7 +188,7 @@ _TENTHS_FROM = 1.0
 def evidence_value(evidence: Evidence) -> str:
     """The value of an evidence as text with its unit, shares in percent."""
     if evidence.unit == "ratio":
-        return f"{evidence.value:.1%}"
+        return numbers.percent(evidence.value)
     number = _number(evidence.value, evidence.unit)
     unit = _ONE.get(evidence.unit, evidence.unit) if number == "1" else evidence.unit
     return f"{number} {unit}".rstrip()
@@ -189,7 +198,8 @@ def threshold_value(evidence: Evidence) -> str:
     """The threshold of an evidence as text, without its unit."""
     if evidence.threshold is None:
         return numbers.UNKNOWN
-    return f"{evidence.threshold:.0%}" if evidence.unit == "ratio" else _number(evidence.threshold, evidence.unit)
+    is_share = evidence.unit == "ratio"
+    return numbers.percent(evidence.threshold, decimals=0) if is_share else _number(evidence.threshold, evidence.unit)
 
 
 def _number(value: float, unit: str) -> str:

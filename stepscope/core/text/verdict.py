@@ -13,8 +13,8 @@ from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, Headroom,
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.job_time import breakdown, mean_step_ms, ms_per_step, of_training_time, time_name
+from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.text.wording import (
-    NOTABLE_DISTORTION,
     action_words,
     cause_of_job,
     in_sentence,
@@ -290,6 +290,8 @@ def _doubts(analysis: Analysis) -> list[str]:
         doubts.append("inferred: no record names the cause")
     if time is not None and time.num_settled is not None and time.num_settled < FEW_STEPS:
         doubts.append("few steps")
+    if not is_on_cpu(analysis.job) and not any(layer.layer == "counters" for layer in (time.layers if time else ())):
+        doubts.append("no GPU counters")
     if any(notice.code == "oversubscribed" for notice in analysis.warnings):
         doubts.append("more ranks than CPU cores")
     return doubts

@@ -100,7 +100,7 @@ def _row(run: RunSummary) -> Component:
             _cell(moment(run.started_ns), run.started_ns),
             _cell(_ranks(run), run.world_size, number=True),
             _cell(milliseconds(run.step_ms), run.step_ms, number=True),
-            _cell(_verdict(run), cause_words(run.cause) if run.cause else None),
+            _cell(_verdict(run), _cause(run)),
             _cell(_cost(run), run.cause_fraction, number=True),
             _cell(_status(run), run.status.value),
         ]
@@ -127,11 +127,15 @@ def _ranks(run: RunSummary) -> Any:
     return [html.Span(count(run.world_size)), html.Div(mesh, className="ss-note") if mesh else None]
 
 
+def _cause(run: RunSummary) -> str | None:
+    return None if run.cause is None else cause_words(run.cause, on_cpu=run.device_kind == "cpu")
+
+
 def _verdict(run: RunSummary) -> Any:
     if run.cause is None:
         return UNKNOWN
     return html.Span(
-        [to_dash(swatch(category_of_cause(run.cause))), cause_words(run.cause)], className="ss-chip", title=run.summary
+        [to_dash(swatch(category_of_cause(run.cause))), _cause(run)], className="ss-chip", title=run.summary
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from stepscope.analyzer.what_if.training_step import training_step_ms
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, RootCause, Verdict, WhatIf
 from stepscope.core.text.evidence import evidence_value, threshold_value
 from stepscope.core.text.job_time import BreakdownRow, breakdown, goodput_line, of_training_time, time_name
 from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
+from stepscope.core.text.trace_quality import clean_words, find_problems, quality_lines
 from stepscope.core.text.verdict import VerdictText, verdict_text
 from stepscope.core.text.wording import (
     cause_title_of_job,
-    clean_words,
     evidence_span,
-    find_problems,
     metric_words,
-    quality_lines,
     reason_words,
 )
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Evidence, Reason, TimeCategory
@@ -184,21 +183,29 @@ def what_if_panel(analysis: Analysis) -> html.Element | None:
     """Panel of what-if: the predicted step with one cause removed; None when nothing was replayed."""
     if not analysis.what_if:
         return None
+    training_ms = [training_step_ms(fix, fix.step_ms * fix.speedup, analysis) for fix in analysis.what_if]
+    has_training = any(ms is not None for ms in training_ms)
+    training = [html.number_column("Training step", "the mean step of training time with the fix")]
     columns = [
         html.Column("Fix"),
+        *(training if has_training else []),
         html.number_column("Measured", "of the steps replayed, without those whose waits began before the traces"),
         html.number_column("Step"),
         html.number_column("Gain"),
-        html.number_column("Calibrated", "host gaps scaled to the unprofiled step"),
+        html.number_column("Calibrated", "CPU time scaled to the unprofiled step"),
         html.Column("Next bottleneck"),
         html.number_column("Model error", "error of the replay with nothing changed"),
     ]
-    rows = [_fix(fix, analysis.job) for fix in analysis.what_if]
+    rows: list[list[html.Child]] = []
+    for fix, ms in zip(analysis.what_if, training_ms, strict=True):
+        name, *figures = _fix(fix, analysis.job)
+        rows.append([name, *([milliseconds(ms)] if has_training else []), *figures])
+    steps = counted(analysis.job.num_steps, "profiled step")
     return html.panel(
         "What would fixing it save?",
         html.table(columns, rows, caption="Predicted step time with one cause removed"),
         key="what-if",
-        note=f"of the {counted(analysis.job.num_steps, 'profiled step')}",
+        note=f"of the {steps}, and per step of training time" if has_training else f"of the {steps}",
         source=(
             "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
             "Gain = 1 − predicted / replayed step."

@@ -23,6 +23,7 @@ def test_every_cause_and_reason_has_its_evidence_on_the_page() -> None:
 def test_the_reasons_remedy_comes_before_the_causes() -> None:
     actions = actions_for(Cause.DATA_LOADING, [Reason.NO_WORKERS])
     assert actions == [REMEDIES[Reason.NO_WORKERS], *ACTIONS[Cause.DATA_LOADING]]
+    assert actions_for(Cause.DATA_LOADING, [Reason.STARVED, Reason.NO_WORKERS]) == actions
 
 
 def test_nothing_is_advised_twice() -> None:

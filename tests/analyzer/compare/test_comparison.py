@@ -44,6 +44,22 @@ def test_what_became_slower_is_named_with_its_ranks() -> None:
     assert between(slow, fast).step_time.state is Change.FASTER
 
 
+def test_runs_without_a_gpu_are_compared_in_their_words() -> None:
+    fast, slow = (
+        make_run(100.0, 100.2, causes={Cause.HOST_BOUND: 0.5}),
+        make_run(150.0, 150.2, causes={Cause.HOST_BOUND: 0.6}),
+    )
+    on_cpu = [
+        replace(run, analysis=replace(run.analysis, job=replace(run.analysis.job, device_kind="cpu")))
+        for run in (fast, slow)
+    ]
+    found = between(*on_cpu)
+    assert found.device_kind == "cpu"
+    assert "Python and framework code between operators +50.0 ms (rank 0)" in found.summary
+    assert between(fast, slow).device_kind == "gpu"
+    assert between(fast, on_cpu[1]).device_kind is None
+
+
 def test_causes_and_categories_add_up_to_the_step_whatever_the_window_says() -> None:
     fast = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0})
     slow = make_run(150.0, 150.2, causes={Cause.COMPUTE_BOUND: 0.667, Cause.DATA_LOADING: 0.333})

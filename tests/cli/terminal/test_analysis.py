@@ -67,6 +67,9 @@ def test_no_line_is_wider_than_the_terminal(
         lines = shown(one, width, monkeypatch, capsys)
         assert max(map(len, lines)) <= width
         assert any(line.startswith("BOTTLENECK  ") for line in lines)
+        matmul = next(line for line in lines if "sm90_xmma_gemm" in line)
+        assert "19.0%" in matmul
+        assert "compute-bound" in matmul, "only the names give way"
 
 
 def test_a_long_line_goes_on_below_its_text(

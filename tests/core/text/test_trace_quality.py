@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.core.text.wording import quality_lines
+from stepscope.core.text.trace_quality import quality_lines
 from tests.dashboard import example_run as example
 
 CLEAN = example.make_analysis(example.make_timelines()).trace_quality

@@ -213,7 +213,8 @@ def test_a_low_confidence_says_why() -> None:
     )
     assert verdict_text(unsure).confidence == (
         "low: telemetry of 6 steps, 5 profiled steps (step time differs by +77% from other steps), "
-        "no trace of ranks 6–7, only bounds of the loss are known, few steps, more ranks than CPU cores."
+        "no trace of ranks 6–7, only bounds of the loss are known, few steps, no GPU counters, "
+        "more ranks than CPU cores."
     )
 
 

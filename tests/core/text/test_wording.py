@@ -85,6 +85,13 @@ def test_every_name_reads_without_underscores() -> None:
     assert set(wording.CATEGORY_MEANINGS) == set(TimeCategory)
 
 
+def test_causes_and_categories_of_a_job_without_a_gpu_speak_of_operators() -> None:
+    assert wording.cause_words(Cause.COMPUTE_BOUND, on_cpu=True) == "Busy in operators"
+    assert wording.cause_phrase(Cause.HOST_BOUND, on_cpu=True) == "Python and framework code between operators"
+    assert wording.category_phrase(TimeCategory.HOST_BOUND, on_cpu=True) == "between operators"
+    assert wording.cause_words(Cause.DATA_LOADING, on_cpu=True) == "Data loading"
+
+
 @given(st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300]), st.floats(min_value=1e16)))
 def test_numbers_nobody_can_read_are_unknown(value: float | None) -> None:
     assert numbers.percent(value) == numbers.milliseconds(value) == numbers.bandwidth(value) == numbers.UNKNOWN
