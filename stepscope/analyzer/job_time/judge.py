@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
-from stepscope.analyzer.blame.remedies import actions_for
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESHOLD
+from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
@@ -240,31 +240,36 @@ class Judge:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
-            return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
-        if loss.cause is Cause.HOST_BOUND and (self._has_one_core() or self._lacks_a_cpu()):
-            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")] if self._has_one_core() else []
-            others = [reason for reason in from_trace[0] if reason is not Reason.CPU_LIMITED]
-            return [Reason.CPU_LIMITED, *others], [*evidence, *from_trace[1]]
+            return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
+        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
+            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and self._run_delay_ms() >= REASON_THRESHOLD * loss.ms:
+            return list(dict.fromkeys([*from_trace[0], Reason.CPU_LIMITED])), from_trace[1]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
         return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
 
-    def _lacks_a_cpu(self) -> bool:
-        """Whether launching threads wait for a CPU for a notable part of training time."""
-        delays = [loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY]
-        return self.losses.share(sum(delays)) > SECONDARY_THRESHOLD
+    def _run_delay_ms(self) -> float:
+        """For how much of a step launching threads had no CPU."""
+        return sum(loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY)
 
-    def _what_slow_steps_share(self) -> list[Evidence]:
-        slow = self.training.slow
+    def _about_long_steps(self, loss: Loss) -> list[Evidence]:
+        """How much longer steps get, or what the slow ones share."""
+        slow, trend = self.training.slow, self.training.trend
+        if Reason.STEPS_GET_LONGER in loss.reasons and trend is not None:
+            return [Evidence("longer_at_the_end", trend.last_ms / trend.first_ms - 1.0, "ratio")]
         evidence = [Evidence("slow_steps", float(slow.is_slow.sum()), "steps", ranks=slow.late_ranks)]
         if slow.every is not None:
             evidence.append(Evidence("slow_step_every", float(slow.every), "steps"))
         return evidence
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
-        actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
+        row = self._rows().get(loss.cause)
+        own = {} if row is None else remedies_by_function(row.evidence)
+        actions = actions_for(loss.cause, reasons, own, on_cpu=is_on_cpu(self.analysis.job))
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
             return [*workers, *actions][:3]
@@ -273,7 +278,7 @@ class Judge:
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
             return [together, *actions][:3]
-        if loss.cause is Cause.UNEXPLAINED:
+        if loss.cause is Cause.UNEXPLAINED and not loss.reasons:
             return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 
@@ -316,10 +321,16 @@ class Judge:
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
         shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}")
+            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}")
             for loss, share in shares
             if share > SECONDARY_THRESHOLD
         ][:3]
+
+    def _in_function(self, loss: Loss) -> str:
+        """Clause with the function in which most of a loss that the capture shows is spent; empty without stacks."""
+        row = self._rows().get(loss.cause)
+        functions = [] if row is None or loss.recorded is not None else functions_in(row.evidence)
+        return f", {functions[0].value:.0%} of it in {functions[0].metric.partition(': ')[2]}" if functions else ""
 
     def _cost(self, loss: Loss) -> str:
         losses = self.losses

@@ -22,7 +22,7 @@ from stepscope.core.text.wording import (
     reason_words,
     training_category_title,
 )
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 
 BOTTLENECK, NO_BOTTLENECK, UNKNOWN = "BOTTLENECK", "NO BOTTLENECK", "UNKNOWN"
 
@@ -88,7 +88,9 @@ def verdict_text(analysis: Analysis) -> VerdictText:
     if is_bottleneck(analysis):
         ranks = verdict.ranks if len(verdict.ranks) < analysis.job.world_size else []
         title = _title(analysis, verdict.cause, verdict.share)
-        title = "Slow steps without a recorded cause" if verdict.cause is Cause.UNEXPLAINED else title
+        if verdict.cause is Cause.UNEXPLAINED:
+            is_growth = Reason.STEPS_GET_LONGER in verdict.reasons
+            title = "Steps that get longer" if is_growth else "Slow steps without a recorded cause"
         title += f" on {numbers.ranks_words(ranks)}" if ranks else ""
         remedies = [*_fixes(analysis), *_next(analysis)]
         return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
