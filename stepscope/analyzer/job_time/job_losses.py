@@ -20,6 +20,7 @@ from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.what_if.light_replay import Removal
+from stepscope.core.documents.analysis import OVERLAPPING
 from stepscope.core.vocabulary import Cause, Reason
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
@@ -53,6 +54,9 @@ MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
 
 
+_ROUNDING_MS = 1e-6
+
+
 class JobLosses(NamedTuple):
     """What a useful step is made of, ms.
 
@@ -82,7 +86,9 @@ class JobLosses(NamedTuple):
         for cause, milliseconds in self.work_ms.items():
             shares[cause.value] += self.share(milliseconds)
         for loss in self.losses:
-            shares[loss.category] += self.share(loss.ms)
+            shares[loss.category] += self.share(loss.gain_ms)
+            if loss.ms - loss.gain_ms > _ROUNDING_MS:
+                shares[OVERLAPPING] += self.share(loss.ms - loss.gain_ms)
         if self.wasted_share:
             shares[Cause.WASTED_STEPS.value] += self.wasted_share
         missing = 1.0 - sum(shares.values())
@@ -121,7 +127,9 @@ def job_losses(
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     rest = _rest(training, captures, rest_ms, light)
-    losses = merged_losses([loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0])
+    losses = merged_losses(
+        [loss for loss in (*recorded, *slow, *rest.losses) if max(loss.ms, loss.overlap_ms) > _ROUNDING_MS]
+    )
     return JobLosses(
         step_ms=step_ms,
         wasted_share=wasted_ms / training.training_ms if training.training_ms > 0 else 0.0,

@@ -46,10 +46,14 @@ def recorded_losses(training: TrainingTime, weight: Floats, floor_ms: float | No
     """
     losses = []
     for loss, (cause, reason) in CAUSE_OF_LOSS.items():
-        milliseconds = weighted_mean(training.losses.ms[loss], weight)
+        by_step = training.losses
+        sizes = (weighted_mean(of[loss], weight) for of in (by_step.ms, by_step.alone_ms, by_step.own_ms))
+        milliseconds, alone_ms, own_ms = sizes
         ranks = ranks_to_name(ranks_by_loss(training.steps, training.losses, loss, weight))
         reasons = [] if reason is None else [reason]
-        losses.append(Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss))
+        losses.append(
+            Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss, alone_ms=alone_ms, own_ms=own_ms)
+        )
     if floor_ms is not None:
         idle_ms = max(weighted_mean(training.steps.period_ms, weight) - floor_ms, 0.0)
         return [_bounded(training, weight, loss, floor_ms) for loss in _within(losses, idle_ms)]
