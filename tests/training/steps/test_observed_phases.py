@@ -176,8 +176,8 @@ def test_from_eval_to_train_is_an_evaluation(loop: _Loop) -> None:
 
 
 def test_a_model_with_an_eval_of_its_own_is_seen_too(loop: _Loop) -> None:
-    class Model(torch.nn.Linear):  # type: ignore[misc]  # as that of transformers
-        def eval(self) -> Model:
+    class Model(torch.nn.Linear):  # type: ignore[name-defined, misc]  # as that of transformers
+        def eval(self) -> Any:
             return self.train(False)
 
     model = Model(2, 2)
