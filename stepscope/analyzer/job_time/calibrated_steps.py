@@ -30,10 +30,12 @@ class CalibratedSteps:
 
     Attributes:
         unprofiled_ms: mean of the steps just before it.
+        floor_ms: the GPU's work of a step without any host time, which no calibration changes.
         without_ms: the replayed step without each cost.
     """
 
     unprofiled_ms: float
+    floor_ms: float
     calibration: Calibration
     without_ms: Mapping[Removal, float]
 
@@ -74,7 +76,7 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
     removals = Removal if calibration.is_sound else ()
     cost_ns = 1e3 * calibration.call_cost_us
     without = {removal: capture.replayed_ms(cost_ns, removal) for removal in removals}
-    return CalibratedSteps(unprofiled_ms, calibration, without)
+    return CalibratedSteps(unprofiled_ms, capture.replayed_ms(0.0, Removal.HOST_TIME), calibration, without)
 
 
 def _plain_run(steps: Sequence[Step], unprofiled_ns: float) -> list[Step]:

@@ -34,6 +34,9 @@ _OWN_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.U
 
 _DEVICE_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND)
 
+MAX_BEFORE_WINDOW = 0.1
+"""Most of a captured step that may be waiting for what began before the trace, for the step to show the others."""
+
 LIKE_STEPS = 0.15
 """Relative difference up to which a capture stands for a step."""
 
@@ -109,6 +112,8 @@ def job_losses(
         useful = weight * training.settled if (weight * training.settled).any() else weight
     step_ms = weighted_mean(steps.period_ms, useful)
     floor_ms = _floor_ms(captures)
+    if floor_ms is None and light is not None:
+        floor_ms = light.floor_ms
     recorded = recorded_losses(training, useful, floor_ms)
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = weighted_mean(np.maximum(excess, 0.0), useful)
@@ -185,7 +190,10 @@ def _has_retried(training: TrainingTime) -> bool:
 
 
 def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: Flags) -> Floats | None:
-    """Mean ms by cause of the captured steps of a kind; None without one."""
+    """Mean ms by cause of the captured steps of a kind; None without one.
+
+    A step that waited for what began before the trace does not show why; it counts only where no other is captured.
+    """
     wanted = set(training.steps.index[kind].tolist())
     rows = [
         row
@@ -193,7 +201,8 @@ def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: F
         for index, row in zip(capture.index, capture.cause_ms, strict=True)
         if index in wanted
     ]
-    return np.mean(rows, axis=0) if rows else None
+    known = [row for row in rows if row[CAUSE_CODE[Cause.BEFORE_WINDOW]] <= MAX_BEFORE_WINDOW * row.sum()]
+    return np.mean(known or rows, axis=0) if rows else None
 
 
 def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -> bool:

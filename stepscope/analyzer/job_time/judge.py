@@ -11,7 +11,7 @@ from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESH
 from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
-from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
+from stepscope.analyzer.job_time.loss import BOUND, NARROW, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
@@ -40,6 +40,8 @@ LARGE_DISTORTION = 1.5
 profiler slows a step so much."""
 CONTRADICTED_CONFIDENCE = 0.65
 """Most where records and capture contradict each other so far."""
+FLOOR_ERROR = 0.03
+"""Of the GPU's work of a step, which bounds what a fix can reach: kernels are not the same in every step."""
 FEW_STEPS = 8
 FEW_STEPS_CONFIDENCE = 0.8
 MIN_STEPS_WITHOUT_TRACE = 3
@@ -286,7 +288,7 @@ class Judge:
         step_ms = self.losses.step_ms
         action = actions[0] if actions else ""
         if loss.least_ms is not None and loss.most_ms is not None:
-            least_ms = max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
+            least_ms = (1.0 - FLOOR_ERROR) * max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
             return PredictedFix(action, None, None, None, BOUND, (least_ms, step_ms - loss.least_ms))
         after = step_ms - loss.gain_ms
         if after <= 0:

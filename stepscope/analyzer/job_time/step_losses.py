@@ -137,19 +137,47 @@ def late_ranks(steps: JobSteps, which: Flags) -> list[int]:
     return [rank for rank, often in zip(steps.ranks, share.tolist(), strict=True) if often > 0.5]
 
 
-def with_surroundings(losses: StepLosses, ordinary_ms: float) -> StepLosses:
-    """Losses in which a phase has what its step takes longer than an ordinary one, at most as much again.
+_SURROUNDINGS = {HostLoss.CHECKPOINT: 1.0, HostLoss.EVALUATION: 1.0, HostLoss.COMPILATION: 2.0}
+"""Most that a loss has around it, as a multiple of its own length: a validation also sets up loaders and runs
+callbacks; new code also runs for the first time outside of the compiler's callbacks, which on an H200 saw 40%."""
 
-    A validation also sets up loaders and runs callbacks outside of the phase's span.
-    """
+
+def with_surroundings(losses: StepLosses, ordinary_ms: float) -> StepLosses:
+    """Losses in which a phase or compilation has what its step takes longer than an ordinary one, within limits."""
     ms, alone, rest = dict(losses.ms), dict(losses.alone_ms), losses.rest_ms.copy()
-    longest = np.maximum(ms[HostLoss.CHECKPOINT], ms[HostLoss.EVALUATION])
+    most = {loss: times * ms[loss] for loss, times in _SURROUNDINGS.items()}
+    longest = np.maximum.reduce(list(most.values()))
     more = np.clip(rest - ordinary_ms, 0.0, longest)
-    for loss in (HostLoss.CHECKPOINT, HostLoss.EVALUATION):
-        is_longest = (ms[loss] == longest) & (more > 0)
+    for loss in _SURROUNDINGS:
+        is_longest = (most[loss] == longest) & (more > 0)
         ms[loss], alone[loss] = (own + np.where(is_longest, more, 0.0) for own in (ms[loss], alone[loss]))
         rest, more = rest - np.where(is_longest, more, 0.0), np.where(is_longest, 0.0, more)
     return StepLosses(ms, alone, losses.own_ms, losses.column, rest)
+
+
+LITTLE = 0.05
+"""A step without a loss has less of it than this share of an ordinary step."""
+MIN_STEPS_WITHOUT = 4
+
+
+def with_ordinary_steps(losses: StepLosses, steps: JobSteps, settled: Flags) -> StepLosses:
+    """Losses whose steps gain at most what they take longer than the settled steps without that loss.
+
+    What other ranks lose meanwhile without a record of it, as slow Python, is part of those steps too. They may get
+    ahead with it, so a step that follows and is shorter makes up for a part.
+    """
+    if len(steps.ranks) == 1:
+        return losses
+    period_ms, alone = steps.period_ms, dict(losses.alone_ms)
+    for loss, own in losses.ms.items():
+        has_loss = own > LITTLE * period_ms
+        follows = np.concatenate(([False], has_loss[:-1]))
+        ordinary = settled & ~has_loss & ~follows
+        if ordinary.sum() >= MIN_STEPS_WITHOUT:
+            longer = period_ms - np.median(period_ms[ordinary])
+            made_up = np.append(np.minimum(longer, 0.0)[1:] * follows[1:], 0.0)
+            alone[loss] = np.minimum(alone[loss], np.maximum(longer + made_up, 0.0))
+    return losses._replace(alone_ms=alone)
 
 
 MIN_OWN_SHARE = 0.25

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.job_time.step_losses import SlowSteps, StepLosses, slow_steps, step_losses, with_surroundings
+from stepscope.analyzer.job_time.step_losses import (
+    SlowSteps,
+    StepLosses,
+    slow_steps,
+    step_losses,
+    with_ordinary_steps,
+    with_surroundings,
+)
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend
@@ -78,7 +85,7 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
     if not num_settled:
         settled = ~is_start if (~is_start).any() else np.ones(len(steps), np.bool_)
     slow = slow_steps(steps, losses.rest_ms, settled)
-    losses = with_surroundings(losses, slow.ordinary_ms)
+    losses = with_ordinary_steps(with_surroundings(losses, slow.ordinary_ms), steps, settled)
     weight, stand_in_ms = _weights(steps, settled, slow.is_slow)
     is_lost = _lost(steps)
     excess = steps.period_ms - stand_in_ms
