@@ -77,7 +77,8 @@ class Reason(StrEnum):
     DISPATCH = "dispatch"
     """`host_bound`: operators or launches are open while the GPU idles until the next launch."""
     PYTHON = "python"
-    """`host_bound`: nothing is open, Python runs between the operators."""
+    """`host_bound`: nothing is open, Python runs between the operators. With recorded stacks the verdict names the
+    function with most of that time, its file and line."""
     OPERATORS_UNKNOWN = "operators_unknown"
     """`host_bound`: the trace holds no operators (`activities=[CUDA]`), so what the CPU did between launches is not
     known."""
@@ -106,6 +107,8 @@ class Reason(StrEnum):
     """`wasted_steps`: the loss is NaN or infinite, without a recorded overflow."""
     REPEATED = "repeated"
     """`wasted_steps`: a restart repeats steps that were done."""
+    STEPS_GET_LONGER = "steps_get_longer"
+    """`unexplained`: later steps take longer than earlier ones, and no step was profiled (`job_time.trend`)."""
     READS_VALUE = "reads_value"
     """`synchronization`: `.item()`, `nonzero`, boolean masks: the CPU reads what the GPU computed."""
     BLOCKING_COPY = "blocking_copy"

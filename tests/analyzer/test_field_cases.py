@@ -31,16 +31,20 @@ def test_pythons_garbage_collections_are_named(name: str) -> None:  # pytorch/py
     assert not any("with_stack" in action for action in verdict.actions)
 
 
-def test_stacks_are_not_asked_for_where_the_trace_has_them() -> None:
+def test_where_a_trace_has_stacks_the_function_is_named_instead_of_asking_for_them() -> None:
     for with_stacks in (False, True):
         trace = TraceBuilder(with_stacks=with_stacks)
         for step in range(4):
             trace.step(step, step * 1000, step * 1000 + 1000)
             trace.operator("aten::mm", step * 1000 + 94, step * 1000 + 97)
             trace.kernel(step * 1000 + 100, step * 1000 + 300, launch=step * 1000 + 95)
+            if with_stacks:
+                frame = "train.py(12): prepare"
+                trace.operator(frame, step * 1000 + 310, step * 1000 + 990, category=Category.PYTHON_FUNCTION)
         verdict = analyse(trace).verdict
         assert (verdict.cause, verdict.reasons) == (Cause.HOST_BOUND, [Reason.PYTHON])
         assert ("with_stack=True" in verdict.actions[0]) is not with_stacks
+        assert ("train.py:12 prepare" in verdict.actions[0]) is with_stacks
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "hip"])

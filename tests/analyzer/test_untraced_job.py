@@ -111,6 +111,15 @@ def test_host_time_that_leaves_gpu_steps_as_long_may_be_hidden_and_is_not_named(
     assert (analysis.verdict.cause, analysis.verdict.bottleneck) == (Cause.INSUFFICIENT_EVIDENCE, None)
 
 
+def test_a_pause_that_later_steps_make_up_for_is_hidden() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"figures": {**_GPU, "gc_pause_ns": (100.0 if index % 11 == 3 else 1.0) * MS}}
+
+    lengths = {3: 190.0, 4: 45.0, 5: 45.0}  # the host was ahead of the GPU by as much
+    assert _analysed(lambda index: lengths.get(index % 11, 90.0), more).verdict.bottleneck is None
+    assert _analysed(lambda index: 190.0 if index % 11 == 4 else 90.0, more).verdict.reasons == [Reason.GC]
+
+
 def test_one_ranks_waits_are_its_own() -> None:
     records = [
         rank_steps(0, [100.0] * _NUM_STEPS),
@@ -127,6 +136,22 @@ def test_slow_steps_without_a_record_are_named_with_their_period() -> None:
     assert analysis.job_time.unexplained is not None
     assert analysis.job_time.unexplained.every == 8
     assert analysis.job_time.breakdown == {Cause.UNEXPLAINED: pytest.approx(1)}
+
+
+def test_steps_that_get_longer_are_named_with_what_grows() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"figures": {"host_memory_bytes": 1e9 + 1e8 * index}}
+
+    analysis = _analysed(lambda index: 40.0 + index, more)
+    verdict = analysis.verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.UNEXPLAINED, [Reason.STEPS_GET_LONGER])
+    assert verdict.share == pytest.approx(0.25, abs=0.02)
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(44.5, abs=1)
+    assert verdict.evidence[1].value == pytest.approx(31 / 44.5, abs=0.1)
+    assert analysis.job_time is not None
+    assert analysis.job_time.unexplained is None
+    assert any("with them grow host_memory_bytes" in notice.message for notice in analysis.warnings)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

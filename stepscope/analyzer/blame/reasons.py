@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.blame.remedies import REMEDIES_WITH_STACKS
+from stepscope.analyzer.blame.remedies import remedies_by_function
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
 from stepscope.analyzer.collectives.costs import TransferFault
@@ -23,12 +23,16 @@ REASON_THRESHOLD = 0.20
 """Least share of its cause's time, on the causing ranks, for a reason to be named; the largest always is."""
 
 
+MAX_FUNCTIONS = 3
+
+
 def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
-    """Reasons by what ran on the host's threads while the device idled for them, with the phases of the script."""
-    time, phases = Counter[Reason](), Counter[str]()
+    """Reasons by what ran on the host's threads while the device idled for them; the script's phases and functions."""
+    time, phases, functions = Counter[Reason](), Counter[str](), Counter[str]()
     for view in late:
         time.update(view.host_work.late_ns)
         phases.update(view.host_work.phases_ns)
+        functions.update(view.host_work.functions_ns)
     reasons, evidence = _reasons_by_time(time, "late_host_time")
     total = time.total()
     by_phase = [
@@ -36,19 +40,34 @@ def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evide
         for phase, spent in phases.most_common()
         if (share := spent / total) >= REASON_THRESHOLD
     ]
-    return reasons, [*evidence, *by_phase]
+    by_function = [
+        Evidence(f"share_of_late_host_time_in_function: {name}", share, "ratio")
+        for name, share in _main_functions(functions, total)
+    ]
+    return reasons, [*evidence, *by_phase, *by_function]
+
+
+def _main_functions(time: Counter[str], total: int) -> list[tuple[str, float]]:
+    """The function with most of the time, and others with much, with their shares; empty without recorded stacks."""
+    shares = [(name, spent / total) for name, spent in time.most_common(MAX_FUNCTIONS) if total]
+    return [(name, share) for place, (name, share) in enumerate(shares) if not place or share >= REASON_THRESHOLD]
 
 
 def why_blocked(blocked: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
     """Reasons by the kind of call before each idle span, with the number of such calls per step."""
-    time, calls = Counter[Reason](), Counter[Reason]()
+    time, calls, functions = Counter[Reason](), Counter[Reason](), Counter[str]()
     for view in blocked:
         time.update(view.host_work.blocked_ns)
+        functions.update(view.host_work.blocking_functions_ns)
         calls.update(view.host_work.num_blocking_calls)
     reasons, evidence = _reasons_by_time(time, "blocked_time")
     num_steps = sum(len(view.window.boundary_ns) for view in blocked)
     counts = [Evidence(f"blocking_calls_a_step: {reason}", calls[reason] / num_steps, "calls") for reason in reasons]
-    return reasons, [*evidence, *counts]
+    by_function = [
+        Evidence(f"share_of_blocked_time_in_function: {name}", share, "ratio")
+        for name, share in _main_functions(functions, functions.total())
+    ]
+    return reasons, [*evidence, *counts, *by_function]
 
 
 def _reasons_by_time(time: Counter[Reason], of_what: str) -> tuple[list[Reason], list[Evidence]]:
@@ -165,12 +184,11 @@ class VerdictInputs:
         """Views of the ranks that caused it, worst first."""
         return [self.views[rank] for rank in self.table.ranks_of(cause)]
 
-    def own_remedies(self, cause: Cause) -> dict[Reason, str]:
+    def own_remedies(self, row: RootCause) -> dict[Reason, str]:
         """Remedies of its reasons that depend on the job."""
-        if cause is Cause.LATENCY_BOUND and self.parallelism is not None:
+        if row.cause is Cause.LATENCY_BOUND and self.parallelism is not None:
             return self.parallelism.remedies
-        with_stacks = all(view.header.with_stacks for view in self.causing(cause))
-        return dict(REMEDIES_WITH_STACKS) if with_stacks else {}
+        return remedies_by_function(row.evidence)
 
     def is_guess(self, row: RootCause) -> bool:
         """Whether a row is communication that may as well be waiting for a late rank."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.PIPELINE_BUBBLE: ("give each rank several smaller stages (interleaving)",),
@@ -55,6 +55,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.OVERFLOW: "lower the first loss scale (GradScaler init_scale=2.0**16), or use bfloat16, which needs none",
     Reason.NON_FINITE: "find the first loss that is not finite (stepscope steps): batch, learning rate, clipping",
     Reason.REPEATED: "save checkpoints more often, so that a restart repeats fewer steps; find why it restarts",
+    Reason.STEPS_GET_LONGER: "find what grows with the steps (lists, kept graphs, caches); profile early and late ones",
     Reason.READS_VALUE: "call .item() on losses and norms every N steps only; replace nonzero and masks by where()",
     Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
@@ -93,10 +94,20 @@ REMEDIES: dict[Reason, str] = {
 }
 """What to try first, by reason."""
 
-REMEDIES_WITH_STACKS: dict[Reason, str] = {
-    Reason.PYTHON: "open the trace in Perfetto: its Python frames show what runs between the operators",
-}
-"""Instead of those above where the traces have stacks already."""
+
+def functions_in(evidence: Iterable[Evidence]) -> list[Evidence]:
+    """Evidence of functions in which the host was late or blocked, whose file, line and name follow the colon."""
+    return [item for item in evidence if item.metric.partition(": ")[0].endswith("_in_function")]
+
+
+def remedies_by_function(evidence: Iterable[Evidence]) -> dict[Reason, str]:
+    """Remedies that name the function in which most of the host's time went, where stacks were recorded."""
+    functions = functions_in(evidence)
+    if not functions:
+        return {}
+    where = f"{functions[0].metric.partition(': ')[2]} ({functions[0].value:.0%} of this delay)"
+    return {Reason.PYTHON: f"shorten {where}", Reason.READS_VALUE: f"{REMEDIES[Reason.READS_VALUE]}: see {where}"}
+
 
 REMEDIES_ON_CPU: dict[Reason, str] = {
     Reason.DISPATCH: "torch.compile, fused optimizer, larger batches (fewer operators from Python)",

@@ -20,6 +20,7 @@ from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.what_if.light_replay import Removal
+from stepscope.core.documents.analysis import OVERLAPPING
 from stepscope.core.vocabulary import Cause, Reason
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
@@ -53,6 +54,9 @@ MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
 
 
+_ROUNDING_MS = 1e-6
+
+
 class JobLosses(NamedTuple):
     """What a useful step is made of, ms.
 
@@ -82,7 +86,9 @@ class JobLosses(NamedTuple):
         for cause, milliseconds in self.work_ms.items():
             shares[cause.value] += self.share(milliseconds)
         for loss in self.losses:
-            shares[loss.category] += self.share(loss.ms)
+            shares[loss.category] += self.share(loss.gain_ms)
+            if loss.ms - loss.gain_ms > _ROUNDING_MS:
+                shares[OVERLAPPING] += self.share(loss.ms - loss.gain_ms)
         if self.wasted_share:
             shares[Cause.WASTED_STEPS.value] += self.wasted_share
         missing = 1.0 - sum(shares.values())
@@ -110,12 +116,20 @@ def job_losses(
         held_up_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in recorded)
         slow_ms = min(slow_ms, max(step_ms - floor_ms - held_up_ms, 0.0))
     slow = _slow_losses(training, captures, slow_ms)
+    if not captures and training.trend is not None:
+        growth_ms = _longer_ms(training, useful, training.trend.first_ms)
+        slow.append(Loss(Cause.UNEXPLAINED, growth_ms, [Reason.STEPS_GET_LONGER], basis=TELEMETRY))
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
-    irregular_ms = min(_irregular_ms(training, useful), max(left_ms - (floor_ms or 0.0), 0.0)) if captures else 0.0
+    irregular_ms = 0.0
+    if captures:  # of a few steps do not show why others take longer
+        longer_ms = _longer_ms(training, useful, training.slow.ordinary_ms)
+        irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     rest = _rest(training, captures, rest_ms, light)
-    losses = merged_losses([loss for loss in (*recorded, *slow, *rest.losses) if loss.ms > 0])
+    losses = merged_losses(
+        [loss for loss in (*recorded, *slow, *rest.losses) if max(loss.ms, loss.overlap_ms) > _ROUNDING_MS]
+    )
     return JobLosses(
         step_ms=step_ms,
         wasted_share=wasted_ms / training.training_ms if training.training_ms > 0 else 0.0,
@@ -131,12 +145,11 @@ def _floor_ms(captures: Sequence[CapturedSteps]) -> float | None:
     return min(known) if known else None
 
 
-def _irregular_ms(training: TrainingTime, weight: Floats) -> float:
-    """What ordinary steps take longer than their median: a capture of a few does not show why."""
+def _longer_ms(training: TrainingTime, weight: Floats, than_ms: float) -> float:
+    """What ordinary steps take longer on average, as a part of the mean of all."""
     ordinary = weight * ~training.slow.is_slow
-    return max(weighted_mean(training.losses.rest_ms, ordinary) - training.slow.ordinary_ms, 0.0) * float(
-        ordinary.sum() / weight.sum()
-    )
+    longer_ms = max(weighted_mean(training.losses.rest_ms, ordinary) - than_ms, 0.0)
+    return longer_ms * float(ordinary.sum() / weight.sum())
 
 
 def _slow_losses(training: TrainingTime, captures: Sequence[CapturedSteps], slow_ms: float) -> list[Loss]:

@@ -133,7 +133,11 @@ def _replayed(analysis: Analysis, cause: Cause, step_ms: float, actions: Sequenc
 def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> JobTime:
     goodput = training.goodput
     slow = training.slow
-    unexplained = sum(loss.ms for loss in losses.losses if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY)
+    unexplained = sum(
+        loss.ms
+        for loss in losses.losses
+        if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY and not loss.reasons
+    )
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
     note = f"step time differs by {losses.distortion:+.0%} from other steps" if agrees is False else ""
     trace = EvidenceLayer("trace", has_trace, agrees, note if has_trace else WITHOUT_TRACE)

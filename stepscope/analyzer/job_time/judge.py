@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
-from stepscope.analyzer.blame.remedies import actions_for
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESHOLD
+from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
@@ -16,9 +16,9 @@ from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
-from stepscope.core.text.numbers import counted, form, listed
+from stepscope.core.text.numbers import counted, form, listed, ranks_words
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
-from stepscope.core.text.wording import busy_on_cpu, is_on_cpu, training_category_title
+from stepscope.core.text.wording import busy_on_cpu, in_sentence, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97
@@ -166,7 +166,7 @@ class Judge:
 
     def _lost(self, loss: Loss) -> Verdict:
         losses = self.losses
-        share = losses.share(loss.ms)
+        share = losses.share(loss.gain_ms)
         reasons, evidence = self._reasons(loss)
         ranks = loss.ranks or ([] if loss.basis == TELEMETRY else self._ranks_of(loss.cause))
         actions = self._actions(loss, reasons)
@@ -179,7 +179,7 @@ class Judge:
             cause=loss.cause,
             reasons=reasons,
             confidence=self._confidence(loss),
-            summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}",
+            summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}{self._overlap(loss)}",
             ranks=ranks,
             evidence=[Evidence("share_of_training_time", share, "ratio", BOTTLENECK_THRESHOLD, ranks), *evidence],
             actions=actions,
@@ -240,31 +240,36 @@ class Judge:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
             return [*self.loader.reasons, *in_process], self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
-            return loss.reasons, self._what_slow_steps_share() if loss.cause is Cause.UNEXPLAINED else []
-        if loss.cause is Cause.HOST_BOUND and (self._has_one_core() or self._lacks_a_cpu()):
-            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")] if self._has_one_core() else []
-            others = [reason for reason in from_trace[0] if reason is not Reason.CPU_LIMITED]
-            return [Reason.CPU_LIMITED, *others], [*evidence, *from_trace[1]]
+            return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
+        if loss.cause is Cause.HOST_BOUND and self._has_one_core():
+            evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
+            return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
+        if loss.cause is Cause.HOST_BOUND and self._run_delay_ms() >= REASON_THRESHOLD * loss.ms:
+            return list(dict.fromkeys([*from_trace[0], Reason.CPU_LIMITED])), from_trace[1]
         return [*loss.reasons, *(r for r in from_trace[0] if r not in loss.reasons)], from_trace[1]
 
     def _has_one_core(self) -> bool:
         """Whether the threads of a rank that launch work (the loop's, autograd's) share one core."""
         return self.num_cpus == 1 and self.analysis.job.device_kind == "gpu"
 
-    def _lacks_a_cpu(self) -> bool:
-        """Whether launching threads wait for a CPU for a notable part of training time."""
-        delays = [loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY]
-        return self.losses.share(sum(delays)) > SECONDARY_THRESHOLD
+    def _run_delay_ms(self) -> float:
+        """For how much of a step launching threads had no CPU."""
+        return sum(loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY)
 
-    def _what_slow_steps_share(self) -> list[Evidence]:
-        slow = self.training.slow
+    def _about_long_steps(self, loss: Loss) -> list[Evidence]:
+        """How much longer steps get, or what the slow ones share."""
+        slow, trend = self.training.slow, self.training.trend
+        if Reason.STEPS_GET_LONGER in loss.reasons and trend is not None:
+            return [Evidence("longer_at_the_end", trend.last_ms / trend.first_ms - 1.0, "ratio")]
         evidence = [Evidence("slow_steps", float(slow.is_slow.sum()), "steps", ranks=slow.late_ranks)]
         if slow.every is not None:
             evidence.append(Evidence("slow_step_every", float(slow.every), "steps"))
         return evidence
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
-        actions = actions_for(loss.cause, reasons, on_cpu=is_on_cpu(self.analysis.job))
+        row = self._rows().get(loss.cause)
+        own = {} if row is None else remedies_by_function(row.evidence)
+        actions = actions_for(loss.cause, reasons, own, on_cpu=is_on_cpu(self.analysis.job))
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
             return [*workers, *actions][:3]
@@ -273,7 +278,7 @@ class Judge:
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
             return [together, *actions][:3]
-        if loss.cause is Cause.UNEXPLAINED:
+        if loss.cause is Cause.UNEXPLAINED and not loss.reasons:
             return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions
 
@@ -283,7 +288,7 @@ class Judge:
         if loss.least_ms is not None and loss.most_ms is not None:
             least_ms = max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
             return PredictedFix(action, None, None, None, BOUND, (least_ms, step_ms - loss.least_ms))
-        after = step_ms - loss.ms
+        after = step_ms - loss.gain_ms
         if after <= 0:
             return None
         if loss.basis == REPLAY:
@@ -306,24 +311,43 @@ class Judge:
     def _next(self, named: Loss | None) -> NextCause | None:
         """The largest other loss; one of the same cause only if its reasons are others."""
         taken = set() if named is None else {named.cause, *self._reasons(named)[0]}
-        for loss in self.losses.losses:
+        for loss in sorted(self.losses.losses, key=_left_ms, reverse=True):
             reasons = self._reasons(loss)[0]
-            if loss is named or {loss.cause, *reasons} <= taken or self.losses.share(loss.ms) <= 0:
+            if loss is named or {loss.cause, *reasons} <= taken or self.losses.share(_left_ms(loss)) <= 0:
                 continue
-            return NextCause(loss.cause, self.losses.share(loss.ms), reasons)
+            return NextCause(loss.cause, self.losses.share(_left_ms(loss)), reasons)
         return None
 
     def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
-        shares = [(loss, self.losses.share(loss.ms)) for loss in self.losses.losses if loss is not named]
+        others = [loss for loss in sorted(self.losses.losses, key=_left_ms, reverse=True) if loss is not named]
         return [
-            SecondaryCause(loss.cause, share, f"{self._title(loss)}: {self._cost(loss)}")
-            for loss, share in shares
-            if share > SECONDARY_THRESHOLD
+            SecondaryCause(
+                loss.cause,
+                self.losses.share(loss.gain_ms),
+                f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}{self._overlap(loss)}",
+            )
+            for loss in others
+            if self.losses.share(_left_ms(loss)) > SECONDARY_THRESHOLD
         ][:3]
+
+    def _in_function(self, loss: Loss) -> str:
+        """Clause with the function in which most of a loss that the capture shows is spent; empty without stacks."""
+        row = self._rows().get(loss.cause)
+        functions = [] if row is None or loss.recorded is not None else functions_in(row.evidence)
+        return f", {functions[0].value:.0%} of it in {functions[0].metric.partition(': ')[2]}" if functions else ""
 
     def _cost(self, loss: Loss) -> str:
         losses = self.losses
-        return f"{losses.share(loss.ms):.1%} of training time ({loss.ms:,.1f} of {losses.step_ms:,.1f} ms per step)"
+        gain_ms = loss.gain_ms
+        return f"{losses.share(gain_ms):.1%} of training time ({gain_ms:,.1f} of {losses.step_ms:,.1f} ms per step)"
+
+    def _overlap(self, loss: Loss) -> str:
+        """Clause with the time in which other ranks are held up by something else; empty where it is little."""
+        if self.losses.share(loss.overlap_ms) <= SECONDARY_THRESHOLD:
+            return ""
+        others = [other for other in self.losses.losses if other is not loss and other.overlap_ms > 0]
+        names = listed([f"{in_sentence(self._title(other))}{_on_ranks(other)}" for other in others])
+        return f"; {loss.overlap_ms:,.1f} ms more overlap with {names or 'another cause'}"
 
     def _confidence(self, loss: Loss) -> float:
         if loss.basis == TELEMETRY:
@@ -368,6 +392,15 @@ class Judge:
         first = sums.max(axis=0) / period[drawn].sum(axis=1)
         is_first = sums[list(HostLoss).index(recorded)] >= sums.max(axis=0)
         return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others))))
+
+
+def _left_ms(loss: Loss) -> float:
+    """What a loss takes once those that it overlaps with are gone."""
+    return max(loss.ms, loss.gain_ms + loss.overlap_ms)
+
+
+def _on_ranks(loss: Loss) -> str:
+    return f" on {ranks_words(loss.ranks)}" if loss.ranks else ""
 
 
 _NUM_RESAMPLES = 500

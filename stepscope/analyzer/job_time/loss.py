@@ -24,6 +24,9 @@ class Loss:
             `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
         is_inferred: nothing recorded names the cause.
         recorded: what the step records call it; None where they do not.
+        alone_ms: what the step gains if it alone is taken away, where that is less, as other ranks lose time to
+            something else meanwhile; None: all of `ms`.
+        own_ms: how long it holds up the rank that it holds up longest; None: `ms`.
     """
 
     cause: Cause
@@ -36,6 +39,18 @@ class Loss:
     is_inferred: bool = False
     recorded: HostLoss | None = None
     error: float | None = None
+    alone_ms: float | None = None
+    own_ms: float | None = None
+
+    @property
+    def gain_ms(self) -> float:
+        """What the step gains without it."""
+        return self.ms if self.alone_ms is None else min(self.alone_ms, self.ms)
+
+    @property
+    def overlap_ms(self) -> float:
+        """How long it holds up its rank while others are held up by something else."""
+        return max((self.ms if self.own_ms is None else self.own_ms) - self.gain_ms, 0.0)
 
     @property
     def category(self) -> str:
@@ -59,6 +74,8 @@ def _joined(losses: Sequence[Loss]) -> Loss:
     joined = replace(
         largest,
         ms=sum(loss.ms for loss in losses),
+        alone_ms=sum(loss.gain_ms for loss in losses),
+        own_ms=sum(loss.ms if loss.own_ms is None else loss.own_ms for loss in losses),
         reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
     )
     if all(loss.least_ms is None for loss in losses):

@@ -31,8 +31,10 @@ MAX_QUEUED_STEPS = 4
 MOSTLY_EXPOSED = 0.5
 """Least part of a loss measured on the host that the queue cannot have hidden, for its length to be taken as it is."""
 
-MIN_STEPS_FOR_SLOPE = 8
-"""Fewer steps do not show whether they get longer with a loss."""
+NUM_FOLLOWING = 2
+"""Steps after a pause that it may affect: a GPU feels it late, and a host that was ahead catches up."""
+MIN_FREEDOM = 8
+"""Fewer steps beyond the fitted numbers do not show whether they get longer with a loss."""
 
 
 def recorded_losses(training: TrainingTime, weight: Floats, floor_ms: float | None) -> list[Loss]:
@@ -44,10 +46,14 @@ def recorded_losses(training: TrainingTime, weight: Floats, floor_ms: float | No
     """
     losses = []
     for loss, (cause, reason) in CAUSE_OF_LOSS.items():
-        milliseconds = weighted_mean(training.losses.ms[loss], weight)
+        by_step = training.losses
+        sizes = (weighted_mean(of[loss], weight) for of in (by_step.ms, by_step.alone_ms, by_step.own_ms))
+        milliseconds, alone_ms, own_ms = sizes
         ranks = ranks_to_name(ranks_by_loss(training.steps, training.losses, loss, weight))
         reasons = [] if reason is None else [reason]
-        losses.append(Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss))
+        losses.append(
+            Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss, alone_ms=alone_ms, own_ms=own_ms)
+        )
     if floor_ms is not None:
         idle_ms = max(weighted_mean(training.steps.period_ms, weight) - floor_ms, 0.0)
         return [_bounded(training, weight, loss, floor_ms) for loss in _within(losses, idle_ms)]
@@ -86,22 +92,25 @@ def _bounded(training: TrainingTime, weight: Floats, loss: Loss, floor_ms: float
 
 
 def _bounded_by_length(training: TrainingTime, weight: Floats, loss: Loss) -> Loss:
-    """The same without a floor: what the queue hides does not make a step longer, so at least the part by which steps
-    get longer with it was exposed."""
+    """The same without a floor: what the queue hides does not make steps longer, so at least the part by which they get
+    longer with it was exposed."""
     by_step = _perhaps_hidden(training, loss)
     if by_step is None:
         return loss
     rows = np.flatnonzero(weight > 0)
-    held_up = by_step[rows]
-    length = training.losses.rest_ms[rows] + held_up
-    spread = held_up - held_up.mean()
-    total = float((spread**2).sum())
-    if len(rows) < MIN_STEPS_FOR_SLOPE or total <= 0:
+    rows = rows[rows >= NUM_FOLLOWING]
+    held_up = np.stack([by_step[rows - lag] for lag in range(NUM_FOLLOWING + 1)], axis=1)
+    freedom = len(rows) - held_up.shape[1] - 1
+    if freedom < MIN_FREEDOM:
         return _at_least(loss, 0.0)
-    slope = float((spread * length).sum()) / total
-    residual = length - length.mean() - slope * spread
-    error = float(np.sqrt((residual**2).sum() / (len(rows) - 2) / total))
-    return _at_least(loss, min(max(slope - 2.0 * error, 0.0), 1.0) * loss.ms)
+    length = (training.losses.rest_ms + by_step)[rows]
+    length, held_up = length - length.mean(), held_up - held_up.mean(axis=0)
+    inverse = np.linalg.pinv(held_up.T @ held_up, hermitian=True)
+    effects = inverse @ held_up.T @ length
+    residual = length - held_up @ effects
+    error = float(np.sqrt(max((residual**2).sum() / freedom * inverse.sum(), 0.0)))
+    exposed = float(effects.sum()) - 2.0 * error
+    return _at_least(loss, min(max(exposed, 0.0), 1.0) * loss.ms)
 
 
 def _perhaps_hidden(training: TrainingTime, loss: Loss) -> Floats | None:

@@ -23,12 +23,20 @@ MIN_PERIODIC_SHARE = 0.8
 
 
 class StepLosses(NamedTuple):
-    """What each step lost to the host, by loss: ms, and the rank that held the others up (as a column)."""
+    """What each step lost to the host, by loss: ms, and the rank that held the others up (as a column).
+
+    Attributes:
+        alone_ms: what the step gains if this loss alone is taken away: less than `ms` where another rank is held up by
+            something else meanwhile.
+        own_ms: how long it held up the rank that it held up longest.
+        rest_ms: the step without all these losses.
+    """
 
     ms: dict[HostLoss, Floats]
+    alone_ms: dict[HostLoss, Floats]
+    own_ms: dict[HostLoss, Floats]
     column: dict[HostLoss, npt.NDArray[np.int64]]
     rest_ms: Floats
-    """the step without these losses"""
 
 
 def step_losses(steps: JobSteps) -> StepLosses:
@@ -40,16 +48,21 @@ def step_losses(steps: JobSteps) -> StepLosses:
     held_up = np.zeros(steps.end_ms.shape)
     lost = np.zeros(len(steps))
     ms, column = {}, {}
+    by_rank = {}
     for loss in HostLoss:
         own = steps.host_ms[loss]
         if loss is HostLoss.RUN_DELAY:  # a thread may lack its CPU as well while it collects or loads
             own = own * (1.0 - np.minimum(held_up / np.maximum(steps.period_ms, 1e-9)[:, None], 1.0))
+        by_rank[loss] = own
         held_up = held_up + own
         so_far = np.minimum(held_up.max(axis=1), steps.period_ms)
         ms[loss] = np.maximum(so_far - lost, 0.0)
         column[loss] = steps.host_ms[loss].argmax(axis=1)
         lost = np.maximum(lost, so_far)
-    return StepLosses(ms, column, steps.period_ms - lost)
+    without = {loss: np.minimum((held_up - own).max(axis=1), steps.period_ms) for loss, own in by_rank.items()}
+    alone = {loss: np.maximum(lost - left, 0.0) for loss, left in without.items()}
+    longest = {loss: np.minimum(own.max(axis=1), steps.period_ms) for loss, own in by_rank.items()}
+    return StepLosses(ms, alone, longest, column, steps.period_ms - lost)
 
 
 class SlowSteps(NamedTuple):
@@ -129,14 +142,14 @@ def with_surroundings(losses: StepLosses, ordinary_ms: float) -> StepLosses:
 
     A validation also sets up loaders and runs callbacks outside of the phase's span.
     """
-    ms, rest = dict(losses.ms), losses.rest_ms.copy()
+    ms, alone, rest = dict(losses.ms), dict(losses.alone_ms), losses.rest_ms.copy()
     longest = np.maximum(ms[HostLoss.CHECKPOINT], ms[HostLoss.EVALUATION])
     more = np.clip(rest - ordinary_ms, 0.0, longest)
     for loss in (HostLoss.CHECKPOINT, HostLoss.EVALUATION):
         is_longest = (ms[loss] == longest) & (more > 0)
-        ms[loss] = ms[loss] + np.where(is_longest, more, 0.0)
+        ms[loss], alone[loss] = (own + np.where(is_longest, more, 0.0) for own in (ms[loss], alone[loss]))
         rest, more = rest - np.where(is_longest, more, 0.0), np.where(is_longest, 0.0, more)
-    return StepLosses(ms, losses.column, rest)
+    return StepLosses(ms, alone, losses.own_ms, losses.column, rest)
 
 
 MIN_OWN_SHARE = 0.25

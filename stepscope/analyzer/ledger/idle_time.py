@@ -15,6 +15,7 @@ from stepscope.analyzer.intervals import (
     covered_time,
     empty,
     intersect,
+    single,
     subtract,
     time_of,
     union,
@@ -31,6 +32,7 @@ from stepscope.analyzer.ledger.host_spans import (
     garbage_rows,
     host_spans,
 )
+from stepscope.analyzer.ledger.python_frames import time_by_function
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CategorySpans, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.ledger.unrecorded_work import UnrecordedWork, graph_captures
@@ -196,7 +198,9 @@ class HostWork:
     Attributes:
         late_ns: time attributed to a late host, by what its threads did meanwhile.
         phases_ns: the same time by phase of the training script; nested phases each count in full.
+        functions_ns: the same time by the training thread's Python function, longest first; empty without stacks.
         blocked_ns: time attributed to synchronization, by the kind of call before it.
+        blocking_functions_ns: time in blocking calls by function.
         num_blocking_calls: in the window, by kind.
         load_waits_ns: wait for each batch, in order, over the whole trace.
         loads_in_process: whether the training process itself makes the batches.
@@ -204,7 +208,9 @@ class HostWork:
 
     late_ns: dict[Reason, int] = field(default_factory=dict)
     phases_ns: dict[str, int] = field(default_factory=dict)
+    functions_ns: dict[str, int] = field(default_factory=dict)
     blocked_ns: dict[Reason, int] = field(default_factory=dict)
+    blocking_functions_ns: dict[str, int] = field(default_factory=dict)
     num_blocking_calls: dict[Reason, int] = field(default_factory=dict)
     load_waits_ns: tuple[int, ...] = ()
     loads_in_process: bool = False
@@ -224,8 +230,21 @@ def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | No
     late = _charged(segments, Cause.HOST_BOUND)
     waits, in_process = _loads(trace, lanes)
     blocked_ns, num_calls = _blocked(trace, lanes, activities, segments)
-    did, phases = _late(trace, lanes, activities, late), _phases(trace, lanes, late)
-    return HostWork(did, phases, blocked_ns, num_calls, waits, in_process)
+    first_step_ns = int(steps.start_ns.min()) if len(steps) else int(segments.start_ns.min())
+    blocked = empty()
+    if blocked_ns and activities is not None:
+        window = single(int(segments.start_ns[0]), int(segments.end_ns[-1]))
+        blocked = intersect(union(*blocking_calls(trace, lanes, activities)), window)
+    return HostWork(
+        late_ns=_late(trace, lanes, activities, late),
+        phases_ns=_phases(trace, lanes, late),
+        functions_ns=time_by_function(trace, lanes, late, first_step_ns),
+        blocked_ns=blocked_ns,
+        blocking_functions_ns=time_by_function(trace, lanes, blocked, first_step_ns),
+        num_blocking_calls=num_calls,
+        load_waits_ns=waits,
+        loads_in_process=in_process,
+    )
 
 
 def _charged(segments: Segments, cause: Cause) -> Intervals:

@@ -288,6 +288,10 @@ class UnexplainedSteps:
 CAUSE_OF_PART = {"garbage_collection": Cause.HOST_BOUND, "compilation": Cause.HOST_BOUND}
 """Causes of the categories in `JobTime.breakdown` that are parts of a cause."""
 
+OVERLAPPING = "overlapping"
+"""Category in `JobTime.breakdown`: time that different ranks lose to different causes at once, so that to mend one of
+them gains none of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
@@ -297,7 +301,8 @@ class JobTime:
         training_ms: sum over all steps of all attempts, `num_steps` x `mean_step_ms`.
         wall_ms: the parts of `goodput` together; None from traces alone.
         basis: the sources, joined by "+": telemetry, trace, counters.
-        breakdown: share of training time by category: a cause, garbage_collection or compilation; adds up to 1.
+        breakdown: share of training time by category: a cause, garbage_collection, compilation or overlapping; adds up
+            to 1.
         goodput: None from traces alone.
         num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
             alone.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isclose
 
-from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, Headroom, Pipeline, PredictedFix
+from stepscope.core.documents.analysis import CAUSE_OF_PART, OVERLAPPING, Analysis, Headroom, Pipeline, PredictedFix
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.job_time import breakdown, mean_step_ms, ms_per_step, of_training_time, time_name
@@ -22,7 +22,7 @@ from stepscope.core.text.wording import (
     reason_words,
     training_category_title,
 )
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 
 BOTTLENECK, NO_BOTTLENECK, UNKNOWN = "BOTTLENECK", "NO BOTTLENECK", "UNKNOWN"
 
@@ -88,7 +88,9 @@ def verdict_text(analysis: Analysis) -> VerdictText:
     if is_bottleneck(analysis):
         ranks = verdict.ranks if len(verdict.ranks) < analysis.job.world_size else []
         title = _title(analysis, verdict.cause, verdict.share)
-        title = "Slow steps without a recorded cause" if verdict.cause is Cause.UNEXPLAINED else title
+        if verdict.cause is Cause.UNEXPLAINED:
+            is_growth = Reason.STEPS_GET_LONGER in verdict.reasons
+            title = "Steps that get longer" if is_growth else "Slow steps without a recorded cause"
         title += f" on {numbers.ranks_words(ranks)}" if ranks else ""
         remedies = [*_fixes(analysis), *_next(analysis)]
         return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
@@ -154,6 +156,9 @@ def _largest_loss(analysis: Analysis) -> str:
     return f"; largest loss {losses[0].share:.1%} ({in_sentence(losses[0].title)})" if losses else ""
 
 
+NOTABLE_OVERLAP = 0.05
+"""Share of training time from which on the overlap of several causes is told."""
+
 _NO_LOSSES = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
 
 
@@ -167,6 +172,9 @@ def _evidence(analysis: Analysis) -> str:
     wasted = 0.0 if analysis.job_time is None else analysis.job_time.breakdown.get(Cause.WASTED_STEPS.value, 0.0)
     if verdict.cause is Cause.WASTED_STEPS and wasted < 1.0 and (step_ms := mean_step_ms(analysis)) is not None:
         sentences.append(f"Each useful step costs {step_ms / (1.0 - wasted):,.1f} ms of training time.")
+    overlapping = 0.0 if analysis.job_time is None else analysis.job_time.breakdown.get(OVERLAPPING, 0.0)
+    if overlapping >= NOTABLE_OVERLAP:
+        sentences.append(f"{overlapping:.1%} more is lost to different causes on different ranks at once.")
     before = next((row for row in breakdown(analysis) if row.cause is Cause.BEFORE_WINDOW), None)
     if before is not None and before.share >= NOTABLE_BEFORE_WINDOW:
         sentences.append(f"{before.share:.1%} is waiting for what began before the trace.")

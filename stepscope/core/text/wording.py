@@ -21,6 +21,7 @@ _METRIC_TITLES = {
     "share_of_training_time": "Share of training time",
     "waiting_steps": "Steps that wait for data",
     "slow_steps": "Slow steps",
+    "longer_at_the_end": "Longer last fifth of the steps",
     "slow_step_every": "Slow steps come every",
     "usable_cpus": "CPUs that a rank may use",
     "share_caused_by_these_ranks": "Caused by these ranks",
@@ -41,7 +42,9 @@ _METRIC_TITLES = {
     "arrivals_unknown": "Communication with unknown arrivals",
     "share_of_late_host_time": "CPU delay",
     "share_of_late_host_time_in_phase": "CPU delay in phase",
+    "share_of_late_host_time_in_function": "CPU delay in function",
     "share_of_blocked_time": "Blocked host time",
+    "share_of_blocked_time_in_function": "Time in blocking calls in function",
     "blocking_calls_a_step": "Blocking calls a step",
     "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
     "spread_of_waits": "Spread of the waits for data",
@@ -208,15 +211,21 @@ def reason_words(reason: Reason) -> str:
     return reason.value.replace("_", " ")
 
 
-_IN_A_PHASE = "share_of_late_host_time_in_phase"
-"""The metric whose subject is a phase, which keeps the name it has in the training script."""
+_BY_THEIR_OWN_NAMES = frozenset(
+    {
+        "share_of_late_host_time_in_phase",
+        "share_of_late_host_time_in_function",
+        "share_of_blocked_time_in_function",
+    }
+)
+"""Metrics whose subject keeps the name that it has in the training script."""
 
 
 def metric_words(metric: str) -> str:
     """An evidence metric as a title: 'Bubble by uneven stages', with its subject 'CPU delay (dispatch)'."""
     name, _, subject = metric.partition(": ")
     words = _METRIC_TITLES.get(name) or _sentence(name.replace(".", " "))
-    shown = subject if name == _IN_A_PHASE else subject.replace("_", " ")
+    shown = subject if name in _BY_THEIR_OWN_NAMES else subject.replace("_", " ")
     return f"{words} ({shown})" if subject else words
 
 

@@ -1,4 +1,5 @@
-/* Python module of the scanner: one type, Scanner(categories, frame_prefixes), with one method, scan(text). */
+/* Python module of the scanner: one type, Scanner(categories, frame_prefixes, num_read), with one method, scan(text).
+ * Python frames whose names begin with the first num_read prefixes are read, those with the others are not. */
 #define Py_LIMITED_API 0x030B0000 /* one build for all Pythons from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,12 +28,12 @@ static int span_of(PyObject *bytes, Span *span) {
 static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     ScannerObject *self = (ScannerObject *)object;
     PyObject *categories, *prefixes, *name, *reads;
-    Py_ssize_t position = 0;
+    Py_ssize_t position = 0, num_read;
     if (kwargs && PyDict_Size(kwargs)) {
         PyErr_SetString(PyExc_TypeError, "Scanner() takes no keywords");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &categories, &PyTuple_Type, &prefixes))
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyDict_Type, &categories, &PyTuple_Type, &prefixes, &num_read))
         return -1;
     if (self->frame_prefixes) {
         PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up once");
@@ -41,13 +42,14 @@ static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     scanner_set_up(&self->scanner);
     self->frame_prefixes = Py_NewRef(prefixes);
     Py_ssize_t num_prefixes = PyTuple_Size(prefixes);
-    if (num_prefixes > MAX_FRAME_PREFIXES) {
-        PyErr_SetString(PyExc_ValueError, "too many prefixes of frames");
+    if (num_prefixes > MAX_FRAME_PREFIXES || num_read < 0 || num_read > num_prefixes) {
+        PyErr_SetString(PyExc_ValueError, "wrong number of prefixes of frames");
         return -1;
     }
     for (Py_ssize_t i = 0; i < num_prefixes; i++)
         if (span_of(PyTuple_GetItem(prefixes, i), &self->scanner.frame_prefixes[i]) < 0)
             return -1;
+    self->scanner.num_read_prefixes = (size_t)num_read;
     self->scanner.num_frame_prefixes = (size_t)num_prefixes;
     while (PyDict_Next(categories, &position, &name, &reads)) {
         Span span;
@@ -179,9 +181,9 @@ static int module_exec(PyObject *module) {
         {"READS_NAMED", READS_NAMED},
         {"ON_DEVICE", ON_DEVICE},
         {"IGNORED", IGNORED},
-        {"IGNORED_BUT_NAMED", IGNORED_BUT_NAMED},
+        {"IGNORED_BY_NAME", IGNORED_BY_NAME},
         {"UNSUPPORTED", UNSUPPORTED},
-        {"VERSION", 4}, /* of scan()'s arguments and result; the reader refuses other versions */
+        {"VERSION", 5}, /* of scan()'s arguments and result; the reader refuses other versions */
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)

@@ -199,18 +199,19 @@ static uint8_t reads_of(Scanner *scanner, Span category) {
     return scanner->last_reads;
 }
 
-/* Bits of a Python frame: only frames whose name begins with a known prefix are read. */
+/* Bits of a Python frame, by the first known prefix of its name; others are read. */
 static uint8_t reads_of_frame(const Scanner *scanner, Span name) {
-    uint8_t reads = IGNORED;
+    if (!name.size || name.at[0] != '"')
+        return IGNORED;
     for (size_t i = 0; i < scanner->num_frame_prefixes; i++) {
         Span prefix = scanner->frame_prefixes[i];
         size_t compared = name.size < prefix.size ? name.size : prefix.size;
-        if (compared && memchr(name.at, '\\', compared))
+        if (memchr(name.at, '\\', compared))
             return UNSUPPORTED; /* an escape may hide the prefix */
         if (compared == prefix.size && memcmp(name.at, prefix.at, compared) == 0)
-            reads = 0;
+            return i < scanner->num_read_prefixes ? 0 : IGNORED;
     }
-    return reads;
+    return 0;
 }
 
 /* Intern several texts as one, joined by zeros, which JSON never holds. */
@@ -307,7 +308,7 @@ static int judge(Scanner *scanner, const Event *event, Place text) {
     if (event->phase.size != 3 || event->phase.at[1] != 'X')
         return SCANNED;
     uint8_t reads = reads_of(scanner, event->category);
-    if (reads & IGNORED_BUT_NAMED)
+    if (reads & IGNORED_BY_NAME)
         reads = reads_of_frame(scanner, event->name);
     if (reads & UNSUPPORTED)
         return REFUSED;

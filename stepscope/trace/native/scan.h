@@ -31,7 +31,7 @@ enum {
     READS_NAMED = 8,
     ON_DEVICE = 16,  /* a row at time 0 without duration is impossible */
     IGNORED = 32,
-    IGNORED_BUT_NAMED = 64,   /* unless the name begins with one of frame_prefixes */
+    IGNORED_BY_NAME = 64,     /* if the name begins with one of the ignored frame_prefixes */
     UNSUPPORTED = 128         /* refuse the text */
 };
 
@@ -46,7 +46,7 @@ typedef struct {
     Interned categories; /* as written, with their quotes */
     uint8_t *reads;      /* of each category */
     Span frame_prefixes[MAX_FRAME_PREFIXES]; /* of names of Python frames, with the quote; owned by the caller */
-    size_t num_frame_prefixes;
+    size_t num_read_prefixes, num_frame_prefixes; /* the first ones are read, the others ignored */
     Layout event_layout, argument_layout;
     Interned tracks, names, shapes, launches;
     Integers rows;       /* of the text scanned last: NUM_COLUMNS cells each */

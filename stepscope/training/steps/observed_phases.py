@@ -129,12 +129,12 @@ class _OpenEvaluation:
     Attributes:
         learning_ask: when a batch was asked for with gradients recorded, and none without since: the evaluation was
             over by then.
-        patches: of what may end it.
+        backward: the patch of what shows that it is none.
     """
 
     model: weakref.ref[Any]
     began: Instant
-    patches: list[Patch]
+    backward: Patch
     learning_ask: Instant | None = None
 
 
@@ -159,7 +159,7 @@ class ObservedEvaluations:
         self._patches = [
             Patch(loaders.DataLoader, "__iter__", timed_beginning(watch)),
             Patch(loaders._BaseDataLoaderIter, "__next__", timed_batches(watch)),
-            self._patch(self._torch.nn.Module, "eval", ObservedEvaluations._eval_called),
+            self._patch(self._torch.nn.Module, "train", ObservedEvaluations._mode_set),
         ]
 
     def step_ended(self, record: StepRecord) -> None:
@@ -225,18 +225,14 @@ class ObservedEvaluations:
     def _patch(self, owner: Any, name: str, notify: Callable[..., None]) -> Patch:
         return Patch(owner, name, functools.partial(_before, weakref.ref(self), notify))
 
-    def _eval_called(self, model: Any) -> None:
-        if self._open is not None or not model.training or not self._is_of_interest():
-            return
-        patches = [
-            self._patch(self._torch.nn.Module, "train", ObservedEvaluations._train_called),
-            self._patch(self._torch.autograd, "_engine_run_backward", ObservedEvaluations._went_backward),
-        ]
-        self._open = _OpenEvaluation(weakref.ref(model), self._now(), patches)
-
-    def _train_called(self, model: Any, mode: bool = True) -> None:
-        if mode and self._open is not None and model is self._open.model():
-            self._end_evaluation()
+    def _mode_set(self, model: Any, mode: bool = True) -> None:
+        """`model.train(mode)` was called, which `model.eval()` calls too, also where a library overrides that."""
+        if self._open is not None:
+            if mode and model is self._open.model():
+                self._end_evaluation()
+        elif not mode and model.training and self._is_of_interest():
+            backward = self._patch(self._torch.autograd, "_engine_run_backward", ObservedEvaluations._went_backward)
+            self._open = _OpenEvaluation(weakref.ref(model), self._now(), backward)
 
     def _went_backward(self, *_: object, **__: object) -> None:
         """That was no evaluation, but a frozen part or a teacher, unless someone set the mode without `train()`."""
@@ -252,8 +248,7 @@ class ObservedEvaluations:
         evaluation, self._open = self._open, None
         if evaluation is None:
             return
-        for patch in evaluation.patches:
-            patch.leave()
+        evaluation.backward.leave()
         if ended is not None:
             keep_interval(self._by_mode, (evaluation.began, ended))
 

@@ -205,3 +205,10 @@ def test_the_confidence_of_many_steps_is_that_of_few() -> None:
         return analyse(_trace(), context=JobContext(run=RunFacts(steps))).verdict.confidence
 
     assert of(5_000) == of(40) >= 0.9
+
+
+@pytest.mark.parametrize(("run_delay_ms", "is_reason"), [(1, False), (10, True)])
+def test_lack_of_a_cpu_is_a_reason_of_a_late_host_where_it_is_much_of_that(run_delay_ms: int, is_reason: bool) -> None:
+    reasons = _analysed(lambda _: 70.0, lambda _: {"run_delay_ns": run_delay_ms * MS}).verdict.reasons
+    assert (reasons[-1] is Reason.CPU_LIMITED) is is_reason
+    assert reasons[0] is not Reason.CPU_LIMITED

@@ -175,6 +175,18 @@ def test_from_eval_to_train_is_an_evaluation(loop: _Loop) -> None:
     assert loop.end_step() is None
 
 
+def test_a_model_with_an_eval_of_its_own_is_seen_too(loop: _Loop) -> None:
+    class Model(torch.nn.Linear):  # type: ignore[name-defined, misc]  # as that of transformers
+        def eval(self) -> Any:
+            return self.train(False)
+
+    model = Model(2, 2)
+    model.eval()
+    loop.evaluate()
+    model.train()
+    assert loop.end_step() == _SECONDS
+
+
 def test_an_evaluation_at_the_end_of_a_step_counts_for_it(loop: _Loop) -> None:
     loop.train()
     loop.model.eval()

@@ -40,6 +40,7 @@ from stepscope.trace.formats.kineto.events import (
     ranks_in_events,
 )
 from stepscope.trace.formats.kineto.fields import (
+    IGNORED_FRAMES,
     LEGACY_ANNOTATIONS,
     LEGACY_NAMES,
     LEGACY_OPERATOR,
@@ -276,7 +277,10 @@ class ColumnsBuilder:
 
 def _is_read_frame(event: Event | ExactEvent) -> bool:
     """Whether an event is a Python frame that is read all the same: these are few."""
-    return event.name is not None and event.name.startswith(READ_FRAMES) and event.cat == PYTHON_FUNCTION
+    name = event.name
+    if name is None or event.cat != PYTHON_FUNCTION:
+        return False
+    return name.startswith(READ_FRAMES) or not name.startswith(IGNORED_FRAMES)
 
 
 def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Arguments]:

@@ -25,8 +25,10 @@ LEGACY_ANNOTATIONS = (STEP_MARK, "enumerate(DataLoader)#", "Optimizer.step#", "O
 
 PYTHON_FUNCTION = "python_function"
 READ_FRAMES = ("nn.Module: ", "Python GC", "<built-in function collect>")
-"""Prefixes of the python_function events that are read: calls of a module, and garbage collections (the rows of torch's
-`record_python_gc_info`, calls of `gc.collect()`)."""
+"""Prefixes of python_function events that are always read: calls of a module, and garbage collections (the rows of
+torch's `record_python_gc_info`, calls of `gc.collect()`)."""
+IGNORED_FRAMES = ("<", "torch/")
+"""Prefixes of the others that are not: built-in functions and torch's own files, nine tenths of a trace with stacks."""
 TRACE_SPAN = "Trace"
 """The profiler's own span, with words as ids and, in some versions, an overflowed duration."""
 

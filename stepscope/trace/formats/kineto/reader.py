@@ -55,8 +55,8 @@ def read_kineto(
         path: its name in messages, which may give the rank.
         file_bytes: size of the source, for the header.
         head: what has been taken from the stream already.
-        keep_python_functions: keep the rows of all Python frames, often nine tenths of a trace with stacks, instead of
-            those of modules and garbage collections.
+        keep_python_functions: keep the rows of all Python frames, also those of built-in functions and torch's files,
+            often nine tenths of a trace with stacks.
         block_bytes: text decoded at a time; memory beyond the columns is a small multiple of it.
 
     Returns:

@@ -20,6 +20,7 @@ from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn
 from stepscope.trace.formats.kineto.events import Arguments, LaunchKey
 from stepscope.trace.formats.kineto.fields import (
     CATEGORIES,
+    IGNORED_FRAMES,
     LEGACY_NAMES,
     PYTHON_FUNCTION,
     READ_FRAMES,
@@ -40,7 +41,7 @@ COLUMNS = (
 )
 """Columns of a complete event."""
 
-_VERSION = 4
+_VERSION = 5
 """VERSION of the accelerator's source (module.c)."""
 _OF_WIDTH = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)} | {0: np.dtype(np.int8)}
 """Integer types by width in bytes; a column without rows has width 0."""
@@ -102,7 +103,9 @@ class BatchScanner:
     ) -> None:
         assert _SCAN is not None
         self._scanner = _SCAN.Scanner(
-            _category_bits(_SCAN, ignores_frames=ignores_frames), tuple(f'"{frame}'.encode() for frame in READ_FRAMES)
+            _category_bits(_SCAN, ignores_frames=ignores_frames),
+            tuple(f'"{prefix}'.encode() for prefix in (*READ_FRAMES, *IGNORED_FRAMES)),
+            len(READ_FRAMES),
         )
         self._tracks, self._names, self._shapes, self._launches = tracks, names, shapes, launches
         self._numbers = {name: _Numbers() for name in ("track", "name", "shapes", "launch")}
@@ -195,5 +198,5 @@ def _category_bits(scan: ModuleType, *, ignores_frames: bool) -> dict[bytes, int
     bits: dict[str | None, int] = {name: reads.get(category, 0) for name, category in CATEGORIES.items()}
     bits |= dict.fromkeys(LEGACY_NAMES, scan.UNSUPPORTED)
     bits[TRACE_SPAN] = scan.IGNORED
-    bits[PYTHON_FUNCTION] = scan.IGNORED_BUT_NAMED if ignores_frames else 0
+    bits[PYTHON_FUNCTION] = scan.IGNORED_BY_NAME if ignores_frames else 0
     return {f'"{name}"'.encode(): of_name for name, of_name in bits.items() if of_name}

@@ -75,7 +75,7 @@ def _expected_rows(text: str) -> list[Row]:
 
 def _is_kept(event: dict[str, Any]) -> bool:
     if event.get("cat") == "python_function":
-        return str(event.get("name")).startswith("nn.Module: ")
+        return not str(event.get("name")).startswith(("<", "torch/"))
     return event.get("cat") != "Trace"
 
 

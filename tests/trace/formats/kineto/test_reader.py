@@ -289,18 +289,19 @@ def test_the_profilers_own_span_is_ignored() -> None:
 
 
 def test_python_functions_are_kept_on_request() -> None:
-    text = _document([_event(0), _event(1, cat="python_function")])
+    text = _document([_event(0), _event(1, cat="python_function", name="torch/optim/adam.py(9): step")])
     assert len(_read(text)) == 1
     kept = _read(text, keep_python_functions=True)
     assert kept.category.tolist() == [Category.CPU_OP, Category.PYTHON_FUNCTION]
     assert kept.header.with_stacks
 
 
-def test_frames_of_modules_are_always_kept() -> None:
-    frames = [_event(1, cat="python_function", name=name) for name in ("nn.Module: Linear_0", "train.py(7): step")]
+def test_frames_of_modules_and_of_the_scripts_own_files_are_always_kept() -> None:
+    names = ("nn.Module: Linear_0", "train.py(7): step", "<built-in function len>")
+    frames = [_event(1, cat="python_function", name=name) for name in names]
     trace = _read(_document([*frames, _event(2, name="nn.Module: no frame")]))
-    assert trace.category.tolist() == [Category.PYTHON_FUNCTION, Category.CPU_OP]
-    assert trace.names[trace.name[0]] == "nn.Module: Linear_0"
+    assert trace.category.tolist() == [Category.PYTHON_FUNCTION, Category.PYTHON_FUNCTION, Category.CPU_OP]
+    assert [trace.names[name] for name in trace.name[:2]] == list(names[:2])
 
 
 def test_launches_are_numbered_as_they_first_appear() -> None:

@@ -119,9 +119,18 @@ def test_what_follows_a_category_of_2021_is_read_as_of_2021() -> None:
     assert trace.external_id.tolist() == [-1, *[3] * 30]
 
 
-def test_of_python_frames_modules_and_garbage_collections_are_read() -> None:
-    names = ["nn.Module: Linear_0", "train.py(40): forward", "Python GC", "<built-in function collect>", "Python", "<b"]
+def test_python_frames_are_read_but_for_built_in_functions_and_torchs_own_files() -> None:
+    names = [
+        "nn.Module: Linear_0",
+        "train.py(40): forward",
+        "Python GC",
+        "<built-in function collect>",
+        "torch/nn/modules/linear.py(125): forward",
+        "<b",
+        "t\u00f6rch/a.py(1): f",
+        "",
+    ]
     events = [_EVENT | {"cat": "python_function", "name": name} for name in names]
     text = json.dumps([_EVENT, *events]).encode()
     trace = read_both_ways(lambda: read_trace_stream(io.BytesIO(text), path="t.json", file_bytes=len(text)))
-    assert [trace.names[name] for name in trace.name] == ["n", names[0], names[2], names[3]]
+    assert [trace.names[name] for name in trace.name] == ["n", *names[:4], *names[6:]]
