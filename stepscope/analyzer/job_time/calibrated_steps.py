@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ NUM_SETTLING = 3
 """First steps of an attempt, which are like no other."""
 LIKE_THE_OTHERS = 1.5
 """Ratio to their median beyond which a step is of another kind."""
+
+LIKE_PROFILED = 2.0
+"""The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,10 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
         steps: all steps of the rank in the capture's attempt.
         first_step: index of the first profiled one.
     """
-    by_index = {step.index: step for step in steps}
-    profiled: list[Step] = []
-    while (step := by_index.get(first_step + len(profiled))) is not None and step.captured:
-        profiled.append(step)
     before = [_duration_ns(step) for step in steps if step.index < first_step and step.state == "wait"]
     before = before[NUM_SETTLING:][-MAX_NEIGHBOURS:]
     before = [duration for duration in before if duration <= LIKE_THE_OTHERS * float(np.median(before))]
+    profiled = _plain_run([step for step in steps if step.index >= first_step], float(np.mean(before or [0])))
     if len(before) < MIN_NEIGHBOURS or not profiled:
         return None
     try:
@@ -74,6 +75,17 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
     cost_ns = 1e3 * calibration.call_cost_us
     without = {removal: capture.replayed_ms(cost_ns, removal) for removal in removals}
     return CalibratedSteps(unprofiled_ms, calibration, without)
+
+
+def _plain_run(steps: Sequence[Step], unprofiled_ns: float) -> list[Step]:
+    """Most profiled steps in a row, from the first of these steps on, that are of the unprofiled ones' kind."""
+    runs: list[list[Step]] = [[]]
+    for step in itertools.takewhile(lambda step: step.captured, steps):
+        if step.phases or step.end_ns - step.start_ns > LIKE_PROFILED * unprofiled_ns:
+            runs.append([])
+        else:
+            runs[-1].append(step)
+    return max(runs, key=len)
 
 
 def _duration_ns(step: Step) -> int:

@@ -249,6 +249,9 @@ def _rest(
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
     if light is not None and light.is_sound and not extra:
         divided = _replayed_idle(of, idle_ms, rest_ms, light)
+        copied_ms = of.get(Cause.COPY, 0.0)
+        if light.saved(Removal.COPIES) * rest_ms >= copied_ms > 0:
+            divided.append(Loss(Cause.COPY, of.pop(Cause.COPY), basis=REPLAY, error=light.error))
     else:
         divided = _idle(of, host, idle_ms, rest_ms, captures)
     for cause in host:

@@ -59,6 +59,10 @@ class Loss:
         return own or self.cause.value
 
 
+NARROW = 0.05
+"""Bounds this close together, as a share of the loss, are one number."""
+
+
 def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
     """One loss a category, in all but its size as the largest of it; unexplained ones stay apart: causes may differ."""
     by_category: dict[str, list[Loss]] = defaultdict(list)
@@ -71,6 +75,8 @@ def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
 def _joined(losses: Sequence[Loss]) -> Loss:
     """Losses of one category as one, the largest first."""
     largest = losses[0]
+    if len(losses) == 1:
+        return largest
     joined = replace(
         largest,
         ms=sum(loss.ms for loss in losses),
@@ -78,8 +84,8 @@ def _joined(losses: Sequence[Loss]) -> Loss:
         own_ms=sum(loss.ms if loss.own_ms is None else loss.own_ms for loss in losses),
         reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
     )
-    if all(loss.least_ms is None for loss in losses):
-        return joined
     least_ms = sum(loss.ms if loss.least_ms is None else loss.least_ms for loss in losses)
     most_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in losses)
+    if most_ms - least_ms <= NARROW * joined.ms:
+        return replace(joined, least_ms=None, most_ms=None)
     return replace(joined, basis=BOUND, least_ms=least_ms, most_ms=most_ms)
