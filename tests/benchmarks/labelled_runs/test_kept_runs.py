@@ -18,8 +18,6 @@ _MISSED = {
     # Recorded without the evaluations of transformers' models: they are unexplained steps. The skipped steps are in the
     # breakdown (0.28), but neither secondary nor next.
     "gpu/gpt2_evaluates_overflows": {"share", "step", "pair"},
-    # The replay of pinned memory finds no gain.
-    "gpu/resnet_pageable": {"step"},
     # Reads cost 6 ms a step alone, which is what the verdict says, and 19 beside the late batches: without them work
     # that is queued covers a part of the wait.
     "gpu/vit_loader_item": {"pair"},
