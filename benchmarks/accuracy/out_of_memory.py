@@ -27,7 +27,7 @@ from benchmarks.accuracy.out_of_memory_jobs import HOLDER, JOBS, SNAPSHOT_STEP, 
 from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.memory import MemoryReport, OutOfMemory
 from stepscope.core.documents.run_directory import RankFile
-from stepscope.workflow.run_records import read_memory
+from stepscope.workflow.memory import read_memory
 
 _JOB_SECONDS = 240.0
 _SAME_SHARE = 0.01

@@ -32,8 +32,9 @@ from benchmarks.fuzz.fuzzer import TooSlowError
 from stepscope.core.documents.nccl import nccl_document
 from stepscope.core.errors import StepscopeError
 from stepscope.store.documents import encode_document
+from stepscope.workflow.memory import read_memory, read_memory_comparison
 from stepscope.workflow.nccl import read_nccl
-from stepscope.workflow.run_records import read_hang, read_memory, read_memory_comparison, read_steps
+from stepscope.workflow.run_records import read_hang, read_steps
 
 LONGEST_SECONDS = 5
 _MOST_BYTES = 60_000

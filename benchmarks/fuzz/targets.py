@@ -219,15 +219,18 @@ def show(analysis: Analysis, timelines: Sequence[RankTimeline], *, in_terminal: 
         origin, length = int(track.edges_ns[0]), int(track.edges_ns[-1] - track.edges_ns[0])
         for first, width in ((0, 40), (length // 3, 2)):
             make_tile(track, origin_ns=origin, start_ns=first, end_ns=max(length, first + 1), width=width)
-    sides = [RunRecord("known", known_analysis())], [RunRecord("this", analysis)]
-    found = compare_runs(
-        *(sides if in_terminal else sides[::-1]), names=("a", "b"), conditions=parse_gate_conditions(GATES)
-    )
-    encode_document(found)
-    Xml.fromstring(gates_as_junit(found))
-    if in_terminal:
-        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
+        if in_terminal:
             print_analysis(analysis)
+        if not analysis.ranks:
+            return  # without traces there is nothing to compare
+        sides = [RunRecord("known", known_analysis())], [RunRecord("this", analysis)]
+        found = compare_runs(
+            *(sides if in_terminal else sides[::-1]), names=("a", "b"), conditions=parse_gate_conditions(GATES)
+        )
+        encode_document(found)
+        Xml.fromstring(gates_as_junit(found))
+        if in_terminal:
             print_comparison(found)
 
 

@@ -78,7 +78,7 @@ def memory_command(paths: tuple[str, ...], is_comparison: bool, as_json: bool) -
     if is_comparison:
         _compare_memory(paths, as_json=as_json)
         return
-    from stepscope.workflow.run_records import read_memory
+    from stepscope.workflow.memory import read_memory
 
     reports = read_memory(paths)
     if as_json:
@@ -93,7 +93,7 @@ def memory_command(paths: tuple[str, ...], is_comparison: bool, as_json: bool) -
 
 
 def _compare_memory(paths: tuple[str, ...], *, as_json: bool) -> None:
-    from stepscope.workflow.run_records import read_memory_comparison
+    from stepscope.workflow.memory import read_memory_comparison
 
     if len(paths) != 2:
         raise click.UsageError(f"--compare takes two snapshots, not {len(paths)}")

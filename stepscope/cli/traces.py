@@ -254,12 +254,12 @@ def trace_command() -> None:
     """Inspect trace files."""
 
 
-@trace_command.command("info", short_help="Show what a trace holds, and what was repaired.")
+@trace_command.command("info", short_help="Show what a trace holds, what was repaired, and what is missing.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.json_option
 @options.enters_only_run
 def trace_info_command(files: tuple[str, ...], as_json: bool) -> None:
-    """Show what a trace holds: rank, steps, versions, GPU, events, and what was damaged and repaired.
+    """Show what a trace holds: rank, steps, versions, GPU, events, what was repaired, and what is missing.
 
     FILE is a trace file, a folder or archive of traces, a run directory, or any fsspec URL (s3://...).
     """

@@ -1,4 +1,4 @@
-"""Reports on what a run recorded beside its traces: hangs, GPU memory, steps, NCCL's communication."""
+"""Reports on what a run recorded beside its traces: hangs and steps."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from itertools import islice
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.analyzer.memory import NamedSnapshot, compare_memory, explain_memory
 from stepscope.analyzer.step_telemetry import gradient_outliers, log_report, step_report
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
-from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
 from stepscope.collectors.training_logs.reading import read_training_log
 from stepscope.core.documents.hang import HangReport
-from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.run_directory import (
     FLIGHT_FOLDER,
     LIVE_FOLDER,
-    MEMORY_FOLDER,
     StepReport,
     TrainingLog,
 )
-from stepscope.core.errors import DataError, from_os_error, none_usable
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import counted, listed
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import find_manifest
@@ -86,74 +82,6 @@ def _dumps_of(path: str) -> Path:
         return flight
     live = flight / LIVE_FOLDER
     return live if live.is_dir() and not find_flight_dumps([flight])[0] else flight
-
-
-_SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
-
-
-def _nothing_in(paths: Sequence[str], what: str, what_next: str) -> DataError:
-    """The error of paths in which nothing was found; refuses a folder of many runs with their names."""
-    refuse_many_runs(paths)
-    return DataError(what, where=", ".join(paths), what_next=what_next)
-
-
-def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
-    """Workflow of `memory`: reports by file name for snapshot files, folders or run directories.
-
-    Out-of-memory ones come first.
-
-    Raises:
-        DataError: a path does not exist, contains no snapshot, or no snapshot can be read.
-    """
-    files = _snapshots_of(paths)
-    reports, errors = [], []
-    for file in files:
-        try:
-            reports.append((str(file), explain_memory(read_memory_snapshot(file), read_out_of_memory_note(file))))
-        except DataError as error:
-            errors.append(error)
-    if not reports:
-        raise none_usable(errors, "memory snapshots", what_next="give files of torch.cuda.memory._dump_snapshot()")
-    name, first = reports[0]
-    notices = [Notice("unusable_file", str(error)) for error in errors]
-    return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
-
-
-def read_memory_comparison(first: str, second: str) -> MemoryComparison:
-    """Comparison of two memory snapshots, each a file or a folder that holds one.
-
-    Raises:
-        DataError: a path does not exist, is not of one snapshot, or cannot be read.
-    """
-    return compare_memory(_only_snapshot(first), _only_snapshot(second))
-
-
-def _only_snapshot(path: str) -> NamedSnapshot:
-    files = _snapshots_of([path])
-    if len(files) > 1:
-        names = listed([str(file.relative_to(path)) for file in files], _MAX_NAMED_SNAPSHOTS)
-        what_next = f"give one of them, such as {files[0]}"
-        raise DataError(f"holds {len(files)} memory snapshots: {names}", where=path, what_next=what_next)
-    return NamedSnapshot(str(files[0]), read_memory_snapshot(files[0]), read_out_of_memory_note(files[0]))
-
-
-_MAX_NAMED_SNAPSHOTS = 8
-
-
-def _snapshots_of(paths: Sequence[str]) -> list[Path]:
-    """Snapshot files that the paths mean, of each path those of out-of-memory errors first; at least one."""
-    files: list[Path] = []
-    for path in paths:
-        place = part_of_run(path, MEMORY_FOLDER)
-        if place.is_dir():
-            found = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SNAPSHOT_SUFFIXES)]
-            files += sorted(found, key=lambda file: ("oom" not in file.name, file))
-        else:
-            files.append(place)
-    if not files:
-        what_next = "take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)"
-        raise _nothing_in(paths, "holds no memory snapshot", what_next)
-    return files
 
 
 FRAMEWORKS = "Megatron-LM, Megatron-DeepSpeed, torchtitan, Primus or the Hugging Face Trainer"

@@ -10,7 +10,7 @@ import pytest
 from stepscope.collectors.memory_snapshot import read_memory_snapshot
 from stepscope.core.documents.memory import MemoryCategory, OomCause
 from stepscope.core.errors import DataError
-from stepscope.workflow.run_records import read_memory
+from stepscope.workflow.memory import read_memory
 
 
 def test_the_recorded_leak(shared_traces: Path) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stepscope.analyzer.blame.waits import AttributedWait
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER, TO_ATTRIBUTE, TimeTable
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.resampling import resampled_places
 from stepscope.core.vocabulary import Cause
 
 NAMED_RANK_SHARE = 0.25
@@ -122,7 +123,7 @@ def _causing_ranks(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, flo
 
 def resample(table: CauseTable) -> Resampled:
     """Blame: resample the steps for the uncertainty of each root cause's share (bootstrap); deterministic."""
-    chosen = _resampled_steps(len(table.step_ns))
+    chosen = resampled_places(NUM_RESAMPLES, len(table.step_ns))
     fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
     return fractions
 
@@ -133,9 +134,6 @@ def resample_whole(table: CauseTable) -> Resampled:
     A resample of long steps sums to more than 1.
     """
     time, length = table.time_ns[: table.num_whole], table.step_ns[: table.num_whole]
-    steps: npt.NDArray[np.float64] = time[_resampled_steps(len(length))].mean(axis=1) / length.mean()
+    chosen = resampled_places(NUM_RESAMPLES, len(length))
+    steps: npt.NDArray[np.float64] = time[chosen].mean(axis=1) / length.mean()
     return steps
-
-
-def _resampled_steps(num_steps: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(0, num_steps, size=(NUM_RESAMPLES, num_steps))

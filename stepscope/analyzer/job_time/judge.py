@@ -14,6 +14,7 @@ from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, NARROW, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.analyzer.resampling import resampled_places
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed, ranks_words
@@ -388,7 +389,7 @@ class Judge:
         period = training.steps.period_ms[rows] * training.weight[rows]
         begins = np.arange(0, len(rows), -(-len(rows) // _MAX_DRAWN))
         by_loss, period = np.add.reduceat(by_loss, begins, axis=1), np.add.reduceat(period, begins)
-        drawn = np.random.default_rng(0).integers(0, len(begins), size=(_NUM_RESAMPLES, len(begins)))
+        drawn = resampled_places(_NUM_RESAMPLES, len(begins))
         sums = by_loss[:, drawn].sum(axis=2)
         others = max((loss.ms for loss in losses.losses if loss.basis != TELEMETRY), default=0.0) / losses.step_ms
         first = sums.max(axis=0) / period[drawn].sum(axis=1)
