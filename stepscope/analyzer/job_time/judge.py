@@ -11,7 +11,7 @@ from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESH
 from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
-from stepscope.analyzer.job_time.loss import BOUND, NARROW, REPLAY, TELEMETRY, Loss
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.resampling import resampled_places
@@ -139,16 +139,24 @@ class Judge:
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
-    def _wasted(self) -> Verdict:
-        steps, losses = self.training.steps, self.losses
+    def _wasted_reasons(self) -> dict[Reason, str]:
+        """Why steps were wasted, the most frequent first, and how many were."""
+        steps = self.training.steps
         wasted = {
             Reason.OVERFLOW: (steps.has_overflowed, "update skipped", "updates skipped"),
             Reason.NON_FINITE: (steps.is_skipped & ~steps.has_overflowed, "loss not finite", "losses not finite"),
             Reason.REPEATED: (self.training.is_lost & ~steps.is_skipped, "step repeated", "steps repeated"),
         }
         numbers = {reason: int(which.sum()) for reason, (which, *_) in wasted.items() if which.any()}
-        reasons = sorted(numbers, key=lambda reason: -numbers[reason])
-        what = ", ".join(counted(numbers[reason], *wasted[reason][1:]) for reason in reasons)
+        ordered = sorted(numbers, key=lambda reason: -numbers[reason])
+        return {reason: counted(numbers[reason], *wasted[reason][1:]) for reason in ordered}
+
+    def _wasted_text(self) -> str:
+        what = ", ".join([*self._wasted_reasons().values(), counted(len(self.training.steps), "step")])
+        return f"Wasted steps: {self.losses.wasted_share:.1%} of training time ({what})"
+
+    def _wasted(self) -> Verdict:
+        losses, reasons = self.losses, list(self._wasted_reasons())
         action = actions_for(Cause.WASTED_STEPS, reasons)
         useful = 1.0 - losses.wasted_share
         fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
@@ -156,15 +164,15 @@ class Judge:
             cause=Cause.WASTED_STEPS,
             reasons=reasons,
             confidence=self._seen(None),
-            summary=f"Wasted steps: {losses.wasted_share:.1%} of training time ({what}, {counted(len(steps), 'step')})",
+            summary=self._wasted_text(),
             ranks=[],
             evidence=[Evidence("share_of_training_time", losses.wasted_share, "ratio", BOTTLENECK_THRESHOLD)],
             actions=action,
-            secondary=self._secondary(None),
+            secondary=self._secondary(None, has_wasted=False),
             bottleneck=True,
             share=losses.wasted_share,
             fix=fix,
-            next=self._next(None),
+            next=self._next(None, has_wasted=False),
         )
 
     def _lost(self, loss: Loss) -> Verdict:
@@ -311,27 +319,30 @@ class Judge:
         after = self.losses.step_ms - recovered * loss.ms
         return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
 
-    def _next(self, named: Loss | None) -> NextCause | None:
-        """The largest other loss; one of the same cause only if its reasons are others."""
+    def _next(self, named: Loss | None, *, has_wasted: bool = True) -> NextCause | None:
+        """The largest other loss, also of wasted steps; one of the same cause only if its reasons are others."""
         taken = set() if named is None else {named.cause, *self._reasons(named)[0]}
-        for loss in sorted(self.losses.losses, key=_left_ms, reverse=True):
+        wasted_share = self.losses.wasted_share if has_wasted else 0.0
+        others = [NextCause(Cause.WASTED_STEPS, wasted_share, list(self._wasted_reasons()))]
+        for loss in self.losses.losses:
             reasons = self._reasons(loss)[0]
-            if loss is named or {loss.cause, *reasons} <= taken or self.losses.share(_left_ms(loss)) <= 0:
-                continue
-            return NextCause(loss.cause, self.losses.share(_left_ms(loss)), reasons)
-        return None
+            if loss is not named and not {loss.cause, *reasons} <= taken:
+                others.append(NextCause(loss.cause, self.losses.share(_left_ms(loss)), reasons))
+        largest = max(others, key=lambda other: other.share)
+        return largest if largest.share > 0 else None
 
-    def _secondary(self, named: Loss | None) -> list[SecondaryCause]:
-        others = [loss for loss in sorted(self.losses.losses, key=_left_ms, reverse=True) if loss is not named]
-        return [
-            SecondaryCause(
-                loss.cause,
-                self.losses.share(loss.gain_ms),
-                f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}{self._overlap(loss)}",
-            )
-            for loss in others
-            if self.losses.share(_left_ms(loss)) > SECONDARY_THRESHOLD
-        ][:3]
+    def _secondary(self, named: Loss | None, *, has_wasted: bool = True) -> list[SecondaryCause]:
+        """The largest other losses, by what is left of them once those that they overlap with are gone."""
+        shares = []
+        if has_wasted:
+            wasted = SecondaryCause(Cause.WASTED_STEPS, self.losses.wasted_share, self._wasted_text())
+            shares.append((wasted.fraction, wasted))
+        for loss in self.losses.losses:
+            text = f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}{self._overlap(loss)}"
+            other = SecondaryCause(loss.cause, self.losses.share(loss.gain_ms), text)
+            shares += [] if loss is named else [(self.losses.share(_left_ms(loss)), other)]
+        shares.sort(key=lambda pair: -pair[0])
+        return [other for share, other in shares if share > SECONDARY_THRESHOLD][:3]
 
     def _in_function(self, loss: Loss) -> str:
         """Clause with the function in which most of a loss that the capture shows is spent; empty without stacks."""
