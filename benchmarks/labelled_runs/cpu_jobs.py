@@ -434,7 +434,13 @@ CPU_JOBS: tuple[Job, ...] = (
         3,
         4,
     ),
-    Job("fsdp_plain", "fully_shard, nothing wrong", lambda bench: _loop(_fsdp(bench)), num_ranks=5),
+    Job(
+        "fsdp_plain",
+        "fully_shard, nothing wrong",
+        lambda bench: _loop(_fsdp(bench)),
+        num_ranks=5,
+        losses=("communication",),
+    ),
     Job(
         "pipeline_few",
         "four stages under 1F1B, four micro-batches",
@@ -466,7 +472,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_reduces_often",
         "DDP, four micro-batches a step without no_sync()",
         _ddp_reduces_often,
-        (Fault("reduces", ("communication",), (), "no_sync()", "no_sync"),),
+        (Fault("reduces", ("communication",), (), "no_sync()", "no_sync", is_whole=False),),
         num_ranks=4,
     ),
     Job(
@@ -529,6 +535,7 @@ CPU_JOBS: tuple[Job, ...] = (
         (_fault("gc", "host_bound", 2, reasons=("gc",)), _fault("evaluation", "evaluation")),
         6,
         4,
+        losses=("communication",),
     ),
     Job(
         "ddp_uneven",

@@ -412,7 +412,12 @@ GPU_JOBS: tuple[Job, ...] = (
         _vit_reads_norms,
         (_READS,),
     ),
-    Job("llama_accumulates", "Llama, four micro-batches a step, nothing wrong", _llama_accumulates),
+    Job(
+        "llama_accumulates",
+        "Llama, four micro-batches a step, nothing wrong",
+        _llama_accumulates,
+        losses=("host_bound",),
+    ),
     Job(
         "convnext_saves",
         "timm ConvNeXt, torch.save of the weights every fifth step",
@@ -440,6 +445,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "GPT-2 under the Trainer of transformers, nothing wrong",
         lambda bench: _trainer(bench, {}),
         has_adapter=True,
+        losses=("host_bound", "synchronization"),
     ),
     Job(
         "gpt2_shared_core",
@@ -512,7 +518,7 @@ GPU_JOBS: tuple[Job, ...] = (
         _resnet_pageable,
         (Fault("pageable", _COPIES, ("pageable_memory", "blocking_copy"), "pinned memory", "pin"),),
     ),
-    Job("sharded_one", "Llama under fully_shard on one GPU, nothing wrong", _sharded),
+    Job("sharded_one", "Llama under fully_shard on one GPU, nothing wrong", _sharded, losses=("host_bound",)),
     Job(
         "bert_python_saves",
         "BERT, 60 ms of Python every step and torch.save every fifth",

@@ -100,6 +100,7 @@ class Job:
         num_ranks: processes.
         has_adapter: the loop belongs to a framework, which profiles by its callback.
         share: of training time, where it is known by construction and no other step would show it.
+        losses: causes that stay without faults, of a size that is not known: a verdict may name them first.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Job:
     num_ranks: int = 1
     has_adapter: bool = False
     share: float | None = None
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

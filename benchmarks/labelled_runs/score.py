@@ -1,0 +1,228 @@
+"""Score of verdicts on the kept labelled runs: what is right of each, and whether confidence keeps its word.
+
+`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--json]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.labelled_runs.keep import TRUTH_FILE
+from stepscope.core.documents.analysis import PredictedFix, Verdict
+from stepscope.workflow.analyze import analyze
+
+KEPT: Final = Path(__file__).resolve().parents[2] / "tests" / "benchmarks" / "labelled_runs" / "recorded"
+
+CHECKS: Final = ("cause", "reasons", "ranks", "bottleneck", "share", "step", "confidence", "pair")
+NAMING: Final = ("cause", "reasons", "ranks")
+"""What a verdict's confidence is about."""
+
+SHARE_TOLERANCE: Final = 0.07
+STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15}
+"""Of the step after the fix, by lane; virtual hosts differ."""
+_WIDEST_INTERVAL: Final = 1.6
+"""High over low end of a fix's steps that still tells something."""
+
+_BINS: Final = (0.0, 0.5, 0.7, 0.85, 0.95, 1.0)
+
+
+def is_unseen(name: str) -> bool:
+    """Whether a run was looked at only after the rules were done: half of them, by a hash of their names."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+
+
+def kept_runs(folder: Path = KEPT) -> list[Path]:
+    """Kept runs of all lanes, as LANE/NAME."""
+    return sorted(path.parent for path in folder.glob(f"*/*/{TRUTH_FILE}"))
+
+
+def truth_of(run: Path) -> dict[str, Any]:
+    """What a verdict on a kept run should say."""
+    truth: dict[str, Any] = json.loads((run / TRUTH_FILE).read_text())
+    return truth
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is right of a verdict.
+
+    Attributes:
+        checks: by what the run's truth tells; None is right, else what is wrong.
+    """
+
+    lane: str
+    name: str
+    cause: str
+    confidence: float
+    checks: dict[str, str | None]
+
+    def is_right(self, names: Iterable[str] = CHECKS) -> bool:
+        return all(self.checks.get(name) is None for name in names)
+
+
+def marks_of(run: Path) -> Marks:
+    """Analyse a kept run and compare its verdict with the truth."""
+    verdict = analyze([str(run)], keep=False).analysis.verdict
+    lane = run.parent.name
+    checks = checks_of(verdict, truth_of(run), STEP_TOLERANCE[lane])
+    return Marks(lane, run.name, str(verdict.cause), verdict.confidence, checks)
+
+
+def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) -> dict[str, str | None]:
+    """What of a verdict the truth tells; None is right, else what is wrong."""
+    truth = _truth_of_cause(truth, verdict.cause)
+    checks: dict[str, str | None] = {}
+
+    def check(name: str, *, is_right: bool, said: str) -> None:
+        checks[name] = None if is_right else said
+
+    check("cause", is_right=verdict.cause in truth["cause"], said=verdict.cause)
+    if reasons := truth["reasons"]:
+        check("reasons", is_right=not set(reasons).isdisjoint(verdict.reasons), said=",".join(verdict.reasons))
+    if ranks := truth.get("ranks"):
+        check("ranks", is_right=sorted(verdict.ranks) == ranks, said=str(sorted(verdict.ranks)))
+    if (is_slow := truth["bottleneck"]) is not None:
+        check("bottleneck", is_right=verdict.bottleneck is is_slow, said=str(verdict.bottleneck))
+    if (share := truth.get("share")) is not None:
+        check("share", is_right=_is_near(verdict.share, share), said=f"{_text(verdict.share)} for {share:.3f}")
+    elif (most := truth.get("max_share", {}).get(verdict.cause)) is not None:
+        check("share", is_right=(verdict.share or 0.0) <= most + SHARE_TOLERANCE, said=_text(verdict.share))
+    if fixed := truth.get("fixed_ms"):
+        check("step", is_right=_is_step(verdict.fix, fixed, step_tolerance), said=f"{_step(verdict.fix)} for {fixed}")
+    if most := truth.get("max_confidence"):
+        check("confidence", is_right=verdict.confidence < most, said=f"{verdict.confidence:.2f}")
+    if pair := truth.get("pair"):
+        wrong = [f"{name} {said}" for name, fault in pair.items() if (said := _cost_missed(verdict, fault))]
+        check("pair", is_right=not wrong, said=", ".join(wrong))
+    return checks
+
+
+def _truth_of_cause(truth: dict[str, Any], cause: str) -> dict[str, Any]:
+    """Of a pair the truth of the fault that was named first; of another right cause nothing else is known."""
+    pair = truth.get("pair", {})
+    if not pair or cause not in truth["cause"]:
+        return truth
+    fault: dict[str, Any] = next((fault for fault in pair.values() if cause in fault["cause"]), {})
+    return truth | {
+        "reasons": fault.get("reasons", []),
+        "ranks": fault.get("ranks"),
+        "share": fault.get("gain"),
+        "fixed_ms": fault.get("fixed_ms"),
+    }
+
+
+def _cost_missed(verdict: Verdict, fault: dict[str, Any]) -> str | None:
+    """What is wrong about a fault of a pair: it is not named, or costs something else; None where all is right."""
+    costs = [verdict.share] if verdict.cause in fault["cause"] else []
+    costs += [other.fraction for other in verdict.secondary if other.cause in fault["cause"]]
+    if verdict.next is not None and verdict.next.cause in fault["cause"]:
+        costs.append(verdict.next.share)
+    if not costs:
+        return "is not named"
+    return None if _is_near(costs[0], fault["gain"]) else f"{_text(costs[0])} for {fault['gain']:.3f}"
+
+
+def _is_near(share: float | None, true: float) -> bool:
+    return share is not None and abs(share - true) <= SHARE_TOLERANCE
+
+
+def _is_step(fix: PredictedFix | None, true_ms: float, tolerance: float) -> bool:
+    if fix is None:
+        return False
+    if fix.step_ms is not None:
+        return abs(fix.step_ms / true_ms - 1) <= tolerance
+    low, high = fix.interval_ms or (0.0, 0.0)
+    return 0 < low <= true_ms * (1 + tolerance) and true_ms * (1 - tolerance) <= high <= _WIDEST_INTERVAL * low
+
+
+def _step(fix: PredictedFix | None) -> str:
+    if fix is None:
+        return "no fix"
+    return f"{fix.step_ms:.1f} ms" if fix.step_ms is not None else str(fix.interval_ms)
+
+
+def _text(share: float | None) -> str:
+    return "none" if share is None else f"{share:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Verdicts of like confidence, and how many of them name the right cause, reason and ranks."""
+
+    low: float
+    high: float
+    num_verdicts: int
+    num_right: int
+    mean_confidence: float
+
+
+def reliability(marks: Sequence[Marks]) -> list[Bin]:
+    """Bins of confidence that hold a verdict; the last one includes its end."""
+    bins = []
+    for low, high in itertools.pairwise(_BINS):
+        inside = [mark for mark in marks if low <= mark.confidence < high or mark.confidence == high == _BINS[-1]]
+        if inside:
+            num_right = sum(mark.is_right(NAMING) for mark in inside)
+            mean = sum(mark.confidence for mark in inside) / len(inside)
+            bins.append(Bin(low, high, len(inside), num_right, round(mean, 3)))
+    return bins
+
+
+def totals(marks: Sequence[Marks]) -> dict[str, dict[str, tuple[int, int]]]:
+    """By lane and check how many verdicts are right, of how many."""
+    return {
+        lane: {
+            check: (sum(wrong is None for wrong in asked), len(asked))
+            for check in CHECKS
+            if (asked := [mark.checks[check] for mark in marks if mark.lane == lane and check in mark.checks])
+        }
+        for lane in sorted({mark.lane for mark in marks})
+    }
+
+
+def _print(marks: Sequence[Marks]) -> None:
+    for mark in marks:
+        wrong = "; ".join(f"{check} {said}" for check, said in mark.checks.items() if said is not None)
+        print(f"{'-- ' if wrong else 'ok '}{mark.lane}/{mark.name}: {wrong or 'right'}")
+    print("\n| lane | " + " | ".join(CHECKS) + " |\n| --- |" + " --- |" * len(CHECKS))
+    for lane, checks in totals(marks).items():
+        cells = (f"{checks[check][0]} of {checks[check][1]}" if check in checks else "" for check in CHECKS)
+        print(f"| {lane} | " + " | ".join(cells) + " |")
+    print("\n| confidence | mean | named right |\n| --- | --- | --- |")
+    for part in reliability(marks):
+        confidence = f"{part.low:.2f} to {part.high:.2f} | {part.mean_confidence:.2f}"
+        print(f"| {confidence} | {part.num_right} of {part.num_verdicts} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=["seen", "unseen"], help="one half of the runs; by default both")
+    parser.add_argument("--only", nargs="*", default=[], help="names of runs")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    marks = [
+        marks_of(run)
+        for run in kept_runs()
+        if options.part in (None, "unseen" if is_unseen(run.name) else "seen")
+        and (not options.only or run.name in options.only)
+    ]
+    if options.json:
+        document = {
+            "runs": [asdict(mark) for mark in marks],
+            "totals": totals(marks),
+            "reliability": [asdict(part) for part in reliability(marks)],
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        _print(marks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Verdicts on the kept labelled runs are right, but for what is known to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.labelled_runs.score import CHECKS, KEPT, Marks, is_unseen, kept_runs, marks_of, reliability, truth_of
+from stepscope.core.vocabulary import Cause, Reason
+
+_RUNS = [run for run in kept_runs() if not is_unseen(run.name)]
+"""Those that a verdict may be asked of."""
+
+_MISSED = {
+    # Python costs 50 ms a step alone, which is what the verdict says, and 61 beside the saves.
+    "gpu/bert_python_saves": {"share", "pair"},
+    # Recorded without the evaluations of transformers' models: they are unexplained steps. The skipped steps are in the
+    # breakdown (0.28), but neither secondary nor next.
+    "gpu/gpt2_evaluates_overflows": {"share", "step", "pair"},
+    # Reads cost 6 ms a step alone, which is what the verdict says, and 19 beside the late batches: without them work
+    # that is queued covers a part of the wait.
+    "gpu/vit_loader_item": {"pair"},
+}
+"""What is wrong, with the reason."""
+
+
+@pytest.mark.parametrize("run", _RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
+def test_a_verdict_is_right_but_for_what_is_known_to_be_wrong(run: Path) -> None:
+    marks = marks_of(run)
+    missed = {check: wrong for check, wrong in marks.checks.items() if wrong is not None}
+    assert missed.keys() == _MISSED.get(f"{marks.lane}/{marks.name}", set()), missed
+
+
+def test_what_is_known_to_be_wrong_is_kept() -> None:
+    assert _MISSED.keys() <= {f"{run.parent.name}/{run.name}" for run in _RUNS}
+
+
+@pytest.mark.parametrize("run", kept_runs(), ids=lambda run: f"{run.parent.name}/{run.name}")
+def test_a_truth_is_whole(run: Path) -> None:
+    truth = truth_of(run)
+    faults = [truth, *truth.get("pair", {}).values()]
+    assert all(fault["cause"] and {Cause(cause) for cause in fault["cause"]} for fault in faults)
+    assert all(Reason(reason) for fault in faults for reason in fault["reasons"])
+    assert truth["bottleneck"] in (True, False, None)
+    assert all(blocks and min(blocks) > 0 for blocks in truth["blocks_ms"].values())
+    if truth.get("share") is not None and truth["fixed_ms"] is not None:
+        assert truth["share"] == pytest.approx(1 - truth["fixed_ms"] / truth["bare_ms"], abs=0.002)
+
+
+def test_all_runs_stay_small() -> None:
+    assert len(kept_runs()) == 54
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 15e6
+
+
+def test_the_reliability_table_counts_what_is_named() -> None:
+    right = Marks("gpu", "a", "copy", 1.0, {"cause": None, "reasons": None, "share": "0.1 for 0.3"})
+    wrong = Marks("cpu", "b", "copy", 0.97, {"cause": "copy"})
+    unsure = Marks("cpu", "c", "copy", 0.4, {"cause": "copy"})
+    table = [(part.low, part.num_right, part.num_verdicts) for part in reliability([right, wrong, unsure])]
+    assert table == [(0.0, 0, 1), (0.95, 1, 2)]
+    assert not right.is_right(CHECKS)
