@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from stepscope.analyzer import summaries
 from stepscope.analyzer.blame.reasons import VerdictInputs
@@ -138,8 +139,7 @@ def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     return captured_steps(aligned.views, aligned.table, [])
 
 
-@dataclass(frozen=True, slots=True)
-class AlignedJob:
+class AlignedJob(NamedTuple):
     """The job after alignment and wait attribution.
 
     Attributes:

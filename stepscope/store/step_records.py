@@ -243,8 +243,7 @@ class StepTelemetry:
     memory_bytes: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class UnprofiledPace:
+class UnprofiledPace(NamedTuple):
     """A stored run's steps outside of a capture, to compare the captured ones with.
 
     Attributes:

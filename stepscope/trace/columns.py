@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from math import prod
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +113,7 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 """Rows that occupy the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """Where an event ran: a host thread (process id, thread id) or a stream (device, stream id).
 
     `part` is the rank's label in a file that merges several ranks; empty elsewhere.
@@ -135,8 +134,7 @@ class Shapes:
     concrete_inputs: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(NamedTuple):
     """A communicator. `ranks` is None where the trace does not list its members, or truncates the list."""
 
     name: str
@@ -209,8 +207,7 @@ class TraceDevice:
     shared_memory_per_sm_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLaunch:
+class KernelLaunch(NamedTuple):
     """Launch configuration of a kernel; () or None where not recorded (AMD records no registers, no memory).
 
     Attributes:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stepscope.core.errors import from_os_error
 from stepscope.trace.columns import TraceColumns
@@ -29,8 +28,7 @@ class RankReader(Protocol):
     def __call__(self, stream: Readable, *, path: str, file_bytes: int, head: bytes) -> list[TraceColumns]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
+class TraceFormat(NamedTuple):
     """One format of trace files, with one of the two readers.
 
     Attributes:

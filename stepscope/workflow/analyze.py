@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.analyzer.job import analyse_job, capture_of
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, calibrated_steps
@@ -173,8 +174,7 @@ def analyze_captures(
     return CaptureAnalyses(analyses, [Notice("unusable_capture", str(error)) for error in errors])
 
 
-@dataclass(frozen=True, slots=True)
-class _StepRecords:
+class _StepRecords(NamedTuple):
     """What the step records of a run tell, whichever of its captures is analysed."""
 
     ranks: list[RankSteps]

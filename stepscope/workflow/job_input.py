@@ -6,8 +6,9 @@ Traces are read by a map over files (`fan_out`); what does not fit together is l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
@@ -23,8 +24,7 @@ from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
 from stepscope.workflow.rank_views import RankViews, view_files
 
 
-@dataclass(frozen=True, slots=True)
-class JobInput:
+class JobInput(NamedTuple):
     """Views, one per rank (none without a trace); the job's context; what it was read from; the manifest of a run."""
 
     views: list[RankView]

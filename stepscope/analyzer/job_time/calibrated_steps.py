@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ LIKE_PROFILED = 2.0
 """The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedSteps:
+class CalibratedSteps(NamedTuple):
     """Replay of a rank's light capture, times in ms a step.
 
     Attributes:

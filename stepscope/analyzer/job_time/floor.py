@@ -21,7 +21,7 @@ from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS
 from stepscope.core.vocabulary import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
-from stepscope.trace.rows import combinations
+from stepscope.trace.rows import combinations, distinct
 
 MIN_PAUSE_NS = 1_000_000
 """Shortest pause that shows a time slice of another process: launches and dependencies take microseconds."""
@@ -57,7 +57,7 @@ def device_floor(
     kind, _ = combinations((trace.name[row], trace.launch[row]))
     shortest = _shortest_alike(step, kind, duration)
     overlap = _union_ns(activities.start_ns[kernels], activities.end_ns[kernels]) / max(int(duration.sum()), 1)
-    each = np.bincount(step, weights=shortest + BETWEEN_KERNELS_NS)[np.unique(step)]
+    each = np.bincount(step, weights=shortest + BETWEEN_KERNELS_NS)[distinct(step)]
     longer = duration - shortest
     paused = longer[(longer >= MIN_PAUSE_NS) & (duration >= MIN_PAUSE_RATIO * shortest)].sum()
     num_steps = len(window.boundary_ns)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """What a run directory tells of a job beside its traces.
 
     Attributes:

@@ -26,7 +26,7 @@ from stepscope.analyzer.what_if import launches
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, Edges, HostCalls, Mask, RankGraph, hash_names
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
-from stepscope.trace.rows import distinct, last_row_of_id, on_lanes, row_mask
+from stepscope.trace.rows import are_among, distinct, last_row_of_id, on_lanes, row_mask
 
 MAX_ACTIVITIES = 500_000
 """Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""
@@ -293,7 +293,7 @@ def _called_for(trace: TraceColumns, activities: Activities, launched: Rows, exp
         on_lanes(trace, trace.rows_named(pattern.search, Category.RUNTIME), lanes)
         for pattern in (_WAIT_EVENT, _RECORD_EVENT)
     )
-    if not len(np.setdiff1d(waits, explained)):
+    if are_among(waits, explained).all():
         return np.zeros(len(launched), np.bool_)
     launching = activities.launch_row[launched]
     calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launching))))

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntFlag, StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -83,8 +83,7 @@ _REMOVED_CALLS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """Work of the GPU; `after` is the position of that of another stream that it waited for, or NONE."""
 
     stream: int
@@ -93,8 +92,7 @@ class _Work:
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """A runtime call.
 
     Attributes:
@@ -111,8 +109,7 @@ class _Call:
     spared: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(NamedTuple):
     """How well a light capture explains unprofiled steps; times in ms, errors relative.
 
     Attributes:

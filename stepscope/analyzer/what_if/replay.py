@@ -27,6 +27,7 @@ from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
 from stepscope.core.hardware.gpu_catalogue import expected_seconds
 from stepscope.core.process import may_accelerate
 from stepscope.trace.columns import NONE
+from stepscope.trace.rows import distinct
 
 
 def _import_accelerator() -> ModuleType | None:
@@ -296,7 +297,7 @@ def _with_likely_transfers(graph: JobGraph, like: Nodes) -> JobGraph:
     asked = [p.first_activity + p.graph.ends_when_asked for p in graph.layout.parts.values()]
     is_bound = np.isin(graph.layout.activity_of_communication, np.concatenate(asked))
     transfer = graph.transfer_ns.copy()
-    for number in np.unique(like[is_bound]).tolist():
+    for number in distinct(like[is_bound]).tolist():
         same, known = like == number, (like == number) & ~is_bound
         usual = np.median(transfer[known]) if known.any() else transfer[same].min()
         transfer[same & is_bound] = np.minimum(transfer[same & is_bound], int(usual))

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 _AS_FLOAT32 = ("tfloat32", "bfloat16")
 """Types that run as float32 on the vector units where the matrix units lack them (before Ampere)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModel:
+class GpuModel(NamedTuple):
     """Data sheet of one GPU model: peak rates and sizes.
 
     Attributes:
@@ -195,8 +194,7 @@ class LinkKind(StrEnum):
     NETWORK = "network"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """The hardware link from one GPU to the others of its group.
 
     Attributes:
@@ -211,8 +209,7 @@ class Link:
     num_hosts: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Protocol:
+class _Protocol(NamedTuple):
     """One of NCCL's ring protocols: latency before the first byte and share of the bandwidth."""
 
     base_us: float

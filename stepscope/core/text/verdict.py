@@ -6,8 +6,8 @@ training time, or of the profiled steps where those are all that is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isclose
+from typing import NamedTuple
 
 from stepscope.core.documents.analysis import CAUSE_OF_PART, OVERLAPPING, Analysis, Headroom, Pipeline, PredictedFix
 from stepscope.core.text import numbers
@@ -36,8 +36,7 @@ _EXACT_SPEEDUP = 1.1
 """Smaller speed-ups have two decimals."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictText:
+class VerdictText(NamedTuple):
     """A verdict as text.
 
     Attributes:

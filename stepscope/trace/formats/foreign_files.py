@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LOOKED_AT_BYTES = 512 * 1024
 _LONGEST_LINE_BYTES = 4096
@@ -15,8 +15,7 @@ _ROCPROF = f"read it with rocprof's own tools; for stepscope {RECORD}"
 _UNPACK = "unpack it, and give what is in it"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of file.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Notice
@@ -17,8 +16,7 @@ Choice = int | Literal["all"] | None
 _MAX_SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(NamedTuple):
     """One profiled window: the trace files of its ranks.
 
     Attributes:

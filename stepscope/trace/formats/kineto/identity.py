@@ -9,6 +9,7 @@ import numpy as np
 
 from stepscope.trace.columns import NONE, Category, RankSource, TraceColumns
 from stepscope.trace.formats.foreign_traces import accelerator_of
+from stepscope.trace.rows import distinct
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "p2p")
 """Calls whose "Rank" is the root or the peer, not the caller."""
@@ -43,7 +44,7 @@ def with_identities(
 
 def _calls(trace: TraceColumns) -> list[str]:
     """Names of the runtime calls."""
-    return [trace.names[name] for name in np.unique(trace.name[trace.rows_of(Category.RUNTIME)]).tolist()]
+    return [trace.names[name] for name in distinct(trace.name[trace.rows_of(Category.RUNTIME)]).tolist()]
 
 
 def rank_of_calls(trace: TraceColumns) -> int | None:
@@ -54,13 +55,13 @@ def rank_of_calls(trace: TraceColumns) -> int | None:
     calls = trace.communication
     possible: set[int] | None = None
     is_rooted = np.array([kind.lower() in _ROOTED for kind in calls.kinds], np.bool_)
-    for group in np.unique(calls.group[calls.group != NONE]).tolist():
+    for group in distinct(calls.group[calls.group != NONE]).tolist():
         members = trace.groups[group].ranks
         if members is None:
             continue
         of_group = calls.group == group
         callers = calls.root_rank[of_group & ~is_rooted[calls.kind]]
-        callers = np.unique(callers[callers != NONE])
+        callers = distinct(callers[callers != NONE])
         if len(callers) == 1 and callers[0] < len(members):
             members = (members[callers[0]],)
         possible = set(members) if possible is None else possible & set(members)
