@@ -19,7 +19,7 @@ from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed, ranks_words
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
-from stepscope.core.text.wording import busy_on_cpu, in_sentence, is_on_cpu, training_category_title
+from stepscope.core.text.wording import SHOWN_FROM, busy_on_cpu, in_sentence, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97
@@ -131,7 +131,7 @@ class Judge:
         unattributed = self._unattributed()
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
         what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
-        if largest is not None:
+        if largest is not None and self.losses.share(largest.ms) >= SHOWN_FROM:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")

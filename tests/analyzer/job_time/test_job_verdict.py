@@ -170,15 +170,27 @@ def test_a_run_without_a_lasting_update_is_wasted(fields: dict[str, Any]) -> Non
     assert analysis.job_time.breakdown == {Cause.WASTED_STEPS: pytest.approx(1)}
 
 
-def test_a_capture_that_contradicts_the_records_leaves_little_confidence() -> None:
+def _cpu_trace() -> TraceBuilder:
+    """Three captured steps of 80 ms, each an operator."""
     trace = TraceBuilder()
     for place in range(3):
         begin = 1_000 + place * _CAPTURED_US
         trace.step(4 + place, begin, begin + _CAPTURED_US)
         trace.operator("aten::mm", begin + 10, begin + _CAPTURED_US - 10)
-    verdict = _analysed(lambda _: 42.0, lambda _: {"phases": {"evaluation": 40 * MS}}, trace=trace).verdict
+    return trace
+
+
+def test_a_capture_that_contradicts_the_records_leaves_little_confidence() -> None:
+    verdict = _analysed(lambda _: 42.0, lambda _: {"phases": {"evaluation": 40 * MS}}, trace=_cpu_trace()).verdict
     assert verdict.cause is Cause.EVALUATION
     assert verdict.confidence < 0.7
+
+
+def test_captured_steps_that_lack_a_cpu_as_the_others_do_not_contradict_the_records() -> None:
+    job_time = _analysed(lambda _: 80.0, lambda _: {"run_delay_ns": 50 * MS}, trace=_cpu_trace()).job_time
+    assert job_time is not None
+    assert job_time.breakdown[Cause.CONTENTION] == pytest.approx(50 / 80)
+    assert [layer.agrees for layer in job_time.layers if layer.layer == "trace"] == [True]
 
 
 def test_a_start_up_step_alone_leaves_the_traces_verdict() -> None:
