@@ -281,7 +281,7 @@ class GpuCapabilities:
 
 
 def gpu_capabilities_of(collection: Collection) -> list[GpuCapabilities]:
-    """Agent, all sources: what the agent can read, GPU by GPU, in the order of their labels.
+    """Agent: what all its sources together can read, GPU by GPU, in the order of their labels.
 
     Args:
         collection: of at least two rounds of collecting, as some values need two samples. A metric that has values

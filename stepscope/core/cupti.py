@@ -10,7 +10,7 @@ FIRST_SAFE_CUDA = (12, 6)
 
 
 def why_attached(cuda: str, choice: str | None) -> str | None:
-    """Why CUPTI stays attached after a capture; None where stepscope detaches it.
+    """Core fact of training and `doctor`: why CUPTI stays attached after a capture; None where stepscope detaches it.
 
     Args:
         cuda: version that torch is built for.

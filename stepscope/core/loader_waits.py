@@ -66,7 +66,7 @@ class LoaderWatch(Protocol):
 def timed_beginning(
     find_watch: Callable[[], LoaderWatch | None],
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Wrapper of `DataLoader.__iter__`, which starts the workers."""
+    """Core, loader waits: wrapper of `DataLoader.__iter__`, which starts the workers."""
     return lambda ask: _timed(ask, find_watch, lambda watch, _, iterator, asked: watch.loader_began(iterator, asked))
 
 

@@ -431,7 +431,7 @@ def narrow(column: IntColumn) -> IntColumn:
 
 
 def integers(values: Collection[int]) -> IntColumn:
-    """Trace columns, of any format: integers as a narrow column; those beyond int64 become NONE.
+    """Trace columns: integers as a narrow column, whatever the format; those beyond int64 become NONE.
 
     struct.pack is faster than np.fromiter.
     """

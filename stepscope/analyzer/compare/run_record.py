@@ -67,7 +67,7 @@ def _whole_steps(analysis: Analysis) -> list[list[StepLedger]]:
 
 
 def captured_steps(analysis: Analysis) -> list[float]:
-    """Duration of each whole profiled step of a run, ms: the median over ranks, which wait for each other."""
+    """Comparison: duration of each whole profiled step of a run, ms; the median over ranks, which wait together."""
     return [float(np.median([step.ms for step in steps])) for steps in _whole_steps(analysis)]
 
 

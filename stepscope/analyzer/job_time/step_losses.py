@@ -198,8 +198,8 @@ def ranks_by_loss(steps: JobSteps, losses: StepLosses, loss: HostLoss, weight: F
     others = held_up.copy()
     others[rows, slowest] = np.nan
     usual = np.nanmedian(others, axis=1) if len(steps.ranks) > 1 else np.zeros(len(steps))
-    alone = np.minimum(held_up[rows, slowest] - usual, losses.ms[loss]) * weight
-    total = float((losses.ms[loss] * weight).sum())
+    alone = np.minimum(held_up[rows, slowest] - usual, losses.own_ms[loss]) * weight
+    total = float((losses.own_ms[loss] * weight).sum())
     if total <= 0:
         return {}
     if alone.sum() < MIN_OWN_SHARE * total:

@@ -154,7 +154,7 @@ class MatchedTransfers:
 
 
 def match_transfers(grid: OperationGrid, reference: dict[StageOperation, tuple[float, float]]) -> MatchedTransfers:
-    """Match sends with receives of an operation table.
+    """What-if graph of an operation table: match its sends with its receives.
 
     `reference` has the start and end of every operation of one replica in one step, the order that all others share.
     """

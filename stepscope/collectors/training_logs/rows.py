@@ -94,7 +94,7 @@ def num_before_first(index: int, interval: int) -> int:
 
 
 def as_steps(row: Row, num_steps: int, ms: float, attempt: int) -> LoggedSteps:
-    """The row as the document has it."""
+    """Training log: a row of it as a step of the document."""
     return LoggedSteps(
         row.index, num_steps, ms, row.data_wait_ms, row.data_wait_rank, row.phases_ms, row.figures, attempt
     )

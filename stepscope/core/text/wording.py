@@ -158,7 +158,7 @@ def cause_of_job(cause: Cause, job: AnalysedJob) -> str:
 
 
 def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
-    """The same as a title."""
+    """Text: the cause of a job's loss as a title."""
     return cause_words(cause, on_cpu=is_on_cpu(job))
 
 

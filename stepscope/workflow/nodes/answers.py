@@ -243,7 +243,7 @@ _PROBLEMS = frozenset({"hang"})
 
 
 def status_of(answers: Iterable[NodeAnswer]) -> node_documents.StatusReport:
-    """Status of all nodes: the worst findings first, then by node."""
+    """Commands on nodes: join the answers of all nodes to one status, the worst findings first."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
     findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within

@@ -111,7 +111,7 @@ def short_ranks(ranks: list[int], *, world_size: int | None = None) -> str:
 
 
 def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") -> Element:
-    """A titled section: one panel.
+    """Panel: a titled section of the report and of the run page.
 
     Args:
         key: the section's id, for links.

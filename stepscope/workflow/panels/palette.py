@@ -67,7 +67,7 @@ def pattern(category: TimeCategory) -> str:
 
 
 def variables(colours: dict[TimeCategory, str]) -> str:
-    """Core palette: CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it)."""
+    """Panels: CSS variables of one theme: --heading-NAME (the colour) and --ink-NAME (text on it)."""
     return "".join(f"--heading-{name}:{colour};--ink-{name}:{ink(colour)};" for name, colour in colours.items())
 
 

@@ -74,7 +74,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def render_report(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str, version: str) -> str:
-    """Render the HTML report.
+    """Panels: render the HTML report of an analysis.
 
     Args:
         timelines: the ranks' time lines; empty leaves their panel out.

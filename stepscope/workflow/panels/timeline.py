@@ -194,7 +194,7 @@ _STEP_LIGHT, _STEP_DARK = "#1c2024", "#e8eaed"
 
 
 def paint_track(track: Track, *, start_ns: int, end_ns: int, width: int) -> Pixels:
-    """Palette indices of one rank's row in the time line's picture; a line marks the start of a step."""
+    """Timeline panel: palette indices of one rank's row in its picture; a line marks the start of a step."""
     edges = column_edges(start_ns, end_ns, width)
     times = time_in_columns(track, edges)
     widths = np.maximum(np.diff(edges), 1)

@@ -10,6 +10,7 @@ import pytest
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
+from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
@@ -224,3 +225,38 @@ def test_lack_of_a_cpu_is_a_reason_of_a_late_host_where_it_is_much_of_that(run_d
     reasons = _analysed(lambda _: 70.0, lambda _: {"run_delay_ns": run_delay_ms * MS}).verdict.reasons
     assert (reasons[-1] is Reason.CPU_LIMITED) is is_reason
     assert reasons[0] is not Reason.CPU_LIMITED
+
+
+def test_wasted_steps_are_named_beside_a_larger_loss() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"phases": {"evaluation": 100 * MS}, "figures": {"overflow": float(index % 5 == 0)}}
+
+    analysis = _analysed(lambda _: 142.0, more)
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert verdict.cause is Cause.EVALUATION
+    assert verdict.next is not None
+    assert (verdict.next.cause, verdict.next.reasons) == (Cause.WASTED_STEPS, [Reason.OVERFLOW])
+    assert verdict.next.share == pytest.approx(0.2, abs=0.03)
+    assert Cause.WASTED_STEPS in [other.cause for other in verdict.secondary]
+
+
+def test_causes_of_different_ranks_at_once_are_told_apart() -> None:
+    lengths = [150.0] * 40
+    loading = rank_steps(0, lengths, lambda _: {"data_wait_ns": 60 * MS})
+    collecting = rank_steps(1, lengths, lambda _: {"figures": {"gc_pause_ns": 40.0 * MS}})
+    steps = job_steps([loading, collecting])
+    assert steps is not None
+    analysis = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=2, missing_ranks=[])
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, [0])
+    assert verdict.share == pytest.approx(20 / 150)
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(130)
+    assert job_time.breakdown["overlapping"] == pytest.approx(40 / 150)
+    assert sum(job_time.breakdown.values()) == pytest.approx(1)
+    assert verdict.next is not None
+    assert verdict.next.reasons == [Reason.GC]
+    assert verdict.next.share == pytest.approx(40 / 150)
+    assert "overlap with garbage collection on rank 1" in verdict.summary
