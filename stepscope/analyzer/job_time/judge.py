@@ -411,9 +411,9 @@ class Judge:
         drawn = resampled_places(_NUM_RESAMPLES, len(begins))
         sums = by_loss[:, drawn].sum(axis=2)
         others = max((loss.ms for loss in losses.losses if loss.basis != TELEMETRY), default=0.0) / losses.step_ms
-        first = sums.max(axis=0) / period[drawn].sum(axis=1)
-        is_first = sums[list(HostLoss).index(recorded)] >= sums.max(axis=0)
-        return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others))))
+        first = sums.max(axis=0)
+        is_first = sums[list(HostLoss).index(recorded)] >= first
+        return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others) * period[drawn].sum(axis=1))))
 
 
 def _on_ranks(loss: Loss) -> str:

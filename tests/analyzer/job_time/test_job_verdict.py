@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +220,19 @@ def test_the_confidence_of_many_steps_is_that_of_few() -> None:
         return analyse(_trace(), context=JobContext(run=RunFacts(steps))).verdict.confidence
 
     assert of(5_000) == of(40) >= 0.9
+
+
+@pytest.mark.parametrize("waiting", [range(20, 21), range(1, 4)], ids=["one step", "the first steps"])
+@pytest.mark.parametrize("others_ms", [0.0, 10.0])
+def test_few_long_waits_are_bursts_without_a_pattern(others_ms: float, waiting: range) -> None:
+    lengths = [400.0 if index in waiting else others_ms for index in range(41)]
+    steps = job_steps([rank_steps(0, lengths, lambda index: {"data_wait_ns": 390 * MS if index in waiting else 0})])
+    assert steps is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verdict = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=1).verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.DATA_LOADING, [Reason.BURSTY])
+    assert all(math.isfinite(evidence.value) for evidence in verdict.evidence)
 
 
 @pytest.mark.parametrize(("run_delay_ms", "is_reason"), [(1, False), (10, True)])
