@@ -356,7 +356,7 @@ class Profile:
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
-            self._manifest.read_settings()
+            self._manifest.read_settings(is_over=self.gives_way)  # which ends with the process
             self._manifest.end(ended, self._times.unprofiled_step_ms())
             has_trace = self._captures is not None and self._captures.latest is not None
             first_step = 0 if self._context is None else self._context.first_step

@@ -144,9 +144,14 @@ class ManifestWriter:
             self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
         self._is_due = True
 
-    def read_settings(self) -> None:
-        """Have what is set now written with the next change. On the thread that trains."""
-        settings = self._observed.read()
+    def read_settings(self, *, is_over: bool = False) -> None:
+        """Have what is set now written with the next change. On the thread that trains.
+
+        Args:
+            is_over: the training code was left a while ago, and what it had set may have been restored.
+        """
+        known = self._manifest.settings
+        settings = self._observed.with_seen(known) if is_over and known is not None else self._observed.read()
         self._manifest = replace(self._manifest, settings=settings, environment=relevant_environment())
 
     def run_task(self) -> None:

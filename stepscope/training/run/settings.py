@@ -6,12 +6,14 @@ that no secret gets into a run directory.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from stepscope.core.documents.run_directory import (
@@ -57,7 +59,7 @@ _NAMES_BY_PREFIX = {
 VARIABLES = frozenset(prefix + name for prefix, names in _NAMES_BY_PREFIX.items() for name in names.split())
 """Environment variables that change how a step runs, by the documentation of CUDA, NCCL, OpenMP and torch."""
 
-_DEVICES = ("cuda", "cpu", "xpu", "hpu", "npu")
+_DEVICES = ("cuda", "cpu", "xpu", "hpu", "mps")
 _DETERMINISTIC = ("default", "warn", "error")
 _MOST_LISTED = 16
 """Loaders, optimizers and models that are listed of each; a job that makes more makes the same ones again."""
@@ -78,7 +80,8 @@ class ObservedSettings:
     def __init__(self, owners: MemoryOwners) -> None:
         self._owners = owners
         self._loaders: dict[LoaderSettings, None] = {}
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: dict[OptimizerSettings, None] = {}
+        self._models: list[ModelSettings] = []
         self._latest_iterator: Callable[[], Any] = lambda: None
         self._latest_learned = False
 
@@ -95,20 +98,19 @@ class ObservedSettings:
                 persistent_workers=_bool_or_none(getattr(iterator, "_persistent_workers", None)),
                 prefetch_factor=getattr(iterator, "_prefetch_factor", None),
             )
-            if len(self._loaders) < _MOST_LISTED:
-                self._loaders[loader] = None
+            _keep(loader, self._loaders)
 
     def optimizer_seen(self, optimizer: Any) -> None:
         """An optimizer of the training; one that wraps another stands for that."""
-        with suppress(Exception):  # one that cannot be referred to weakly
+        with suppress(Exception):  # as of one that is not torch's
             inner = getattr(optimizer, "optimizer", optimizer)
-            self._optimizers.add(inner if hasattr(inner, "param_groups") else optimizer)
+            _keep(_optimizer_settings(inner if hasattr(inner, "param_groups") else optimizer), self._optimizers)
 
     def read(self) -> TrainingSettings:
         """What is set now. On the thread that trains: autocast is a thread's own."""
         torch: Any = sys.modules.get("torch")
         cudnn: Any = _read(lambda: torch.backends.cudnn)
-        return TrainingSettings(
+        settings = TrainingSettings(
             anomaly_mode=_read(lambda: bool(torch.is_anomaly_enabled())),
             deterministic=_read(lambda: _DETERMINISTIC[torch.get_deterministic_debug_mode()]),
             cudnn_benchmark=_read(lambda: bool(cudnn.benchmark)),
@@ -122,9 +124,15 @@ class ObservedSettings:
             gc_enabled=gc.isenabled(),
             gc_thresholds=list(gc.get_threshold()),
             gc_frozen=_read(gc.get_freeze_count),
-            loaders=list(self._loaders),
-            optimizers=_distinct(_optimizer_settings, self._optimizers),
-            models=_distinct(_model_settings, self._owners.modules()),
+        )
+        return self.with_seen(settings)
+
+    def with_seen(self, settings: TrainingSettings) -> TrainingSettings:
+        """Settings with the loaders, optimizers and models seen by now, also those that are gone."""
+        models = [_read(functools.partial(_model_settings, model)) for model in self._owners.modules()[:_MOST_LISTED]]
+        self._models = [model for model in models if model is not None] or self._models
+        return replace(
+            settings, loaders=list(self._loaders), optimizers=list(self._optimizers), models=list(self._models)
         )
 
 
@@ -149,14 +157,10 @@ def _type_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _distinct(settings: Callable[[Any], T], found: Iterable[Any]) -> list[T]:
-    """Settings of what was found, each once, by name; what does not tell its own is left out."""
-    known: dict[str, T] = {}
-    for each in list(found)[:_MOST_LISTED]:
-        with suppress(Exception):  # as of an optimizer without parameters
-            one = settings(each)
-            known[repr(one)] = one
-    return [known[text] for text in sorted(known)]
+def _keep(settings: T, known: dict[T, None]) -> None:
+    """Keep settings of a loader or an optimizer, equal ones once."""
+    if len(known) < _MOST_LISTED:
+        known[settings] = None
 
 
 def _optimizer_settings(optimizer: Any) -> OptimizerSettings:
