@@ -39,7 +39,7 @@ class SlowSetting(NamedTuple):
 
 
 def slow_settings(settings: TrainingSettings | None, environment: Mapping[str, str]) -> list[SlowSetting]:
-    """Settings of a run that slow it down, the one that costs most first; unknown ones are none."""
+    """Settings of a run that slow it down; unknown ones are none."""
     found = []
     blocking = environment.get("CUDA_LAUNCH_BLOCKING", "").strip()
     if blocking not in {"", "0"}:
