@@ -101,9 +101,10 @@ def _short_ranks(num_steps: Mapping[int, int]) -> list[Notice]:
 
 
 def _with_attempts(steps: list[layout.Step]) -> list[layout.Step]:
+    """The steps with the number of their attempt; of lines that came twice, one."""
     attempt, last_index = 1, -1
     numbered = []
-    for step in steps:
+    for step in {(step.attempt, step.index, step.start_ns): step for step in steps}.values():
         attempt = max(attempt + (step.index <= last_index), step.attempt)
         last_index = step.index
         numbered.append(step if step.attempt == attempt else replace(step, attempt=attempt))

@@ -29,6 +29,7 @@ def run_files() -> dict[str, dict[str, str]]:
             "truth of reference workloads": f"{TRUTH_FOLDER}/",
             "trace": str(trace_path(7, 3)),
             "trace of the second attempt": str(trace_path(7, 3, 2)),
+            "light capture": str(trace_path(7, 3, is_light=True)),
             "steps": str(RankFile.STEPS.path(3)),
             "flight recorder": str(RankFile.FLIGHT_RECORDER.path(3)),
             "flight recorder while a step lasts long": str(RankFile.LIVE_RECORD.path(3)),

@@ -129,3 +129,10 @@ def test_every_reserved_name_is_a_field_that_is_written_and_read() -> None:
         "phase_intervals",
     } | {"non_finite"}
     assert RESERVED_FIELDS == written == set(subject._StepLine.__struct_fields__)
+
+
+def test_lines_that_came_twice_are_one_step_and_no_restart(tmp_path: Path) -> None:
+    lines = [f'{{"index":{index},"start_ns":{10 * index},"end_ns":{10 * index + 5}}}\n' for index in range(4)]
+    _write(tmp_path, "rank0.jsonl", "".join(2 * line for line in lines) + "".join(lines))
+    (rank,), _ = subject.read_attempts_steps(tmp_path)
+    assert [(step.attempt, step.index) for step in rank.steps] == [(1, 0), (1, 1), (1, 2), (1, 3)]

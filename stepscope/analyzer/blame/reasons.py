@@ -120,10 +120,14 @@ def loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Rea
         return [Reason.STARVED], []
     # one very long wait (an epoch's end, a cold cache) would dominate the rest
     waits = np.minimum(waits_ns, np.quantile(waits_ns, 0.95, method="higher")).astype(np.float64)
+    if not waits.any():  # less than one in twenty
+        return [Reason.BURSTY], []
     spread = float(waits.std() / waits.mean())
     uneven = Evidence("spread_of_waits", spread, "of the mean wait", MAX_STEADY_SPREAD, ranks=[rank])
     if spread < MAX_STEADY_SPREAD:
         return [Reason.STARVED], [uneven]
+    if not all(half.any() for half in np.array_split(waits, 2)):  # what comes back does so in both
+        return [Reason.BURSTY], [uneven]
     period, correlation = _period(waits - waits.mean())
     if correlation < MIN_CORRELATION:
         return [Reason.BURSTY], [uneven]
@@ -134,7 +138,8 @@ def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
     """The shortest lag with nearly the largest autocorrelation, and that correlation."""
     size = len(deviation)
     lags = np.arange(2, size // MIN_PERIODS + 1)
-    correlations = np.array([np.corrcoef(deviation[lag:], deviation[:-lag])[0, 1] for lag in lags])
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal waits correlate with nothing
+        correlations = np.array([np.corrcoef(deviation[lag:], deviation[:-lag])[0, 1] for lag in lags])
     correlations = np.nan_to_num(correlations, nan=-1.0)
     best = float(correlations.max())
     return int(lags[np.argmax(correlations >= 0.9 * best)]), best

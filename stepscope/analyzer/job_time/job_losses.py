@@ -233,10 +233,11 @@ def _rest(
         return _Rest([], {Cause.UNEXPLAINED: rest_ms}, None)
     cause_ms = _plain(training, captures)
     cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
-    collected = weighted_mean(training.losses.ms[HostLoss.COLLECTION], training.steps.is_captured.astype(np.float64))
+    collected = _captured_mean(training, HostLoss.COLLECTION)
     cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] = max(cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] - collected, 0.0)
     captured_ms = float(cause_ms.sum())
-    distortion = captured_ms / rest_ms - 1.0 if rest_ms > 0 else None
+    delayed_ms = 0.0 if captures[0].on_device else _captured_mean(training, HostLoss.RUN_DELAY)
+    distortion = max(captured_ms - delayed_ms, 0.0) / rest_ms - 1.0 if rest_ms > 0 else None
     of = {CAUSE_ORDER[code]: float(cause_ms[code]) for code in np.flatnonzero(cause_ms).tolist()}
     if not captures[0].on_device:
         scale = rest_ms / captured_ms if captured_ms > 0 else 0.0
@@ -266,6 +267,11 @@ def _rest(
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
+
+
+def _captured_mean(training: TrainingTime, loss: HostLoss) -> float:
+    """Mean of a loss over the captured steps, which their trace shows under other causes."""
+    return weighted_mean(training.losses.ms[loss], training.steps.is_captured.astype(np.float64))
 
 
 def _plain(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Floats:

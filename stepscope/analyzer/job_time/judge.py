@@ -19,7 +19,7 @@ from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
 from stepscope.core.text.numbers import counted, form, listed, ranks_words
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
-from stepscope.core.text.wording import busy_on_cpu, in_sentence, is_on_cpu, training_category_title
+from stepscope.core.text.wording import SHOWN_FROM, busy_on_cpu, in_sentence, is_on_cpu, training_category_title
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Reason
 
 SEEN_CONFIDENCE = 0.97
@@ -131,7 +131,7 @@ class Judge:
         unattributed = self._unattributed()
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
         what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
-        if largest is not None:
+        if largest is not None and self.losses.share(largest.ms) >= SHOWN_FROM:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
@@ -327,7 +327,7 @@ class Judge:
         for loss in self.losses.losses:
             reasons = self._reasons(loss)[0]
             if loss is not named and not {loss.cause, *reasons} <= taken:
-                others.append(NextCause(loss.cause, self.losses.share(_left_ms(loss)), reasons))
+                others.append(NextCause(loss.cause, self.losses.share(self._left_ms(loss)), reasons))
         largest = max(others, key=lambda other: other.share)
         return largest if largest.share > 0 else None
 
@@ -340,7 +340,7 @@ class Judge:
         for loss in self.losses.losses:
             text = f"{self._title(loss)}: {self._cost(loss)}{self._in_function(loss)}{self._overlap(loss)}"
             other = SecondaryCause(loss.cause, self.losses.share(loss.gain_ms), text)
-            shares += [] if loss is named else [(self.losses.share(_left_ms(loss)), other)]
+            shares += [] if loss is named else [(self.losses.share(self._left_ms(loss)), other)]
         shares.sort(key=lambda pair: -pair[0])
         return [other for share, other in shares if share > SECONDARY_THRESHOLD][:3]
 
@@ -355,11 +355,19 @@ class Judge:
         gain_ms = loss.gain_ms
         return f"{losses.share(gain_ms):.1%} of training time ({gain_ms:,.1f} of {losses.step_ms:,.1f} ms per step)"
 
+    def _overlap_ms(self, loss: Loss) -> float:
+        """Time in which other ranks are held up by something else; 0 where it is little."""
+        return loss.overlap_ms if self.losses.share(loss.overlap_ms) > SECONDARY_THRESHOLD else 0.0
+
+    def _left_ms(self, loss: Loss) -> float:
+        """What a loss takes once those that it overlaps with are gone."""
+        return loss.gain_ms + self._overlap_ms(loss)
+
     def _overlap(self, loss: Loss) -> str:
-        """Clause with the time in which other ranks are held up by something else; empty where it is little."""
-        if self.losses.share(loss.overlap_ms) <= SECONDARY_THRESHOLD:
+        """Clause with that time, and what the others lose it to."""
+        if not self._overlap_ms(loss):
             return ""
-        others = [other for other in self.losses.losses if other is not loss and other.overlap_ms > 0]
+        others = [other for other in self.losses.losses if other is not loss and self._overlap_ms(other)]
         names = listed([f"{in_sentence(self._title(other))}{_on_ranks(other)}" for other in others])
         return f"; {loss.overlap_ms:,.1f} ms more overlap with {names or 'another cause'}"
 
@@ -403,14 +411,9 @@ class Judge:
         drawn = resampled_places(_NUM_RESAMPLES, len(begins))
         sums = by_loss[:, drawn].sum(axis=2)
         others = max((loss.ms for loss in losses.losses if loss.basis != TELEMETRY), default=0.0) / losses.step_ms
-        first = sums.max(axis=0) / period[drawn].sum(axis=1)
-        is_first = sums[list(HostLoss).index(recorded)] >= sums.max(axis=0)
-        return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others))))
-
-
-def _left_ms(loss: Loss) -> float:
-    """What a loss takes once those that it overlaps with are gone."""
-    return max(loss.ms, loss.gain_ms + loss.overlap_ms)
+        first = sums.max(axis=0)
+        is_first = sums[list(HostLoss).index(recorded)] >= first
+        return float(np.mean(is_first & (first >= max(BOTTLENECK_THRESHOLD, others) * period[drawn].sum(axis=1))))
 
 
 def _on_ranks(loss: Loss) -> str:

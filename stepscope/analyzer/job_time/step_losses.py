@@ -42,26 +42,27 @@ class StepLosses(NamedTuple):
 def step_losses(steps: JobSteps) -> StepLosses:
     """Losses of each step by the slowest rank, the first cause of an instant taking all of it.
 
-    Ranks that are synchronised once a step wait for the one that was held up longest: two causes on one rank add up,
-    those on different ranks overlap.
+    Ranks that are synchronised once a step wait for the one that was held up longest: two causes on one rank add up
+    to the step at most, those on different ranks overlap.
     """
     held_up = np.zeros(steps.end_ms.shape)
     lost = np.zeros(len(steps))
     ms, column = {}, {}
     by_rank = {}
+    period_ms = steps.period_ms[:, None]
     for loss in HostLoss:
         own = steps.host_ms[loss]
         if loss is HostLoss.RUN_DELAY:  # a thread may lack its CPU as well while it collects or loads
-            own = own * (1.0 - np.minimum(held_up / np.maximum(steps.period_ms, 1e-9)[:, None], 1.0))
+            own = own * (1.0 - held_up / np.maximum(period_ms, 1e-9))
+        own = np.minimum(own, period_ms - held_up)
         by_rank[loss] = own
         held_up = held_up + own
-        so_far = np.minimum(held_up.max(axis=1), steps.period_ms)
-        ms[loss] = np.maximum(so_far - lost, 0.0)
+        so_far = held_up.max(axis=1)
+        ms[loss] = so_far - lost
         column[loss] = steps.host_ms[loss].argmax(axis=1)
-        lost = np.maximum(lost, so_far)
-    without = {loss: np.minimum((held_up - own).max(axis=1), steps.period_ms) for loss, own in by_rank.items()}
-    alone = {loss: np.maximum(lost - left, 0.0) for loss, left in without.items()}
-    longest = {loss: np.minimum(own.max(axis=1), steps.period_ms) for loss, own in by_rank.items()}
+        lost = so_far
+    alone = {loss: lost - (held_up - own).max(axis=1) for loss, own in by_rank.items()}
+    longest = {loss: own.max(axis=1) for loss, own in by_rank.items()}
     return StepLosses(ms, alone, longest, column, steps.period_ms - lost)
 
 
@@ -164,15 +165,17 @@ def with_ordinary_steps(losses: StepLosses, steps: JobSteps, settled: Flags) -> 
     """Losses whose steps gain at most what they take longer than the settled steps without that loss.
 
     What other ranks lose meanwhile without a record of it, as slow Python, is part of those steps too. They may get
-    ahead with it, so a step that follows and is shorter makes up for a part.
+    ahead with it, so a step that follows and is shorter makes up for a part. A step that a rank has no record of may
+    have the loss.
     """
     if len(steps.ranks) == 1:
         return losses
     period_ms, alone = steps.period_ms, dict(losses.alone_ms)
+    is_complete = np.isfinite(steps.end_ms).all(axis=1)
     for loss, own in losses.ms.items():
         has_loss = own > LITTLE * period_ms
         follows = np.concatenate(([False], has_loss[:-1]))
-        ordinary = settled & ~has_loss & ~follows
+        ordinary = settled & is_complete & ~has_loss & ~follows
         if ordinary.sum() >= MIN_STEPS_WITHOUT:
             longer = period_ms - np.median(period_ms[ordinary])
             made_up = np.append(np.minimum(longer, 0.0)[1:] * follows[1:], 0.0)
@@ -195,8 +198,8 @@ def ranks_by_loss(steps: JobSteps, losses: StepLosses, loss: HostLoss, weight: F
     others = held_up.copy()
     others[rows, slowest] = np.nan
     usual = np.nanmedian(others, axis=1) if len(steps.ranks) > 1 else np.zeros(len(steps))
-    alone = np.minimum(held_up[rows, slowest] - usual, losses.ms[loss]) * weight
-    total = float((losses.ms[loss] * weight).sum())
+    alone = np.minimum(held_up[rows, slowest] - usual, losses.own_ms[loss]) * weight
+    total = float((losses.own_ms[loss] * weight).sum())
     if total <= 0:
         return {}
     if alone.sum() < MIN_OWN_SHARE * total:

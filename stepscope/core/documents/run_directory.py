@@ -217,7 +217,7 @@ class Step:
     Attributes:
         start_ns, end_ns: ns since the epoch.
         data_wait_ns: time that the loop waited for its batches.
-        phases: ns by name; one phase may lie inside another.
+        phases: ns by name; one phase may lie inside another, but an evaluation is without the checkpoints inside of it.
         figures: what the training code passed to `prof.step`, and what is measured beside (loss, tokens, memory, ...).
         captured: a profiler recorded the step, which makes it longer.
         anomalies: kinds of anomaly found in the step.

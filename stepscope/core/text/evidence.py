@@ -158,6 +158,8 @@ def _meaning(analysis: Analysis) -> str:
     verdict = analysis.verdict
     of_reason = _MEANINGS_OF_REASONS.get(verdict.reasons[0]) if verdict.reasons else None
     on_cpu = _MEANINGS_ON_CPU.get(verdict.cause) if is_on_cpu(analysis.job) else None
+    if verdict.cause is Cause.UNEXPLAINED and not analysis.ranks:  # no trace
+        return "The step records do not show why"
     return of_reason or on_cpu or _MEANINGS.get(verdict.cause, "")
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from stepscope.core.documents.analysis import (
+    OVERLAPPING,
     AnalysedJob,
     MeshSizes,
     Pipeline,
@@ -164,6 +165,8 @@ def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
 
 def training_category_title(category: str, job: AnalysedJob) -> str:
     """A category of a job's training time as a title: 'Garbage collection', 'Data loading'."""
+    if category == OVERLAPPING:
+        return "Several causes on different ranks at once"
     return cause_title_of_job(Cause(category), job) if category in frozenset(Cause) else _sentence(category)
 
 

@@ -2,7 +2,8 @@
 
 A checkpoint is a call that writes one: of torch, of its distributed checkpoint, of safetensors. An evaluation is the
 reading of a DataLoader that does not train (`loader_waits`), or the time from `model.eval()` to `model.train()` without
-a backward pass; the longer of both counts. A phase of the training code's own that is named so takes precedence.
+a backward pass; the longer of both counts. A phase of the training code's own that is named so takes precedence. The
+checkpoints inside of an evaluation are not part of it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _MIN_EVALUATION_NS = 100_000
 
 _EVALUATION_NAMES = ("eval", "valid")
 """What the names of phases contain by which training code tells of evaluations itself."""
+_CHECKPOINT_NAMES = ("checkpoint", "save", "saving")
+"""The same of checkpoints."""
 
 
 class ObservedCheckpoints:
@@ -169,18 +172,15 @@ class ObservedEvaluations:
         self._end_evaluation()
         _, evaluations = self._waits.update()
         by_mode, self._by_mode = self._by_mode, []
-        if evaluations or by_mode:
-            self._add(max(evaluations, by_mode, key=duration_ns), record)
-
-    def _add(self, evaluations: list[Interval], record: StepRecord) -> None:
-        """Add evaluations without the phases inside of them."""
-        if any(part in name.lower() for name in record.phases for part in _EVALUATION_NAMES):
-            return
-        for phase in [interval for intervals in record.phase_intervals.values() for interval in intervals]:
-            evaluations = [piece for evaluation in evaluations for piece in _without(evaluation, phase)]
-        if duration_ns(evaluations) >= _MIN_EVALUATION_NS:
-            for evaluation in evaluations:
-                record.add_phase(EVALUATION, evaluation)
+        names = [name for name in record.phases if _is_one_of(_EVALUATION_NAMES, name)]
+        for name in names:
+            if own := record.phase_intervals.pop(name, []):
+                del record.phases[name]
+                _add(name, _without_checkpoints(own, record), record)
+        if not names and (evaluations or by_mode):
+            observed = _without_checkpoints(max(evaluations, by_mode, key=duration_ns), record)
+            if duration_ns(observed) >= _MIN_EVALUATION_NS:
+                _add(EVALUATION, observed, record)
 
     def close(self) -> None:
         self._has_failed = True  # nothing begins any more
@@ -260,6 +260,24 @@ class ObservedEvaluations:
         if not self._has_failed:
             self._has_failed = True
             logger.warning("stepscope goes on without evaluations: %s: %s", type(error).__name__, error)
+
+
+def _is_one_of(parts: Collection[str], name: str) -> bool:
+    return any(part in name.lower() for part in parts)
+
+
+def _add(name: str, intervals: list[Interval], record: StepRecord) -> None:
+    for interval in intervals:
+        record.add_phase(name, interval)
+
+
+def _without_checkpoints(evaluations: list[Interval], record: StepRecord) -> list[Interval]:
+    """What is left of evaluations without the checkpoints inside of them."""
+    for name, checkpoints in record.phase_intervals.items():
+        if _is_one_of(_CHECKPOINT_NAMES, name):
+            for inner in checkpoints:
+                evaluations = [piece for evaluation in evaluations for piece in _without(evaluation, inner)]
+    return evaluations
 
 
 def _without(interval: Interval, inner: Interval) -> list[Interval]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
+from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import LoaderSettings
 from stepscope.core.vocabulary import Cause, Reason
@@ -193,15 +196,27 @@ def test_a_run_without_a_lasting_update_is_wasted(fields: dict[str, Any]) -> Non
     assert analysis.job_time.breakdown == {Cause.WASTED_STEPS: pytest.approx(1)}
 
 
-def test_a_capture_that_contradicts_the_records_leaves_little_confidence() -> None:
+def _cpu_trace() -> TraceBuilder:
+    """Three captured steps of 80 ms, each an operator."""
     trace = TraceBuilder()
     for place in range(3):
         begin = 1_000 + place * _CAPTURED_US
         trace.step(4 + place, begin, begin + _CAPTURED_US)
         trace.operator("aten::mm", begin + 10, begin + _CAPTURED_US - 10)
-    verdict = _analysed(lambda _: 42.0, lambda _: {"phases": {"evaluation": 40 * MS}}, trace=trace).verdict
+    return trace
+
+
+def test_a_capture_that_contradicts_the_records_leaves_little_confidence() -> None:
+    verdict = _analysed(lambda _: 42.0, lambda _: {"phases": {"evaluation": 40 * MS}}, trace=_cpu_trace()).verdict
     assert verdict.cause is Cause.EVALUATION
     assert verdict.confidence < 0.7
+
+
+def test_captured_steps_that_lack_a_cpu_as_the_others_do_not_contradict_the_records() -> None:
+    job_time = _analysed(lambda _: 80.0, lambda _: {"run_delay_ns": 50 * MS}, trace=_cpu_trace()).job_time
+    assert job_time is not None
+    assert job_time.breakdown[Cause.CONTENTION] == pytest.approx(50 / 80)
+    assert [layer.agrees for layer in job_time.layers if layer.layer == "trace"] == [True]
 
 
 def test_a_start_up_step_alone_leaves_the_traces_verdict() -> None:
@@ -230,8 +245,56 @@ def test_the_confidence_of_many_steps_is_that_of_few() -> None:
     assert of(5_000) == of(40) >= 0.9
 
 
+@pytest.mark.parametrize("waiting", [range(20, 21), range(1, 4)], ids=["one step", "the first steps"])
+@pytest.mark.parametrize("others_ms", [0.0, 10.0])
+def test_few_long_waits_are_bursts_without_a_pattern(others_ms: float, waiting: range) -> None:
+    lengths = [400.0 if index in waiting else others_ms for index in range(41)]
+    steps = job_steps([rank_steps(0, lengths, lambda index: {"data_wait_ns": 390 * MS if index in waiting else 0})])
+    assert steps is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verdict = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=1).verdict
+    assert (verdict.cause, verdict.reasons) == (Cause.DATA_LOADING, [Reason.BURSTY])
+    assert all(math.isfinite(evidence.value) for evidence in verdict.evidence)
+
+
 @pytest.mark.parametrize(("run_delay_ms", "is_reason"), [(1, False), (10, True)])
 def test_lack_of_a_cpu_is_a_reason_of_a_late_host_where_it_is_much_of_that(run_delay_ms: int, is_reason: bool) -> None:
     reasons = _analysed(lambda _: 70.0, lambda _: {"run_delay_ns": run_delay_ms * MS}).verdict.reasons
     assert (reasons[-1] is Reason.CPU_LIMITED) is is_reason
     assert reasons[0] is not Reason.CPU_LIMITED
+
+
+def test_wasted_steps_are_named_beside_a_larger_loss() -> None:
+    def more(index: int) -> dict[str, Any]:
+        return {"phases": {"evaluation": 100 * MS}, "figures": {"overflow": float(index % 5 == 0)}}
+
+    analysis = _analysed(lambda _: 142.0, more)
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert verdict.cause is Cause.EVALUATION
+    assert verdict.next is not None
+    assert (verdict.next.cause, verdict.next.reasons) == (Cause.WASTED_STEPS, [Reason.OVERFLOW])
+    assert verdict.next.share == pytest.approx(0.2, abs=0.03)
+    assert Cause.WASTED_STEPS in [other.cause for other in verdict.secondary]
+
+
+def test_causes_of_different_ranks_at_once_are_told_apart() -> None:
+    lengths = [150.0] * 40
+    loading = rank_steps(0, lengths, lambda _: {"data_wait_ns": 60 * MS})
+    collecting = rank_steps(1, lengths, lambda _: {"figures": {"gc_pause_ns": 40.0 * MS}})
+    steps = job_steps([loading, collecting])
+    assert steps is not None
+    analysis = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=2, missing_ranks=[])
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, [0])
+    assert verdict.share == pytest.approx(20 / 150)
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(130)
+    assert job_time.breakdown["overlapping"] == pytest.approx(40 / 150)
+    assert sum(job_time.breakdown.values()) == pytest.approx(1)
+    assert verdict.next is not None
+    assert verdict.next.reasons == [Reason.GC]
+    assert verdict.next.share == pytest.approx(40 / 150)
+    assert "overlap with garbage collection on rank 1" in verdict.summary

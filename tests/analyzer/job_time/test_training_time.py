@@ -141,6 +141,22 @@ def test_two_causes_add_up_on_one_rank_and_overlap_on_two() -> None:
     assert apart.mean_ms(apart.losses.ms[HostLoss.DATA_WAIT]) == 0
 
 
+def test_causes_of_one_rank_together_lose_the_step_at_most() -> None:
+    training = _training(_waiting(0, {"phases": {"checkpoint": 80 * MS, "evaluation": 90 * MS}}))
+    losses = training.losses
+    for loss, ms in ((HostLoss.CHECKPOINT, 80), (HostLoss.EVALUATION, 20)):
+        assert training.mean_ms(losses.ms[loss]) == pytest.approx(ms)
+        assert training.mean_ms(losses.alone_ms[loss]) == pytest.approx(ms)
+
+
+def test_a_step_that_a_rank_has_no_record_of_does_not_show_what_a_step_takes_without_its_loss() -> None:
+    waiting = _waiting(1, {"data_wait_ns": 60 * MS})
+    waiting = RankSteps(1, [step for step in waiting.steps if step.index % 2])
+    training = _training(_waiting(0, {}), waiting)
+    alone_ms = training.losses.alone_ms[HostLoss.DATA_WAIT]
+    assert alone_ms[training.settled & (training.steps.index % 2 == 1)] == pytest.approx(60)
+
+
 def test_slow_steps_without_a_record_are_found_with_their_period_and_late_rank() -> None:
     late = rank_steps(0, [430.0 if index % 4 == 3 else 91.0 for index in range(30)])
     others = [rank_steps(rank, [430.0 if index % 4 == 0 and index else 91.0 for index in range(30)]) for rank in (1, 2)]

@@ -133,3 +133,8 @@ def test_every_metric_of_the_analyzer_has_a_clause_or_is_said_elsewhere() -> Non
         "steps_without_device", "largest_activity",
     }  # fmt: skip
     assert {metric.partition(": ")[0] for metric in analyzer_metrics()} - set(_CLAUSES) == said_elsewhere
+
+
+def test_profiled_steps_are_no_evidence_of_a_job_without_a_trace() -> None:
+    verdict = replace(ANALYSIS.verdict, cause=Cause.UNEXPLAINED, reasons=[], evidence=[], fix=None)
+    assert evidence_sentence(replace(ANALYSIS, verdict=verdict, ranks=[])) == "The step records do not show why."

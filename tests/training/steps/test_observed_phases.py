@@ -223,18 +223,24 @@ def test_one_that_the_training_code_names_is_not_told_twice(loop: _Loop) -> None
     assert loop.end_step(validation=5) is None
 
 
-def test_phases_inside_of_an_evaluation_are_not_counted_twice(loop: _Loop) -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_checkpoint_inside_of_an_evaluation_is_no_part_of_it(loop: _Loop, is_named: bool) -> None:
     record = StepRecord(0, 0, 1)
+    began = loop.clock.now()
     loop.model.eval()
     loop.evaluate()
+    record.add_phase("forward", (began, loop.clock.now()))
     saving = loop.clock.now()
     loop.clock.sleep(_SECONDS)
     record.add_phase("checkpoint", (saving, loop.clock.now()))
     loop.model.train()
+    if is_named:
+        record.add_phase("validation", (began, loop.clock.now()))
     loop.watch.step_ended(record)
-    assert record.phases["evaluation"] == _SECONDS * 1e9
-    began, ended = record.phase_intervals["evaluation"][0][0], record.phase_intervals["evaluation"][-1][1]
-    assert sum(record.phases.values()) == ended.ns - began.ns
+    name = "validation" if is_named else "evaluation"
+    assert record.phases.keys() == {name, "forward", "checkpoint"}
+    assert record.phases[name] == _SECONDS * 1e9
+    assert sum(ended.ns - began.ns for began, ended in record.phase_intervals[name]) == record.phases[name]
 
 
 @pytest.mark.parametrize("learns", [False, True], ids=["no_grad", "with gradients"])
