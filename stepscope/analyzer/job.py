@@ -32,6 +32,7 @@ from stepscope.analyzer.missing_evidence import MissingEvidence, missing_evidenc
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
+from stepscope.analyzer.slow_settings import with_slow_settings
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
@@ -114,7 +115,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     capture = captured_steps(by_rank, aligned.table, what_if)
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
-    return analysis if unrecorded is None else _without_gain(analysis, unrecorded), list(by_rank.values())
+    analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
+    return with_slow_settings(analysis, context.slow_settings), list(by_rank.values())
 
 
 def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:

@@ -16,6 +16,7 @@ from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.ledger.unrecorded_work import Missing
 from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.slow_settings import SlowSetting
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.text.numbers import counted, form, listed
@@ -36,6 +37,7 @@ class JobContext:
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
         network_bytes_per_second: of each GPU's network card in one direction.
         run: what the run directory tells of all steps; None from traces alone.
+        slow_settings: settings of the run that slow it down.
         unrecorded: views of ranks whose traces hold no device activities, though those of others do.
     """
 
@@ -49,6 +51,7 @@ class JobContext:
     network_bytes_per_second: float | None = None
     run: RunFacts | None = None
     unrecorded: Sequence[RankView] = ()
+    slow_settings: Sequence[SlowSetting] = ()
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

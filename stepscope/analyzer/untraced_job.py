@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stepscope.analyzer.job_time.job_verdict import WITHOUT_TRACE, RunFacts, with_recorded_time
+from stepscope.analyzer.slow_settings import with_slow_settings
 from stepscope.analyzer.summaries import JobContext, oversubscribed_notice
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, Roofline, RooflineCoverage, TraceQuality, Verdict
 from stepscope.core.vocabulary import Cause, Notice
@@ -61,4 +62,4 @@ def analyse_untraced_job(
         roofline=Roofline(RooflineCoverage(model=0.0, by_name=0.0, none=1.0), []),
         warnings=notices,
     )
-    return with_recorded_time(analysis, facts)
+    return with_slow_settings(with_recorded_time(analysis, facts), context.slow_settings)

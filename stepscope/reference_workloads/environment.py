@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.training.run.identity import num_usable_cpus, relevant_environment, software_versions
+from stepscope.training.run.identity import num_usable_cpus, software_versions
+from stepscope.training.run.settings import relevant_environment
 
 _GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
 _TIMEOUT_SECONDS = 20

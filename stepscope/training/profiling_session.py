@@ -47,6 +47,7 @@ from stepscope.training.run.context import (
 from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
+from stepscope.training.run.settings import ObservedSettings
 from stepscope.training.run.shutdown import ShutdownHandler
 from stepscope.training.steps import spans
 from stepscope.training.steps.device_times import DeviceClock
@@ -128,6 +129,7 @@ class Profile:
         self._figures = StepScalarReader(self._scalar_reader)
         self._gradients = LocalGradientNorm(self._scalar_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
+        self._observed = ObservedSettings(self._owners)
         self._device_clock = DeviceClock()
         self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
         self._spans = spans.SpanRecorder(
@@ -297,7 +299,7 @@ class Profile:
         )
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
-            self._manifest = ManifestWriter(context, labels)
+            self._manifest = ManifestWriter(context, labels, self._observed)
             self._manifest.write()
         remove_leftovers(self.run_directory, identity.rank)
         self._captures = CaptureRunner(
@@ -309,7 +311,10 @@ class Profile:
         )
         phase = weakref.WeakMethod(self.phase)
         observed = make_observers(
-            lambda name: None if (alive := phase()) is None else alive(name), self._open_spans.names, self._device_clock
+            lambda name: None if (alive := phase()) is None else alive(name),
+            self._open_spans.names,
+            self._device_clock,
+            self._observed,
         )
         listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients, *observed]
         self._listeners = StepListeners(listeners)
@@ -351,6 +356,7 @@ class Profile:
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
+            self._manifest.read_settings(is_over=self.gives_way)  # which ends with the process
             self._manifest.end(ended, self._times.unprofiled_step_ms())
             has_trace = self._captures is not None and self._captures.latest is not None
             first_step = 0 if self._context is None else self._context.first_step
@@ -378,6 +384,7 @@ class Profile:
 
     def _keep_unprofiled_time(self) -> None:
         if self._manifest is not None:
+            self._manifest.read_settings()
             self._manifest.keep(self._times.unprofiled_step_ms())
 
     def _open_step(self, index: int) -> None:
@@ -412,6 +419,11 @@ class Profile:
         """Add to the current step time of a phase outside `prof.phase`."""
         if self._step is not None:
             self._step.add_phase(name, interval)
+
+    @_harmless
+    def optimizer_seen(self, optimizer: Any) -> None:
+        """Note the settings of an optimizer of the training, for the manifest."""
+        self._observed.optimizer_seen(optimizer)
 
     def now(self) -> Instant:
         """The current instant, for the ends of an interval."""

@@ -191,8 +191,12 @@ def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[Ca
     """What the run directory tells of the job beside the analysed capture: nothing without step records."""
     hosts = {view.rank: view.header.host_name for view in job.views if view.header.host_name}
     steps = job_steps(records.ranks, hosts)
+    if steps is None:
+        return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return None if steps is None else RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light)
+    settings = None if job.manifest is None else job.manifest.settings
+    loaders = [] if settings is None else settings.loaders
+    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light, loaders)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.slow_settings import slow_settings
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.core.documents.run_directory import RUN_FILE, STEPS_FOLDER, RunManifest
@@ -107,4 +108,5 @@ def _context(manifest: RunManifest | None, notices: list[Notice], found: RankVie
         mesh=MeshSizes(**known),
         num_cpus=manifest.num_cpus,
         simulated_compute=manifest.simulated_compute,
+        slow_settings=slow_settings(manifest.settings, manifest.environment),
     )

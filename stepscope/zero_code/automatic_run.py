@@ -104,7 +104,7 @@ class AutomaticRun:
         if threading.get_ident() != self._thread and not self._is_on_training_thread():
             self.has_unseen_update |= _is_autograds()
             return False
-        if self._profile is None and not self._begin():
+        if self._profile is None and not self._begin(optimizer):
             return False
         if self._is_step_due and self._depth == 0 and self._cycle.counts(optimizer):
             self.end_due_step()
@@ -191,8 +191,10 @@ class AutomaticRun:
             self._thread = threading.get_ident()
         return threading.get_ident() == self._thread
 
-    def _begin(self) -> bool:
+    def _begin(self, optimizer: Any = None) -> bool:
         self._profile = _begun_profile()
+        if self._profile is not None:
+            self._profile.optimizer_seen(optimizer)
         self._is_off = self._profile is None
         self._speaks = prints_on_this_rank()
         return not self._is_off

@@ -54,6 +54,13 @@ def with_loaders(run_script: RunScript) -> Ran:
     return run_script(_LOADERS, "--run", "r", "--first", "5", "--active", "2")
 
 
+def test_settings_of_its_optimizer_and_loaders_are_recorded(with_loaders: Ran) -> None:
+    (run,) = with_loaders.runs
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    assert settings["optimizers"] == [{"name": "AdamW", "fused": None, "foreach": None}]
+    assert [loader["num_workers"] for loader in settings["loaders"]] == [2, 0]
+
+
 def test_every_update_is_a_step(with_loaders: Ran) -> None:
     assert with_loaders.code == 0
     assert [line["index"] for line in with_loaders.steps()] == list(range(12))

@@ -25,7 +25,7 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
-from stepscope.core.documents.run_directory import Attempt
+from stepscope.core.documents.run_directory import Attempt, LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -39,6 +39,7 @@ class RunFacts(NamedTuple):
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
+        loaders: settings of the DataLoaders that were seen; empty where unknown.
     """
 
     steps: JobSteps
@@ -46,6 +47,7 @@ class RunFacts(NamedTuple):
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
+    loaders: Sequence[LoaderSettings] = ()
 
 
 def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
@@ -67,7 +69,7 @@ def with_recorded_time(analysis: Analysis, facts: RunFacts) -> Analysis:
 
 def _judged(analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], facts: RunFacts) -> Analysis:
     losses = job_losses(training, captures, facts.light)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses), facts.num_cpus)
+    judge = Judge(analysis, training, losses, _loader_findings(training, losses, facts.loaders), facts.num_cpus)
     job_time = _job_time(training, losses, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
@@ -179,9 +181,13 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
-def _loader_findings(training: TrainingTime, losses: JobLosses) -> LoaderFindings | None:
+def _loader_findings(
+    training: TrainingTime, losses: JobLosses, loaders: Sequence[LoaderSettings]
+) -> LoaderFindings | None:
+    numbers = {loader.num_workers for loader in loaders if loader.trains}
+    num_workers = numbers.pop() if len(numbers) == 1 else None
     for loss in losses.losses:
         if loss.recorded is HostLoss.DATA_WAIT:
             rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
-            return loader_findings(training, rank, losses.step_ms, loss.ms)
+            return loader_findings(training, rank, losses.step_ms, loss.ms, num_workers=num_workers)
     return None

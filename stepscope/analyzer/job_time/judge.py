@@ -249,7 +249,7 @@ class Judge:
         from_trace = ([], []) if row is None else (list(row.reasons), list(row.evidence[1:]))
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
-            return [*self.loader.reasons, *in_process], self.loader.evidence
+            return list(dict.fromkeys([*self.loader.reasons, *in_process])), self.loader.evidence
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():

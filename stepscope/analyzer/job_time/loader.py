@@ -33,7 +33,9 @@ class LoaderFindings(NamedTuple):
     action: str
 
 
-def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: float) -> LoaderFindings:
+def loader_findings(
+    training: TrainingTime, rank: int, step_ms: float, wait_ms: float, *, num_workers: int | None = None
+) -> LoaderFindings:
     """Findings on the loader of the rank that waits longest.
 
     A loader with w workers that are far too slow delivers w batches at once and then stalls, so only every w-th step
@@ -42,6 +44,7 @@ def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: 
     Args:
         step_ms: mean step of the job.
         wait_ms: part of it that is waiting for data.
+        num_workers: of the loader that trains, by its settings; None where unknown.
     """
     steps = training.steps
     waits_ms = steps.host_ms[HostLoss.DATA_WAIT][training.settled, steps.ranks.index(rank)]
@@ -56,7 +59,11 @@ def loader_findings(training: TrainingTime, rank: int, step_ms: float, wait_ms: 
         reasons = [Reason.STARVED]
     evidence = [replace(item, ranks=[rank]) for item in evidence]
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
-    if workers is None:
+    if num_workers == 0:
+        reasons = [*reasons, Reason.NO_WORKERS]
+    if num_workers:
+        action = f"num_workers={math.ceil(num_workers * factor)} (now {num_workers})"
+    elif workers is None:
         action = f"raise num_workers to {factor:.1f} times what it is, and prefetch_factor"
     else:
         action = f"num_workers={math.ceil(workers * factor)} (now {workers}, by the period of the waits)"

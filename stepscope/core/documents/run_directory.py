@@ -1,6 +1,6 @@
 """Layout of a run directory, its manifest run.json, its steps and those of logs (`stepscope.steps/1`), its timelines.
 
-run.json                       the manifest: host, mesh, versions, environment, attempts, unprofiled step time
+run.json                       the manifest: host, mesh, versions, environment, settings, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
                                and later attempts
 steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
@@ -86,6 +86,79 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """Run manifest: how a DataLoader that gave batches makes them.
+
+    Attributes:
+        trains: it gave batches while gradients were recorded.
+        pin_memory: its batches are copied to pinned memory, for which there has to be a GPU.
+        prefetch_factor: None without workers.
+    """
+
+    trains: bool
+    num_workers: int
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    prefetch_factor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Run manifest: an optimizer, by its class. `fused` and `foreach` are None where torch chooses."""
+
+    name: str
+    fused: bool | None = None
+    foreach: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Run manifest: a model that `prof.watch` was given.
+
+    Attributes:
+        parameter_types: as torch names them ("bfloat16"), sorted.
+        memory_format: channels_last where a parameter has it, else contiguous; None without parameters of four
+            dimensions.
+    """
+
+    name: str
+    parameter_types: list[str]
+    memory_format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Run manifest: what the process of rank 0 tells of its own settings, between two steps; None: unknown.
+
+    Attributes:
+        deterministic: torch's mode for deterministic algorithms: default (off), warn, error.
+        float32_matmul_precision: highest, high or medium.
+        autocast: type by kind of device ("cuda": "bfloat16") where autocast is on; one entered inside of a step alone
+            is not seen.
+        num_threads, num_interop_threads: of torch, inside an operator and between operators.
+        gc_frozen: number of objects that the garbage collector never looks at.
+        loaders: distinct ones, in the order of their first batches.
+    """
+
+    anomaly_mode: bool | None = None
+    deterministic: str | None = None
+    cudnn_benchmark: bool | None = None
+    cudnn_deterministic: bool | None = None
+    cudnn_allow_tf32: bool | None = None
+    matmul_allow_tf32: bool | None = None
+    float32_matmul_precision: str | None = None
+    autocast: dict[str, str] = field(default_factory=dict)
+    num_threads: int | None = None
+    num_interop_threads: int | None = None
+    gc_enabled: bool | None = None
+    gc_thresholds: list[int] = field(default_factory=list)
+    gc_frozen: int | None = None
+    loaders: list[LoaderSettings] = field(default_factory=list)
+    optimizers: list[OptimizerSettings] = field(default_factory=list)
+    models: list[ModelSettings] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class RunManifest:
     """The document run.json."""
 
@@ -98,6 +171,7 @@ class RunManifest:
     """processors that the process may use"""
     versions: dict[str, str]
     environment: dict[str, str]
+    """variables that change how a step runs, from a fixed list of names"""
     attempts: list[Attempt]
     unprofiled_step_ms: float | None = None
     """median step of rank 0 before the first capture, or after it where there is none before"""
@@ -106,6 +180,8 @@ class RunManifest:
     labels: dict[str, str] = field(default_factory=dict)
     cpu_affinity: str = ""
     """the processors that rank 0 may use at its start, as the kernel lists them ("0-3,8"); empty when unknown"""
+    settings: TrainingSettings | None = None
+    """the latest: read at the start, before each capture and at the end"""
     schema: str = RUN_SCHEMA
 
 

@@ -35,6 +35,7 @@ class StepscopeCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._close(Exception)  # only a failed training has not ended itself
         self.prof = profile(**{"first_step": state.global_step} | self._options)
+        self.prof.optimizer_seen(more.get("optimizer"))
         self.prof.__enter__()
         self._awaits_log = False
         self._tokens_seen = state.num_input_tokens_seen

@@ -33,6 +33,8 @@ class StepscopeCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.prof = profile(**{"first_step": trainer.global_step} | self._options)
+        for optimizer in trainer.optimizers:
+            self.prof.optimizer_seen(optimizer)
         self.prof.__enter__()
         self._steps_seen = trainer.global_step
 

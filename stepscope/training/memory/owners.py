@@ -28,6 +28,10 @@ class MemoryOwners:
         with suppress(TypeError):  # something that cannot be referred to weakly
             self._modules.add(model)
 
+    def modules(self) -> list[Any]:
+        """The watched modules that are still there."""
+        return list(self._modules)
+
     def storages(self) -> Storages:
         """Where parameters (with buffers), gradients and optimizer state are now.
 

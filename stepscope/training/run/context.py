@@ -19,11 +19,11 @@ from stepscope.training.run.identity import (
     Identity,
     cpu_affinity,
     num_usable_cpus,
-    relevant_environment,
     software_versions,
 )
 from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_mesh_dimension, mesh_sizes
 from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
+from stepscope.training.run.settings import ObservedSettings, relevant_environment
 
 _MAX_NAMED = 8
 
@@ -107,8 +107,9 @@ class ManifestWriter:
         OSError: from `write` and `end`, when the run directory cannot be written.
     """
 
-    def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
+    def __init__(self, context: RunContext, labels: dict[str, str], observed: ObservedSettings) -> None:
         self._context = context
+        self._observed = observed
         self._is_due = False
         self._writing = threading.Lock()  # a signal has the end written on another thread
         run_directory, identity = context.run_directory, context.identity
@@ -125,6 +126,7 @@ class ManifestWriter:
             simulated_compute=context.settings.simulated_compute,
             labels=labels,
             cpu_affinity=cpu_affinity(),
+            settings=observed.read(),
         )
 
     def write(self) -> None:
@@ -141,6 +143,16 @@ class ManifestWriter:
             world_size = self._context.identity.world_size
             self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
         self._is_due = True
+
+    def read_settings(self, *, is_over: bool = False) -> None:
+        """Have what is set now written with the next change. On the thread that trains.
+
+        Args:
+            is_over: the training code was left a while ago, and what it had set may have been restored.
+        """
+        known = self._manifest.settings
+        settings = self._observed.with_seen(known) if is_over and known is not None else self._observed.read()
+        self._manifest = replace(self._manifest, settings=settings, environment=relevant_environment())
 
     def run_task(self) -> None:
         """Once a second, on another thread: write what has changed."""

@@ -1,4 +1,4 @@
-"""Identity of this process and its run: rank, host, launcher, GPU, versions, environment, run name, the ranks' store.
+"""Identity of this process and its run: rank, host, launcher, GPU, versions, run name, the ranks' store.
 
 Nothing here starts CUDA, which would take GPU memory.
 """
@@ -32,9 +32,6 @@ LAUNCHERS = (
 """Variables of torchrun, srun, Open MPI, and MPICH and Intel MPI: rank, world size, local rank. The first launcher that
 tells a rank has started this process: torchrun under srun tells its own. Slurm's SLURM_NTASKS is not among them, as a
 batch script has it without being a task of so many."""
-
-_ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +79,6 @@ def software_versions() -> dict[str, str]:
         if torch.cuda.is_available() and hasattr(torch.cuda, "nccl"):
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return found
-
-
-def relevant_environment() -> dict[str, str]:
-    """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_ENVIRONMENT_PREFIXES) and not _SECRET.search(name)
-    }
 
 
 def num_usable_cpus() -> int:

@@ -21,6 +21,7 @@ from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
 from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
 from stepscope.training.run.context import RunContext
+from stepscope.training.run.settings import ObservedSettings
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
@@ -140,18 +141,22 @@ def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) 
 
 
 def make_observers(
-    phase: Callable[[str], AbstractContextManager[None] | None], open_spans: Callable[[], list[str]], clock: DeviceClock
+    phase: Callable[[str], AbstractContextManager[None] | None],
+    open_spans: Callable[[], list[str]],
+    clock: DeviceClock,
+    observed: ObservedSettings,
 ) -> list[StepListener]:
     """Listeners that see phases which the training code does not name.
 
     Args:
         phase: opens a phase; None once nobody measures.
         open_spans: names of the spans that are open.
+        observed: gets the DataLoaders that are seen.
     """
     return _make_all(
         {
             "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
-            "evaluations": lambda: ObservedEvaluations(clock.now),
+            "evaluations": lambda: ObservedEvaluations(clock.now, observed),
         }
     )
 

@@ -30,6 +30,7 @@ from stepscope.core.loader_waits import (
     timed_beginning,
 )
 from stepscope.core.process import Patch
+from stepscope.training.run.settings import ObservedSettings
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -146,10 +147,12 @@ class ObservedEvaluations:
 
     Args:
         now: the current instant.
+        observed: gets the DataLoaders that are seen.
     """
 
-    def __init__(self, now: Callable[[], Instant]) -> None:
+    def __init__(self, now: Callable[[], Instant], observed: ObservedSettings) -> None:
         self._now = now
+        self._observed = observed
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._waits = LoaderWaits()
         self._is_asking = self._has_failed = False
@@ -200,6 +203,7 @@ class ObservedEvaluations:
 
     def batch_came(self, iterator: Any, asked: Instant) -> None:
         learns = self._torch.is_grad_enabled()
+        self._observed.loader_gave(iterator, learns=learns)
         self._record_wait(functools.partial(self._waits.gave, learns=learns), iterator, asked)
 
     def loader_ran_out(self, iterator: Any, asked: Instant) -> None:

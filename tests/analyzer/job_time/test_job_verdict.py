@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.run_directory import LoaderSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.job_time.records import MS, captured, rank_steps
@@ -38,12 +40,13 @@ def _analysed(
     *,
     trace: TraceBuilder | None = None,
     num_cpus: int | None = None,
+    loaders: Sequence[LoaderSettings] = (),
 ) -> Analysis:
     lengths = [80.0 if 4 <= index <= 6 else length_ms(index) for index in range(40)]
     records = rank_steps(0, lengths, lambda index: captured(4, 6)(index) | more(index))
     steps = job_steps([records])
     assert steps is not None
-    return analyse(trace or _trace(), context=JobContext(run=RunFacts(steps, num_cpus=num_cpus)))
+    return analyse(trace or _trace(), context=JobContext(run=RunFacts(steps, num_cpus=num_cpus, loaders=loaders)))
 
 
 def test_idle_time_that_only_the_capture_has_is_no_bottleneck() -> None:
@@ -81,6 +84,26 @@ def test_recorded_waits_are_a_loss_as_far_as_the_gpu_can_have_been_idle() -> Non
     assert starved.fix is not None
     assert starved.fix.step_ms == pytest.approx(45)
     assert starved.confidence >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("loaders", "action", "reasons"),
+    [
+        ([LoaderSettings(True, 2)], "num_workers=9 (now 2)", [Reason.STARVED]),
+        ([LoaderSettings(False, 1), LoaderSettings(True, 2)], "num_workers=9 (now 2)", [Reason.STARVED]),
+        ([LoaderSettings(True, 0)], REMEDIES[Reason.NO_WORKERS], [Reason.STARVED, Reason.NO_WORKERS]),
+        (
+            [LoaderSettings(True, 1), LoaderSettings(True, 2)],
+            "raise num_workers to 4.4 times what it is, and prefetch_factor",
+            [Reason.STARVED],
+        ),
+    ],
+)
+def test_the_number_of_workers_to_set_begins_with_the_present_one(
+    loaders: list[LoaderSettings], action: str, reasons: list[Reason]
+) -> None:
+    verdict = _analysed(lambda _: 200.0, lambda _: {"data_wait_ns": 155 * MS}, loaders=loaders).verdict
+    assert (verdict.actions[0], verdict.reasons) == (action, reasons)
 
 
 def test_workers_that_are_far_too_few_starve_a_loop_that_waits_for_every_second_batch() -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import stepscope
 from stepscope.core.loader_waits import Instant
+from stepscope.training.memory.owners import MemoryOwners
+from stepscope.training.run.settings import ObservedSettings
 from stepscope.training.steps import observed_phases
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
 from stepscope.training.steps.telemetry import StepRecord
@@ -104,7 +106,7 @@ def test_a_save_that_fails_fails_as_before_and_the_next_is_seen(checkpoints: _Ch
 def test_what_was_watched_is_torch_s_own_again() -> None:
     save, evaluate, train, backward = torch.save, torch.nn.Module.eval, torch.nn.Module.train, torch.Tensor.backward
     loader_methods = torch.utils.data.DataLoader.__iter__
-    checkpoints, evaluations = _Checkpoints(), ObservedEvaluations(_Clock().now)
+    checkpoints, evaluations = _Checkpoints(), ObservedEvaluations(_Clock().now, ObservedSettings(MemoryOwners()))
     torch.nn.Linear(2, 2).eval()
     assert torch.save is not save
     checkpoints.watch.close()
@@ -135,7 +137,7 @@ class _Loop:
     def __init__(self, clock: _Clock) -> None:
         self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-        self.watch = ObservedEvaluations(clock.now)
+        self.watch = ObservedEvaluations(clock.now, ObservedSettings(MemoryOwners()))
 
     def train(self) -> None:
         self.model(torch.ones(4, 2)).sum().backward()
