@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.injections.faults import FaultSite, Injection
+from stepscope.reference_workloads.job import FaultSite, Injection
 from stepscope.reference_workloads.parallelism.gradients import named_parameters
 
 

@@ -14,8 +14,8 @@ from statistics import median
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import placement
-from stepscope.reference_workloads.injections.faults import Injection, control_of, inject_faults
-from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
+from stepscope.reference_workloads.injections.faults import control_of, inject_faults
+from stepscope.reference_workloads.job import Injection, TrainingJob, TrainingOutcome, TrainingProgress
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RankFile
 from stepscope.reference_workloads.checkpoint import Checkpointer
 from stepscope.reference_workloads.data_loading import batches, make_loader
-from stepscope.reference_workloads.injections.faults import FaultSite, write_injections
-from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome, TrainingProgress
+from stepscope.reference_workloads.injections.faults import write_injections
+from stepscope.reference_workloads.job import FaultSite, TrainingJob, TrainingOutcome, TrainingProgress
 from stepscope.reference_workloads.models.mixed_precision import LossScale
 from stepscope.reference_workloads.models.simulated_compute import TruthLog
 from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, forget_first_reductions, reduce_gradients

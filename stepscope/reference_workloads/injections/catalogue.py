@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.reference_workloads.injections import communication, compute, failure, gpu_memory, host
-from stepscope.reference_workloads.injections.faults import Injection
+from stepscope.reference_workloads.job import Injection
 
 _KINDS: tuple[type[Injection], ...] = (
     host.SlowLoader,

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections import faults
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import FaultSite, Injection, TrainingJob, severity
 
 _WIDER = 2
 """Times the hidden size, with as many parameters in a quarter of the layers."""
@@ -18,7 +18,7 @@ _TOKENS = 2048
 pass on GPUs with NVLink is too short to hide its reductions even where they overlap."""
 
 
-class _ExchangeFault(faults.Injection):
+class _ExchangeFault(Injection):
     """A fault of what data-parallel ranks exchange, which is large beside the control's compute."""
 
     __slots__ = ()
@@ -44,12 +44,12 @@ class TinyBuckets(_ExchangeFault):
     )
     shows = "thousands of all-reduces a step, each a few times its latency at most"
 
-    message_mb: float = faults.severity(0.5, above=0)
+    message_mb: float = severity(0.5, above=0)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, bucket_mb=self.message_mb))
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         """A bucket holds at least one parameter, and those of wide layers are large: cut them too."""
         from torch.nn.parallel import DistributedDataParallel
 

@@ -9,11 +9,11 @@ from typing import Any
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.estimate.flops import FLOPS_PER_PARAMETER_AND_TOKEN, block_matrices
 from stepscope.reference_workloads.injections import faults
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import FaultSite, Injection, Need, TrainingJob, severity
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBound(faults.Injection):
+class MemoryBound(Injection):
     """Each layer's widest tensor goes through memory again and again, as unfused element-wise chains do."""
 
     name = "memory_bound"
@@ -26,9 +26,9 @@ class MemoryBound(faults.Injection):
     )
     shows = "element-wise kernels near the memory's bandwidth, in long rows, hold most of the time"
 
-    passes_per_layer: int = faults.severity(64, least=1)
+    passes_per_layer: int = severity(64, least=1)
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         def go_through_memory(_module: Any, _inputs: Any, output: Any) -> Any:
             for _ in range(self.passes_per_layer):
                 output = output * 1.0  # the same values; the backward pass does it again
@@ -39,7 +39,7 @@ class MemoryBound(faults.Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute(faults.Injection):
+class Recompute(Injection):
     """Every block runs its forward pass twice, though there is memory enough to keep its activations."""
 
     name = "recompute"
@@ -59,7 +59,7 @@ _MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler(faults.Injection):
+class Straggler(Injection):
     """One rank multiplies matrices of its own each step; simulated layers sleep longer there, as on a slow clock."""
 
     name = "straggler"
@@ -69,20 +69,20 @@ class Straggler(faults.Injection):
     shows = "one rank computes longer in every step, and its peers wait for it in their collectives"
     fix = Cause.STRAGGLER
 
-    rank: int = faults.severity(1, least=0)
-    extra_ratio: float = faults.severity(1.0, above=0)
+    rank: int = severity(1, least=0)
+    extra_ratio: float = severity(1.0, above=0)
     """extra work, as a part of what the rank's own layers do in a step"""
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.rank < job.plan.world_size:
             return f"the job has no rank {self.rank}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
     def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
         """A trace without kernels does not tell more work from slower work."""
         return self.reasons if device_type == "cuda" else ()
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         if site.rank != self.rank:
             return
         if site.device.type == "cpu":
@@ -97,7 +97,7 @@ class Straggler(faults.Injection):
             )
             site.kept[self.name] = matrix, torch.empty_like(matrix), num_products
 
-    def before_step(self, site: faults.FaultSite, step: int) -> None:
+    def before_step(self, site: FaultSite, step: int) -> None:
         if site.rank != self.rank or site.device.type == "cpu":
             return
         import torch
@@ -128,7 +128,7 @@ _FED_WELL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FewMicroBatches(faults.Injection):
+class FewMicroBatches(Injection):
     """Half as many micro-batches as the control has, so that filling and draining the pipeline weighs twice."""
 
     name = "few_micro_batches"
@@ -148,7 +148,7 @@ class FewMicroBatches(faults.Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenStages(faults.Injection):
+class UnevenStages(Injection):
     """The last stage takes over layers of the first."""
 
     name = "uneven_stages"
@@ -158,12 +158,12 @@ class UnevenStages(faults.Injection):
         faults.PIPELINE,
         faults.TIMED_COMPUTE,
         faults.EQUAL_STAGES,
-        faults.Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
+        Need("two layers a stage or more", lambda job: job.preset.num_layers >= 2 * job.plan.num_stages),
     )
     shows = "the last stage computes all the time, the others wait for it in every slot"
     fix = Cause.IMBALANCE
 
-    moved_ratio: float = faults.severity(0.5, above=0, most=1)
+    moved_ratio: float = severity(0.5, above=0, most=1)
     """part of the first stage's layers that the last one takes over"""
 
     def control(self, job: TrainingJob) -> TrainingJob:

@@ -13,7 +13,7 @@ from stepscope.core.documents.run_directory import FLIGHT_FOLDER, RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections import faults
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import FaultSite, FaultyRunEnding, Injection, TrainingJob, severity
 
 _RECORDED_CALLS = "2000"
 _SIGNS_OF_TIMEOUT = ("timed out", "timeout")
@@ -23,7 +23,7 @@ _DUMP_SECONDS = 8.0
 """After a timeout a rank tells the others, waits for their dumps and its own, then ends."""
 
 
-class Hang(faults.Injection):
+class Hang(Injection):
     """An injected fault that makes the other ranks wait for ever; each leaves its flight recorder."""
 
     __slots__ = ()
@@ -49,7 +49,7 @@ class Hang(faults.Injection):
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
         }
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         if site.job.profiled:
             Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 
@@ -62,11 +62,11 @@ class UnevenData(Hang):
     needs = (faults.DATA_PARALLEL,)
     shows = "flight recorders stop in different groups: one rank's is past the last step's collectives"
 
-    dp_rank: int = faults.severity(1, least=0)
-    num_batches: int = faults.severity(7, least=1)
-    timeout_seconds: float = faults.severity(15.0, above=0)
+    dp_rank: int = severity(1, least=0)
+    num_batches: int = severity(7, least=1)
+    timeout_seconds: float = severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: FaultyRunEnding) -> str | None:
         """Ranks must have waited in vain for each other, and all have lived to tell."""
         error = ending.error.lower()
         waited = any(sign in error for sign in _SIGNS_OF_TIMEOUT)
@@ -79,7 +79,7 @@ class UnevenData(Hang):
             return f"the job has no data-parallel rank {self.dp_rank}"
         if not 0 < self.num_batches < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} a rank cannot run out after {self.num_batches}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         if dp_rank != self.dp_rank:
@@ -96,11 +96,11 @@ class DyingRank(Hang):
     needs = (faults.COMPANY,)
     shows = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
 
-    rank: int = faults.severity(1, least=0)
-    at_step: int = faults.severity(7, least=0)
-    timeout_seconds: float = faults.severity(15.0, above=0)
+    rank: int = severity(1, least=0)
+    at_step: int = severity(7, least=0)
+    timeout_seconds: float = severity(15.0, above=0)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: FaultyRunEnding) -> str | None:
         """This rank must have been killed, and the others must have reported what they waited for."""
         if f"rank {self.rank} was killed by {signal.SIGKILL.name}" not in ending.error:
             return f"rank {self.rank} was to be killed, but: {ending.error}"
@@ -112,14 +112,14 @@ class DyingRank(Hang):
             return f"the job has no rank {self.rank}"
         if not 0 <= self.at_step < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
-    def after_backward(self, site: faults.FaultSite, step: int) -> None:
+    def after_backward(self, site: FaultSite, step: int) -> None:
         if site.rank == self.rank and step == self.at_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _missing_recorders(ending: faults.FaultyRunEnding, ranks: Iterable[int]) -> str | None:
+def _missing_recorders(ending: FaultyRunEnding, ranks: Iterable[int]) -> str | None:
     missing = [str(rank) for rank in ranks if RankFile.FLIGHT_RECORDER.path(rank).as_posix() not in ending.left]
     return f"no flight recorder of rank {', '.join(missing)} was left: {ending.error}" if missing else None
 

@@ -17,7 +17,7 @@ from stepscope.core.documents.run_directory import RankFile
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections import faults
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import FaultSite, FaultyRunEnding, Injection, TrainingJob, severity
 
 NOT_EXPANDABLE = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:False",
@@ -76,7 +76,7 @@ class Churn:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatorChurn(faults.Injection):
+class AllocatorChurn(Injection):
     """After each layer's forward pass memory is taken from the driver and given back, with what torch has cached."""
 
     name = "allocator_churn"
@@ -85,18 +85,18 @@ class AllocatorChurn(faults.Injection):
     needs = (faults.GPUS,)
     shows = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
 
-    extra_ratio: float = faults.severity(0.4, above=0)
+    extra_ratio: float = severity(0.4, above=0)
     """of a step without the fault; the threshold of a cause is a tenth of the longer step, and 0.4 is 29 % of it"""
 
     def refusal(self, job: TrainingJob) -> str | None:
         if job.num_steps <= MEASURED_STEP + 1:
             return f"it measures the step after {MEASURED_STEP} and acts from then on, and there are {job.num_steps}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         import torch
 
         def cycle() -> None:
@@ -113,7 +113,7 @@ class AllocatorChurn(faults.Injection):
         for layer in faults.layers_of(site):
             layer.register_forward_hook(after_layer)
 
-    def before_step(self, site: faults.FaultSite, step: int) -> None:
+    def before_step(self, site: FaultSite, step: int) -> None:
         site.kept[self.name].begin_step(step)
 
 
@@ -132,7 +132,7 @@ _LEFT_FREE_BYTES = 2**30
 _SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
 
 
-class OutOfMemory(faults.Injection):
+class OutOfMemory(Injection):
     """An injected fault after which an allocation fails."""
 
     __slots__ = ()
@@ -140,7 +140,7 @@ class OutOfMemory(faults.Injection):
     cause = Cause.OUT_OF_MEMORY
     needs = (faults.GPUS,)
 
-    def unexpected_ending(self, job: TrainingJob, ending: faults.FaultyRunEnding) -> str | None:
+    def unexpected_ending(self, job: TrainingJob, ending: FaultyRunEnding) -> str | None:
         """The error must be the device's."""
         if any(sign in ending.error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
             return None
@@ -155,7 +155,7 @@ class OomGrowth(OutOfMemory):
     reasons = (Reason.LEAK,)
     shows = "allocated memory grows by the same amount each step; memory/rank{r}.pickle shows what holds it"
 
-    copies_per_layer: int = faults.severity(4, least=1)
+    copies_per_layer: int = severity(4, least=1)
     """kept of each output, so that memory is full within some dozen steps"""
 
     def change(self, job: TrainingJob) -> TrainingJob:
@@ -164,7 +164,7 @@ class OomGrowth(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         _keep_snapshot(site)
         kept: list[Any] = site.kept.setdefault(self.name, [])
 
@@ -184,16 +184,16 @@ class OomFragmentation(OutOfMemory):
     reasons = (Reason.FRAGMENTATION,)
     shows = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
 
-    segment_mb: int = faults.severity(32, least=20)
+    segment_mb: int = severity(32, least=20)
     """of which torch's allocator makes segments of their own; it does from 10 MiB on, kept parts too"""
-    kept_ratio: float = faults.severity(0.55, above=0.5, below=1)
+    kept_ratio: float = severity(0.55, above=0.5, below=1)
     """of each segment; above a half, so that no free rest holds a second one"""
-    at_step: int = faults.severity(7, least=0)
+    at_step: int = severity(7, least=0)
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.at_step < job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, linger_seconds=_SNAPSHOT_SECONDS)
@@ -201,10 +201,10 @@ class OomFragmentation(OutOfMemory):
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return NOT_EXPANDABLE
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         _keep_snapshot(site)
 
-    def before_step(self, site: faults.FaultSite, step: int) -> None:
+    def before_step(self, site: FaultSite, step: int) -> None:
         if step == self.at_step:
             site.kept[self.name] = _in_pieces(site.device, self.segment_mb * 2**20, self.kept_ratio)
 
@@ -223,7 +223,7 @@ def _in_pieces(device: Any, segment_bytes: int, kept_ratio: float) -> list[Any]:
     return kept
 
 
-def _keep_snapshot(site: faults.FaultSite) -> None:
+def _keep_snapshot(site: FaultSite) -> None:
     """Have torch write what holds the memory when it runs out."""
     import torch
 

@@ -10,13 +10,13 @@ from typing import Any
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Reason
 from stepscope.reference_workloads.injections import faults
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import FaultSite, Injection, TrainingJob, severity
 
 _PERIODS_SEEN = 10
 """Rounds of workers in a run; fewer than twelve waits show no rhythm."""
 
 
-class _LoaderFault(faults.Injection):
+class _LoaderFault(Injection):
     """A data set that gives its items too slowly, read by so many workers."""
 
     __slots__ = ()
@@ -38,8 +38,8 @@ class SlowLoader(_LoaderFault):
     reasons = (Reason.STARVED, Reason.NO_WORKERS)
     shows = "the GPU idles at the start of each step while the loop is inside the loader's next()"
 
-    milliseconds_per_item: float = faults.severity(60.0, above=0)
-    num_workers: int = faults.severity(0, least=0)
+    milliseconds_per_item: float = severity(60.0, above=0)
+    num_workers: int = severity(0, least=0)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Slow(dataset, self.milliseconds_per_item / 1e3)
@@ -53,8 +53,8 @@ class BurstyLoader(_LoaderFault):
     reasons = (Reason.BURSTY,)
     shows = "every num_workers-th step waits for its batch, the others do not"
 
-    milliseconds_per_item: float = faults.severity(120.0, above=0)
-    num_workers: int = faults.severity(2, least=1)
+    milliseconds_per_item: float = severity(120.0, above=0)
+    num_workers: int = severity(2, least=1)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return replace(job, num_steps=max(job.num_steps, _PERIODS_SEEN * self.num_workers))
@@ -72,8 +72,8 @@ class CpuStarvedLoader(_LoaderFault):
     needs = (faults.PINNED_CORES,)
     shows = "every step waits for workers that get a fraction of a core; more workers do not help"
 
-    cpu_milliseconds_per_item: float = faults.severity(40.0, above=0)
-    num_workers: int = faults.severity(2, least=1)
+    cpu_milliseconds_per_item: float = severity(40.0, above=0)
+    num_workers: int = severity(2, least=1)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         return _Costly(dataset, self.cpu_milliseconds_per_item / 1e3)
@@ -109,7 +109,7 @@ class _Costly(_Slow):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchBound(faults.Injection):
+class LaunchBound(Injection):
     """Many narrow layers: a kernel takes less time than its launch."""
 
     name = "launch_bound"
@@ -123,9 +123,9 @@ class LaunchBound(faults.Injection):
     )
     shows = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 
-    hidden_size: int = faults.severity(128, least=32)
-    num_layers: int = faults.severity(32, least=1)
-    sequence_length: int = faults.severity(64, least=1)
+    hidden_size: int = severity(128, least=32)
+    num_layers: int = severity(32, least=1)
+    sequence_length: int = severity(64, least=1)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         num_heads = max(job.plan.tp, self.hidden_size // 32)
@@ -142,7 +142,7 @@ class LaunchBound(faults.Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class HostSync(faults.Injection):
+class HostSync(Injection):
     """Each layer's output is read value by value in Python, as loops over a device tensor do."""
 
     name = "host_sync"
@@ -152,9 +152,9 @@ class HostSync(faults.Injection):
     shows = "aten::item with a copy and a stream synchronization hundreds of times a layer"
     fix = Cause.SYNCHRONIZATION
 
-    reads_per_layer: int = faults.severity(400, least=1)
+    reads_per_layer: int = severity(400, least=1)
 
-    def prepare(self, site: faults.FaultSite) -> None:
+    def prepare(self, site: FaultSite) -> None:
         def read(_module: Any, _inputs: Any, output: Any) -> None:
             values = output.detach().flatten()
             for place in range(self.reads_per_layer):
@@ -165,7 +165,7 @@ class HostSync(faults.Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStall(faults.Injection):
+class CheckpointStall(Injection):
     """Training stops while a checkpoint is written."""
 
     name = "checkpoint_stall"
@@ -173,13 +173,13 @@ class CheckpointStall(faults.Injection):
     shows = "the device idles, but for copies to the host, inside `prof.phase: checkpoint`"
     fix = Cause.CHECKPOINT
 
-    every_steps: int = faults.severity(3, least=1)
+    every_steps: int = severity(3, least=1)
 
     def refusal(self, job: TrainingJob) -> str | None:
         # A run that goes on from a checkpoint counts from there, and may come to the next one sooner.
         if job.recipe.resume_from is None and self.every_steps > job.num_steps:
             return f"of {counted(job.num_steps, 'step')} none is followed by a checkpoint every {self.every_steps}"
-        return faults.Injection.refusal(self, job)
+        return Injection.refusal(self, job)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         """A GPU's model is cut to a quarter: it is checkpoints that are to be seen, not how long disks can take."""
@@ -195,7 +195,7 @@ class CheckpointStall(faults.Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuOptimizer(faults.Injection):
+class CpuOptimizer(Injection):
     """Parameters and optimizer state live in host memory, and the optimizer steps there."""
 
     name = "cpu_optimizer"

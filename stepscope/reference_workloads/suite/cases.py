@@ -18,8 +18,8 @@ from typing import Any
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.reference_workloads.injections.catalogue import parse_injection
-from stepscope.reference_workloads.injections.faults import Injection, control_of
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.injections.faults import control_of
+from stepscope.reference_workloads.job import Injection, TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 from stepscope.training import Schedule
 

@@ -21,7 +21,7 @@ import msgspec
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause, Reason
-from stepscope.reference_workloads.injections.faults import FaultyRunEnding
+from stepscope.reference_workloads.job import FaultyRunEnding
 from stepscope.reference_workloads.suite.cases import SuiteRun
 from stepscope.store.files import read_whole, write_whole
 

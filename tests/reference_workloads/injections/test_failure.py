@@ -11,8 +11,7 @@ import pytest
 
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
-from stepscope.reference_workloads.injections.faults import Injection
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import Injection, TrainingJob
 from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.training import once
 

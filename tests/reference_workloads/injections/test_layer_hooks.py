@@ -9,8 +9,9 @@ import pytest
 
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import MemoryBound
-from stepscope.reference_workloads.injections.faults import FaultSite, Injection, layers_of, widest_matrix
+from stepscope.reference_workloads.injections.faults import layers_of, widest_matrix
 from stepscope.reference_workloads.injections.host import HostSync
+from stepscope.reference_workloads.job import FaultSite, Injection
 
 torch = pytest.importorskip("torch")
 

@@ -11,8 +11,7 @@ import pytest
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.reference_workloads import ParallelPlan, run_workload
-from stepscope.reference_workloads.injections.faults import Injection
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import Injection, TrainingJob
 from stepscope.reference_workloads.plan import find_preset
 from stepscope.reference_workloads.recipe import Recipe
 

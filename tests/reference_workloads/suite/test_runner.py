@@ -15,7 +15,7 @@ import stepscope
 from stepscope.core.documents.what_if import Fix
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary import Cause
-from stepscope.reference_workloads.injections.faults import FaultSite, Injection
+from stepscope.reference_workloads.job import FaultSite, Injection
 from stepscope.reference_workloads.suite import provenance as suite_provenance
 from stepscope.reference_workloads.suite import runner as suite_run
 from stepscope.reference_workloads.suite.cases import SuiteCase, SuiteRun, find_cases
