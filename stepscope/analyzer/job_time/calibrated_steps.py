@@ -24,6 +24,10 @@ LIKE_PROFILED = 2.0
 """The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
 
+_REMOVALS = (Removal.BLOCKING_CALLS, Removal.HOST_TIME, Removal.COPIES)
+"""What the verdict asks of the replay."""
+
+
 class CalibratedSteps(NamedTuple):
     """Replay of a rank's light capture, times in ms a step.
 
@@ -72,7 +76,7 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
         return None
     unprofiled_ms = float(np.mean(before)) / 1e6
     calibration = capture.calibrated(unprofiled_ms)
-    removals = Removal if calibration.is_sound else ()
+    removals = _REMOVALS if calibration.is_sound else ()
     cost_ns = 1e3 * calibration.call_cost_us
     without = {removal: capture.replayed_ms(cost_ns, removal) for removal in removals}
     return CalibratedSteps(unprofiled_ms, capture.replayed_ms(0.0, Removal.HOST_TIME), calibration, without)
