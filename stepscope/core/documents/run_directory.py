@@ -136,7 +136,8 @@ class TrainingSettings:
         autocast: type by kind of device ("cuda": "bfloat16") where autocast is on; one entered inside of a step alone
             is not seen.
         num_threads, num_interop_threads: of torch, inside an operator and between operators.
-        gc_frozen: number of objects that the garbage collector never looks at.
+        gc_frozen: number of objects that the garbage collector never looks at; None at the start, as counting takes
+            time.
         loaders: distinct ones, in the order of their first batches.
     """
 

@@ -126,7 +126,7 @@ class ManifestWriter:
             simulated_compute=context.settings.simulated_compute,
             labels=labels,
             cpu_affinity=cpu_affinity(),
-            settings=observed.read(),
+            settings=observed.read(counts_frozen=False),
         )
 
     def write(self) -> None:

@@ -64,6 +64,9 @@ _DETERMINISTIC = ("default", "warn", "error")
 _MOST_LISTED = 16
 """Loaders, optimizers and models that are listed of each; a job that makes more makes the same ones again."""
 
+_MOST_CHECKED = 64
+"""Parameters of a model whose memory format is looked at: it takes some microseconds for each."""
+
 
 def relevant_environment() -> dict[str, str]:
     """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret."""
@@ -106,8 +109,12 @@ class ObservedSettings:
             inner = getattr(optimizer, "optimizer", optimizer)
             _keep(_optimizer_settings(inner if hasattr(inner, "param_groups") else optimizer), self._optimizers)
 
-    def read(self) -> TrainingSettings:
-        """What is set now. On the thread that trains: autocast is a thread's own."""
+    def read(self, *, counts_frozen: bool = True) -> TrainingSettings:
+        """What is set now. On the thread that trains: autocast is a thread's own.
+
+        Args:
+            counts_frozen: count the objects that the garbage collector never looks at, which takes 0.1 us for each.
+        """
         torch: Any = sys.modules.get("torch")
         cudnn: Any = _read(lambda: torch.backends.cudnn)
         settings = TrainingSettings(
@@ -123,7 +130,7 @@ class ObservedSettings:
             num_interop_threads=_read(lambda: int(torch.get_num_interop_threads())),
             gc_enabled=gc.isenabled(),
             gc_thresholds=list(gc.get_threshold()),
-            gc_frozen=_read(gc.get_freeze_count),
+            gc_frozen=_read(gc.get_freeze_count) if counts_frozen else None,
         )
         return self.with_seen(settings)
 
@@ -172,7 +179,7 @@ def _optimizer_settings(optimizer: Any) -> OptimizerSettings:
 
 def _model_settings(model: Any) -> ModelSettings:
     parameters = list(model.parameters())
-    images = [parameter for parameter in parameters if parameter.dim() == 4]
+    images = [parameter for parameter in parameters if parameter.dim() == 4][:_MOST_CHECKED]
     last = sys.modules["torch"].channels_last
     is_last = any(not each.is_contiguous() and each.is_contiguous(memory_format=last) for each in images)
     return ModelSettings(

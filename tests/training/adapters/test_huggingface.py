@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.documents.run_directory import StepReport
+from stepscope.store.runs import load_manifest
 from stepscope.training import once
 
 torch = pytest.importorskip("torch")
@@ -45,6 +46,9 @@ def test_accumulated_batches_are_one_step_with_what_was_logged(
     callback = StepscopeCallback(run="r", out=tmp_path, schedule=once(wait=2, active=2))
     _trainer(tmp_path, callback, logging_steps=2, save_steps=4, eval_strategy="steps", eval_steps=4).train()
     report = steps_of(tmp_path / "r")
+    manifest = load_manifest(tmp_path / "r")
+    assert manifest.settings is not None
+    assert [optimizer.name for optimizer in manifest.settings.optimizers] == ["AdamW"]
     assert [row.index for row in report.steps] == list(range(8))
     assert [row.captured for row in report.steps] == [False] * 3 + [True] * 2 + [False] * 3
     assert [{"loss", "grad_norm"} <= set(row.figures) for row in report.steps] == [False, True] * 4

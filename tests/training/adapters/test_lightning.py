@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.documents.run_directory import StepReport
+from stepscope.store.runs import load_manifest
 from stepscope.training import once
 
 torch = pytest.importorskip("torch")
@@ -60,6 +61,9 @@ def test_accumulated_batches_are_one_step_and_validation_is_a_phase(
 
     _fit(tmp_path, _module(), StepscopeCallback(run="r", out=tmp_path, schedule=once(wait=1, active=2)))
     report = steps_of(tmp_path / "r")
+    manifest = load_manifest(tmp_path / "r")
+    assert manifest.settings is not None
+    assert [optimizer.name for optimizer in manifest.settings.optimizers] == ["SGD"]
     assert [row.index for row in report.steps] == list(range(6))
     assert [set(row.phases_ms) for row in report.steps] == [set()] * 3 + [{"evaluation"}] + [set()] * 2
     assert all(row.figures["loss"] > 0 for row in report.steps)
