@@ -202,8 +202,13 @@ def _fixes(analysis: Analysis) -> list[tuple[str, str]]:
         return [("Fix", "none known")]
     others = [action for action in verdict.actions if action != first][:_MAX_FURTHER_ACTIONS]
     then = "; then" if ":" in first else ":"
+    if first.startswith(_DIAGNOSIS):  # it shows what to change, and gains nothing by itself
+        then = "; without this loss"
     after = " (step after it not predicted)" if gain is None else f"{then} {gain}"
     return [("Fix", f"{action_words(first)}{after}"), *(("Then", action_words(action)) for action in others)]
+
+
+_DIAGNOSIS = "profile with "
 
 
 def fix_words(fix: PredictedFix, *, now_ms: float | None, unit: str = "step") -> str:
