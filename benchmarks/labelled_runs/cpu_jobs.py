@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Set
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.labelled_runs.batches import Source, sleeping
 from benchmarks.labelled_runs.frameworks import HuggingFaceLoop, LightningLoop
 from benchmarks.labelled_runs.job import (
+    CHECKPOINT,
+    COLLECTION,
+    EVALUATION,
+    STARVED,
     Bench,
     Fault,
     Job,
@@ -376,20 +381,8 @@ def _ddp_python_saves(bench: Bench) -> Training:
     )
 
 
-_ADVICE = {
-    "loader": "num_workers|worker",
-    "gc": "gc|garbage",
-    "checkpoint": "async|save|checkpoint",
-    "evaluation": "evaluat|validat",
-}
-
-
-def _fault(name: str, cause: str, *ranks: int, reasons: tuple[str, ...] = ()) -> Fault:
-    return Fault(name, (cause,), reasons, f"no {name}", _ADVICE.get(name), ranks)
-
-
-def _starved(rank: int) -> Fault:
-    return _fault("loader", "data_loading", rank, reasons=("starved",))
+def _on_rank(fault: Fault, rank: int) -> Fault:
+    return replace(fault, ranks=(rank,))
 
 
 def _python(rank: int) -> Fault:
@@ -399,20 +392,24 @@ def _python(rank: int) -> Fault:
 CPU_JOBS: tuple[Job, ...] = (
     Job("ddp_plain", "DDP, nothing wrong", lambda _: _loop(_ddp()), num_ranks=4),
     Job(
-        "ddp_loader_rank2", "DDP, rank 2's worker takes 110 ms a batch", _ddp_loader_rank2, (_starved(2),), num_ranks=6
+        "ddp_loader_rank2",
+        "DDP, rank 2's worker takes 110 ms a batch",
+        _ddp_loader_rank2,
+        (_on_rank(STARVED, 2),),
+        num_ranks=6,
     ),
     Job(
         "fsdp_collects_rank1",
         "fully_shard, rank 1 calls gc.collect() every step beside 500,000 live objects",
         _fsdp_collects_rank1,
-        (_fault("gc", "host_bound", 1, reasons=("gc",)),),
+        (_on_rank(COLLECTION, 1),),
         num_ranks=4,
     ),
     Job(
         "trainer_evaluates",
         "BERT under the Trainer of transformers, evaluates every sixth step",
         lambda bench: _trainer(bench, {"evaluation": {"eval_strategy": "steps", "eval_steps": 6}}, 0.02),
-        (_fault("evaluation", "evaluation"),),
+        (EVALUATION,),
         6,
         4,
         has_adapter=True,
@@ -421,7 +418,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "lightning_saves",
         "Lightning, ModelCheckpoint saves every fourth step",
         _lightning_saves,
-        (_fault("checkpoint", "checkpoint"),),
+        (CHECKPOINT,),
         4,
         4,
         has_adapter=True,
@@ -430,7 +427,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "accelerate_saves",
         "Accelerate, rank 0 saves 160 MB every third step",
         _accelerate_saves,
-        (_fault("checkpoint", "checkpoint", 0),),
+        (_on_rank(CHECKPOINT, 0),),
         3,
         4,
     ),
@@ -464,7 +461,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_collects_by_turns",
         "DDP, each step another rank calls gc.collect() beside 400,000 live objects",
         _ddp_collects_by_turns,
-        (_fault("gc", "host_bound", reasons=("gc",)),),
+        (COLLECTION,),
         4,
         4,
     ),
@@ -479,7 +476,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_bursty_rank1",
         "DDP, every sixth batch takes rank 1's worker 450 ms",
         _ddp_bursty_rank1,
-        (_fault("loader", "data_loading", 1),),
+        (_on_rank(replace(STARVED, reasons=()), 1),),
         6,
         4,
     ),
@@ -487,14 +484,14 @@ CPU_JOBS: tuple[Job, ...] = (
         "pipeline_loader_rank0",
         "four stages under 1F1B, the first one's worker takes 300 ms a batch",
         _pipeline_loader_rank0,
-        (_starved(0),),
+        (_on_rank(STARVED, 0),),
         num_ranks=4,
     ),
     Job(
         "ddp_loader_collects",
         "DDP, rank 3 has a slow worker, rank 1 collects garbage",
         _ddp_loader_collects,
-        (_starved(3), _fault("gc", "host_bound", 1, reasons=("gc",))),
+        (_on_rank(STARVED, 3), _on_rank(COLLECTION, 1)),
         num_ranks=4,
     ),
     Job(
@@ -508,7 +505,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "fsdp_saves",
         "fully_shard, a distributed checkpoint every fifth step",
         _fsdp_saves,
-        (_fault("checkpoint", "checkpoint"),),
+        (CHECKPOINT,),
         5,
         4,
     ),
@@ -516,7 +513,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_loader_saves",
         "DDP, rank 1 has a slow worker, rank 0 saves every fourth step",
         _ddp_loader_saves,
-        (_starved(1), _fault("checkpoint", "checkpoint", 0)),
+        (_on_rank(STARVED, 1), _on_rank(CHECKPOINT, 0)),
         4,
         4,
     ),
@@ -524,7 +521,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_evaluates_rank1",
         "DDP, rank 1 alone evaluates every sixth step",
         _ddp_evaluates_rank1,
-        (_fault("evaluation", "evaluation", 1),),
+        (_on_rank(EVALUATION, 1),),
         6,
         4,
     ),
@@ -532,7 +529,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "fsdp_collects_evaluates",
         "fully_shard, rank 2 collects garbage, all evaluate every sixth step",
         _fsdp_collects_evaluates,
-        (_fault("gc", "host_bound", 2, reasons=("gc",)), _fault("evaluation", "evaluation")),
+        (_on_rank(COLLECTION, 2), EVALUATION),
         6,
         4,
         losses=("communication",),
@@ -549,7 +546,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_evaluates_saves",
         "DDP, all evaluate every sixth step, rank 0 saves every fourth",
         _ddp_evaluates_saves,
-        (_fault("evaluation", "evaluation"), _fault("checkpoint", "checkpoint", 0)),
+        (EVALUATION, _on_rank(CHECKPOINT, 0)),
         12,
         4,
     ),
@@ -557,7 +554,7 @@ CPU_JOBS: tuple[Job, ...] = (
         "ddp_python_saves",
         "DDP, rank 1 works in Python, rank 0 saves every third step",
         _ddp_python_saves,
-        (_python(1), _fault("checkpoint", "checkpoint", 0)),
+        (_python(1), _on_rank(CHECKPOINT, 0)),
         3,
         4,
     ),

@@ -14,6 +14,10 @@ from benchmarks.labelled_runs import neighbours
 from benchmarks.labelled_runs.batches import sleeping
 from benchmarks.labelled_runs.frameworks import HuggingFaceLoop, LightningLoop
 from benchmarks.labelled_runs.job import (
+    CHECKPOINT,
+    COLLECTION,
+    EVALUATION,
+    STARVED,
     Bench,
     Fault,
     Job,
@@ -88,7 +92,6 @@ def _bert_bursty(bench: Bench) -> Training:
 
 
 _BURSTY = Fault("loader", ("data_loading",), ("bursty", "starved"), "data ready", "num_workers|worker|prefetch")
-_STARVED = Fault("loader", ("data_loading",), ("starved",), "data ready", "num_workers|worker")
 
 
 # Copies and blocking calls
@@ -268,10 +271,7 @@ def _gpt2_overflows(bench: Bench) -> Training:
     return Loop(scaled.learn, _plain_loader(scaled.model))
 
 
-_CHECKPOINT = Fault("checkpoint", ("checkpoint",), (), "no checkpoint", "async|save|checkpoint")
-_EVALUATION = Fault("evaluation", ("evaluation",), (), "no evaluation", "evaluat|validat")
 _OVERFLOW = Fault("overflow", ("wasted_steps",), ("overflow",), "a loss scale that stays", "scale")
-_GC = Fault("gc", ("host_bound",), ("gc",), "no collection", "gc|garbage")
 _PYTHON = Fault("python", ("host_bound",), ("python",), "no Python work between steps")
 
 
@@ -405,7 +405,7 @@ def _llama_collects_loads(bench: Bench) -> Training:
 
 
 GPU_JOBS: tuple[Job, ...] = (
-    Job("gpt2_slow_worker", "GPT-2, one loader worker that takes 60 ms a batch", _gpt2_slow_worker, (_STARVED,)),
+    Job("gpt2_slow_worker", "GPT-2, one loader worker that takes 60 ms a batch", _gpt2_slow_worker, (STARVED,)),
     Job(
         "vit_reads_norms",
         "timm ViT, two values of each parameter read with .item() every step",
@@ -422,16 +422,16 @@ GPU_JOBS: tuple[Job, ...] = (
         "convnext_saves",
         "timm ConvNeXt, torch.save of the weights every fifth step",
         _convnext_saves,
-        (_CHECKPOINT,),
+        (CHECKPOINT,),
         5,
     ),
-    Job("bert_evaluates", "BERT, evaluates eight batches every sixth step", _bert_evaluates, (_EVALUATION,), 6),
+    Job("bert_evaluates", "BERT, evaluates eight batches every sixth step", _bert_evaluates, (EVALUATION,), 6),
     Job("gpt2_overflows", "GPT-2 in fp16, the loss scale doubles every second step", _gpt2_overflows, (_OVERFLOW,), 3),
     Job(
         "llama_collects",
         "Llama, gc.collect() every second step beside 300,000 live objects",
         _llama_collects,
-        (_GC,),
+        (COLLECTION,),
         2,
     ),
     Job(
@@ -489,7 +489,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "gpt2_evaluates_overflows",
         "GPT-2 in fp16, evaluates and overflows",
         _gpt2_evaluates_overflows,
-        (_EVALUATION, _OVERFLOW),
+        (EVALUATION, _OVERFLOW),
         6,
     ),
     Job(
@@ -509,7 +509,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "convnext_saves_evaluates",
         "timm ConvNeXt, saves every fourth and evaluates every sixth step",
         _convnext_saves_evaluates,
-        (_CHECKPOINT, _EVALUATION),
+        (CHECKPOINT, EVALUATION),
         12,
     ),
     Job(
@@ -523,11 +523,11 @@ GPU_JOBS: tuple[Job, ...] = (
         "bert_python_saves",
         "BERT, 60 ms of Python every step and torch.save every fifth",
         _bert_python_saves,
-        (_PYTHON, _CHECKPOINT),
+        (_PYTHON, CHECKPOINT),
         5,
     ),
     Job(
-        "convnext_collate", "timm ConvNeXt, a collate function of 160 ms in two workers", _convnext_collate, (_STARVED,)
+        "convnext_collate", "timm ConvNeXt, a collate function of 160 ms in two workers", _convnext_collate, (STARVED,)
     ),
     Job(
         "lightning_plain",
@@ -542,7 +542,7 @@ GPU_JOBS: tuple[Job, ...] = (
             bench,
             {"evaluation": lambda: {"val_check_interval": 4, "limit_val_batches": 4, "check_val_every_n_epoch": None}},
         ),
-        (_EVALUATION,),
+        (EVALUATION,),
         4,
         has_adapter=True,
     ),
@@ -550,7 +550,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "llama_collects_loads",
         "Llama, gc.collect() and a slow batch every fourth step",
         _llama_collects_loads,
-        (_GC, _STARVED),
+        (COLLECTION, STARVED),
         4,
     ),
     Job(
@@ -559,7 +559,7 @@ GPU_JOBS: tuple[Job, ...] = (
         lambda bench: _trainer(
             bench, {"checkpoint": {"save_strategy": "steps", "save_steps": 9, "save_total_limit": 1}}
         ),
-        (_CHECKPOINT,),
+        (CHECKPOINT,),
         9,
         has_adapter=True,
     ),
@@ -573,7 +573,7 @@ GPU_JOBS: tuple[Job, ...] = (
         "accelerate_saves",
         "timm ViT under Accelerate, saves its state every eighth step",
         _accelerated,
-        (_CHECKPOINT,),
+        (CHECKPOINT,),
         8,
     ),
     Job(

@@ -89,6 +89,12 @@ class Fault:
     is_whole: bool = True
 
 
+STARVED = Fault("loader", ("data_loading",), ("starved",), "data ready", "num_workers|worker")
+CHECKPOINT = Fault("checkpoint", ("checkpoint",), (), "no checkpoint", "async|save|checkpoint")
+EVALUATION = Fault("evaluation", ("evaluation",), (), "no evaluation", "evaluat|validat")
+COLLECTION = Fault("gc", ("host_bound",), ("gc",), "no collection", "gc|garbage")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job of the labelled runs.

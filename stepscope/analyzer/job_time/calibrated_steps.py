@@ -23,9 +23,8 @@ LIKE_THE_OTHERS = 1.5
 LIKE_PROFILED = 2.0
 """The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
-
-_REMOVALS = (Removal.BLOCKING_CALLS, Removal.HOST_TIME, Removal.COPIES)
-"""What the verdict asks of the replay."""
+_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES)
+"""What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
 class CalibratedSteps(NamedTuple):
@@ -34,7 +33,7 @@ class CalibratedSteps(NamedTuple):
     Attributes:
         unprofiled_ms: mean of the steps just before it.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
-        without_ms: the replayed step without each cost.
+        without_ms: the replayed step without each cost; empty where the calibration is not sound.
     """
 
     unprofiled_ms: float
@@ -76,10 +75,13 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
         return None
     unprofiled_ms = float(np.mean(before)) / 1e6
     calibration = capture.calibrated(unprofiled_ms)
-    removals = _REMOVALS if calibration.is_sound else ()
-    cost_ns = 1e3 * calibration.call_cost_us
-    without = {removal: capture.replayed_ms(cost_ns, removal) for removal in removals}
-    return CalibratedSteps(unprofiled_ms, capture.replayed_ms(0.0, Removal.HOST_TIME), calibration, without)
+    floor_ms = capture.replayed_ms(0.0, Removal.HOST_TIME)
+    without = {}
+    if calibration.is_sound:
+        cost_ns = 1e3 * calibration.call_cost_us
+        without = {removal: capture.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
+        without[Removal.HOST_TIME] = floor_ms
+    return CalibratedSteps(unprofiled_ms, floor_ms, calibration, without)
 
 
 def _plain_run(steps: Sequence[Step], unprofiled_ns: float) -> list[Step]:

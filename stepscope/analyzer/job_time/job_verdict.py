@@ -13,7 +13,7 @@ from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
 from stepscope.analyzer.job_time.judge import BOUND_CONFIDENCE, FEW_STEPS_CONFIDENCE, Judge
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
-from stepscope.analyzer.job_time.loss import BOUND, TELEMETRY
+from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY
 from stepscope.analyzer.job_time.steps import HostLoss, JobSteps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import (
@@ -129,7 +129,7 @@ def _replayed(analysis: Analysis, cause: Cause, step_ms: float, actions: Sequenc
     if cause in HOST_CAUSES and analysis.job.device_kind == "gpu":  # the capture slowed what it would remove
         return PredictedFix(action, None, None, None, BOUND, (ratio * step_ms, step_ms))
     after = ratio * step_ms
-    return PredictedFix(action, after, step_ms / after if after > 0 else None, abs(gain.replay_error), "replay")
+    return PredictedFix(action, after, step_ms / after if after > 0 else None, abs(gain.replay_error), REPLAY)
 
 
 def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> JobTime:

@@ -317,7 +317,7 @@ class Judge:
             return None
         recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
         after = self.losses.step_ms - recovered * loss.ms
-        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), "replay")
+        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), REPLAY)
 
     def _next(self, named: Loss | None, *, has_wasted: bool = True) -> NextCause | None:
         """The largest other loss, also of wasted steps; one of the same cause only if its reasons are others."""

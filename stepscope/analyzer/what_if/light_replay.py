@@ -70,9 +70,8 @@ class _Kind(IntFlag):
     COPIES_AND_WAITS = 2
     """Returns only when its own copy has ended."""
     ALLOCATES = 4
-    LAUNCHES = 8
-    ONLY_COPIES = 16
-    SYNCHRONIZES = 32
+    ONLY_COPIES = 8
+    SYNCHRONIZES = 16
     """Does nothing but wait."""
 
 
@@ -288,7 +287,7 @@ def _kinds(
     kinds[trace.named(rows, BLOCKING_CALL.search)] |= _Kind.SYNCHRONIZES
     kinds[np.isin(rows, allocator_rows(trace))] |= _Kind.ALLOCATES
     launches = first[1:] > first[:-1]
-    kinds[launches] = (kinds[launches] | _Kind.LAUNCHES) & ~_Kind.WAITS
+    kinds[launches] &= ~_Kind.WAITS
     call_of = np.repeat(np.arange(len(rows)), np.diff(first))
     blocking = np.isin(launched, blocking_copies(trace, activities))
     kinds[call_of[blocking]] |= _Kind.COPIES_AND_WAITS
@@ -309,9 +308,8 @@ def _calls(
 ) -> list[_Call]:
     """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out."""
     starts, ends = trace.start_ns[rows], trace.end_ns[rows]
-    is_launch = (kinds & _Kind.LAUNCHES) != 0
-    waits = (kinds & (_Kind.WAITS | _Kind.COPIES_AND_WAITS)) != 0
-    usual_ns = int(np.median((ends - starts)[is_launch & ~waits])) if (is_launch & ~waits).any() else 0
+    only_launches = (first[1:] > first[:-1]) & (kinds & _Kind.COPIES_AND_WAITS == 0)
+    usual_ns = int(np.median((ends - starts)[only_launches])) if only_launches.any() else 0
     begun_ns: list[int] = []
     last_end: dict[int, int] = {}  # by stream, of the work launched so far
     calls = []
@@ -328,7 +326,7 @@ def _calls(
         elif kind & _Kind.COPIES_AND_WAITS:
             waited_until = min(work_end[stop - 1], end)
         own = max(end - max(start, waited_until, returned), 0)
-        if kind & _Kind.LAUNCHES:
+        if stop > place:
             if len(begun_ns) >= LONGEST_QUEUE and begun_ns[-LONGEST_QUEUE] > start:
                 own = min(own, usual_ns)
             begun_ns.append(work_start[place])

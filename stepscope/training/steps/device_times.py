@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +86,8 @@ class DeviceClock:
         self._last_end: Mark = None
         self._stream_key: Any = None
         self._stream: Any = None
-        self._kept: dict[int, deque[Any]] = {}  # by device: an event belongs to the one that it was recorded on
+        # by device: an event belongs to the one that it was recorded on
+        self._kept: defaultdict[int, deque[Any]] = defaultdict(lambda: deque(maxlen=_MOST_KEPT_EVENTS))
 
     def now(self) -> Instant:
         """The current instant, behind the work that is launched by now; never raises."""
@@ -107,7 +108,7 @@ class DeviceClock:
             if not cuda.is_initialized() or cuda.is_current_stream_capturing():
                 return None
             stream = self._current_stream(cuda)
-            kept = self._kept.setdefault(stream.device_index, deque(maxlen=_MOST_KEPT_EVENTS))
+            kept = self._kept[stream.device_index]
             mark = _Mark(kept.pop() if kept else cuda.Event(enable_timing=True), kept)
             mark.event.record(stream)
             return mark

@@ -199,21 +199,22 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
 
 def _captures_of_run(run: Path) -> list[Capture]:
     """The captures of a run directory with traces, the earliest first; empty for anything else."""
-    folders = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
-    folders.sort(key=lambda folder: _attempt_and_first_step(folder.name))
+    folders = _capture_folders(run / TRACES_FOLDER)
     captures = [Capture(folder.name, _traces_in(folder)) for folder in folders if folder.is_dir()]
     return [capture for capture in captures if capture.files]
 
 
 def light_captures(run: Path, rank: int) -> list[tuple[tuple[int, int], Path]]:
     """Attempt and first step, and the file, of each light capture of a rank; the earliest first."""
-    folders = [folder for folder in (run / LIGHT_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
-    files = [
-        (_attempt_and_first_step(folder.name), file)
-        for folder in folders
-        if (file := folder / trace_path(0, rank).name).is_file()
-    ]
-    return sorted(files)
+    name = trace_path(0, rank).name
+    folders = _capture_folders(run / LIGHT_FOLDER)
+    return [(_attempt_and_first_step(folder.name), folder / name) for folder in folders if (folder / name).is_file()]
+
+
+def _capture_folders(kind: Path) -> list[Path]:
+    """Folders of a run's captures of one kind, the earliest first."""
+    folders = [folder for folder in kind.glob("step*") if _CAPTURE.search(folder.name)]
+    return sorted(folders, key=lambda folder: _attempt_and_first_step(folder.name))
 
 
 def _attempt_and_first_step(capture: str) -> tuple[int, int]:
