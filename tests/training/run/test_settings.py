@@ -28,6 +28,7 @@ def _read() -> TrainingSettings:
 def _restored() -> Iterator[None]:
     cudnn, num_threads, thresholds = torch.backends.cudnn, torch.get_num_threads(), gc.get_threshold()
     before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, False  # torch's own; a workload of an earlier test may have set them
     yield
     torch.autograd.set_detect_anomaly(False)
     torch.use_deterministic_algorithms(False)
