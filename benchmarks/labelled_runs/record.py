@@ -1,6 +1,6 @@
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
-`python -m benchmarks.labelled_runs.record --lane gpu|cpu|calls --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
+`python -m benchmarks.labelled_runs.record --lane gpu|cpu|calls|ranks --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
 to try the code on any machine with `--device cpu --tiny`. A job of CPUs is forked from a process that has imported
 everything, which saves most of its start, and tried once more in a fresh Python if it fails; those imports leave no
 CUDA to a fork, so a job of a GPU begins fresh.
@@ -42,6 +42,7 @@ from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
 from benchmarks.labelled_runs.gpu_jobs import GPU_JOBS
 from benchmarks.labelled_runs.job import Bench, Job
 from benchmarks.labelled_runs.measurement import measure
+from benchmarks.labelled_runs.rank_jobs import RANK_JOBS
 
 _JOB_SECONDS, _RANKS_SECONDS = 60.0, 100.0
 """A job of one process may take, and one of several ranks."""
@@ -50,7 +51,7 @@ _IMPORTED = ("transformers", "timm", "lightning.pytorch", "accelerate", "torch_g
 _FROM = {"transformers": ("Trainer", "GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")}
 """Loaded when they are asked for."""
 
-LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS, "calls": CALL_JOBS}
+LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS, "calls": CALL_JOBS, "ranks": RANK_JOBS}
 
 
 def run_rank(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -> None:
@@ -65,7 +66,12 @@ def run_rank(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29511",
         }
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=job.num_ranks)
+        is_cpu = device == "cpu"
+        if not is_cpu:
+            device = f"cuda:{rank}"
+            torch.cuda.set_device(rank)
+        backend = "gloo" if is_cpu else "nccl"
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=job.num_ranks)
     torch.manual_seed(rank)
     gc.freeze()  # what the imports of all jobs left is not this job's
     scratch = folder / "scratch"
