@@ -1,6 +1,6 @@
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
-`python -m benchmarks.labelled_runs.record --lane gpu|cpu|calls|ranks --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
+`python -m benchmarks.labelled_runs.record --lane LANE --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
 to try the code on any machine with `--device cpu --tiny`. A job of CPUs is forked from a process that has imported
 everything, which saves most of its start, and tried once more in a fresh Python if it fails; those imports leave no
 CUDA to a fork, so a job of a GPU begins fresh.
