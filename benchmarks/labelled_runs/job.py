@@ -125,6 +125,7 @@ class Job:
         num_ranks: processes.
         has_adapter: the loop belongs to a framework, which profiles by its callback.
         share: of training time, where it is known by construction and no other step would show it.
+        num_rounds, num_rounds_after: of blocks of bare steps, before the profiled run and after it.
         losses: causes that stay without faults, of a size that is not known: a verdict may name them first.
         changes: the first is what a verdict should advise, unless another gains more.
         is_tuned: nothing but its changes is known to gain, so that a verdict may promise no more than they do.
@@ -143,6 +144,8 @@ class Job:
     changes: tuple[Change, ...] = ()
     is_tuned: bool = False
     imports: tuple[str, ...] = ()
+    num_rounds: int = 2
+    num_rounds_after: int = 0
 
 
 @dataclass(slots=True)

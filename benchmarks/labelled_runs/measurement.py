@@ -19,7 +19,6 @@ import stepscope
 from benchmarks.labelled_runs.arms import Arms
 from benchmarks.labelled_runs.job import Bench, Fault, Job, Training
 
-_NUM_ROUNDS = 2
 _LEAST_MEASURED, _LEAST_LEFT_OUT = 12, 4
 """Steps of a block."""
 _LEAST_PROFILED = 46
@@ -112,7 +111,9 @@ def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]])
         apart: blocks of changes that were measured in processes of their own, by `measure_apart`.
     """
     training = job.make(bench)
-    bare = _bare(job, bench, training) | {frozenset({name}): BareSteps(blocks, 0.0) for name, blocks in apart.items()}
+    bare = BareBlocks(job, bench, training, _sets_of(job))
+    bare.settle()
+    bare.measure(job.num_rounds)
     if isinstance(training, Arms):
         training.drop_changes()
     options = {"run": job.name, "out": str(out)}
@@ -124,47 +125,58 @@ def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]])
         with stepscope.profile(**options) as prof:
             training.train(num_steps, names, ProfiledClock(prof))
     bench.synchronize()
-    return truth(job, bare)
+    bare.measure(job.num_rounds_after)
+    blocks = {frozenset({name}): BareSteps(steps, 0.0) for name, steps in apart.items()}
+    return truth(job, bare.steps() | blocks)
 
 
 def measure_apart(job: Job, bench: Bench, change: str) -> list[float]:
     """Means of the blocks of bare steps with a change, ms."""
-    training = job.make(bench)
-    return _blocks(bench, training, [frozenset({change})], job.period)[frozenset({change})].blocks_ms
+    bare = BareBlocks(job, bench, job.make(bench), [frozenset({change})])
+    bare.settle()
+    bare.measure(job.num_rounds)
+    return bare.steps()[frozenset({change})].blocks_ms
 
 
-def _bare(job: Job, bench: Bench, training: Training) -> dict[frozenset[str], BareSteps]:
-    """By the faults that are on, first all of them; of a job with changes by the change that is made, first none."""
+def _sets_of(job: Job) -> list[frozenset[str]]:
+    """Sets of faults, first all of them; of a job with changes each change, first none."""
     if job.changes:
-        sets = [frozenset[str](), *(frozenset({change.name}) for change in job.changes if not change.is_apart)]
-    else:
-        names = [fault.name for fault in job.faults]
-        sets = [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
-    return _blocks(bench, training, sets, job.period)
+        return [frozenset[str](), *(frozenset({change.name}) for change in job.changes if not change.is_apart)]
+    names = [fault.name for fault in job.faults]
+    return [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
 
 
-def _blocks(
-    bench: Bench, training: Training, sets: Sequence[frozenset[str]], period: int
-) -> dict[frozenset[str], BareSteps]:
-    num_measured = _multiple(period, _LEAST_MEASURED)
-    num_left_out = _multiple(period, _LEAST_LEFT_OUT)
-    clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
-    for on in list(clocks):
-        # The first evaluation of a process is slow, frameworks evaluate after the clock's step, changes compile.
-        try:
-            training.train(period + 2, on, BlockClock(bench, 1, 2))
-        except Exception:
-            if not isinstance(training, Arms) or not on:
-                raise
-            traceback.print_exc()  # the job as it is can be recorded nevertheless
-            del clocks[on]
-    for _, on in itertools.product(range(_NUM_ROUNDS), list(clocks)):
-        clocks[on].append(BlockClock(bench, num_left_out, num_measured))
-        training.train(num_left_out + num_measured, on, clocks[on][-1])
-    return {
-        on: BareSteps([clock.step_ms for clock in of_set], min(clock.launch_ms for clock in of_set))
-        for on, of_set in clocks.items()
-    }
+class BareBlocks:
+    """Blocks of bare steps with each set of faults or changes, by turns."""
+
+    def __init__(self, job: Job, bench: Bench, training: Training, sets: Sequence[frozenset[str]]) -> None:
+        self._job, self._bench, self._training = job, bench, training
+        self._clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
+
+    def settle(self) -> None:
+        """The first evaluation of a process is slow, frameworks evaluate after the clock's step, changes compile."""
+        for on in list(self._clocks):
+            try:
+                self._training.train(self._job.period + 2, on, BlockClock(self._bench, 1, 2))
+            except Exception:
+                if not self._job.changes or not on:
+                    raise
+                traceback.print_exc()  # the job as it is can be recorded without this change
+                del self._clocks[on]
+
+    def measure(self, num_rounds: int) -> None:
+        num_measured = _multiple(self._job.period, _LEAST_MEASURED)
+        num_left_out = _multiple(self._job.period, _LEAST_LEFT_OUT)
+        for _, (on, clocks) in itertools.product(range(num_rounds), self._clocks.items()):
+            clocks.append(BlockClock(self._bench, num_left_out, num_measured))
+            self._training.train(num_left_out + num_measured, on, clocks[-1])
+
+    def steps(self) -> dict[frozenset[str], BareSteps]:
+        """By the faults that are on, or the change that is made."""
+        return {
+            on: BareSteps([clock.step_ms for clock in clocks], min(clock.launch_ms for clock in clocks))
+            for on, clocks in self._clocks.items()
+        }
 
 
 def _multiple(period: int, least: int) -> int:

@@ -1,6 +1,6 @@
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
-`python -m benchmarks.labelled_runs.record --lane gpu|cpu|headroom --out DIR [--only NAME...] [--minutes N]
+`python -m benchmarks.labelled_runs.record --lane gpu|cpu|calls|headroom --out DIR [--only NAME...] [--minutes N]
 [--cores 0-7]`, to try the code on any machine with `--device cpu --tiny`. A job of CPUs is forked from a process that
 has imported everything, which saves most of its start, and tried once more in a fresh Python if it fails; those imports
 leave no CUDA to a fork, so a job of a GPU begins fresh. Of the lane `headroom` the next jobs import while one has the
@@ -39,6 +39,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.labelled_runs.call_jobs import CALL_JOBS
 from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
 from benchmarks.labelled_runs.gpu_jobs import GPU_JOBS
 from benchmarks.labelled_runs.headroom_jobs import HEADROOM_JOBS
@@ -53,7 +54,7 @@ _IMPORTED = ("transformers", "timm", "lightning.pytorch", "accelerate", "torch_g
 _FROM = {"transformers": ("Trainer", "GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")}
 """Loaded when they are asked for."""
 
-LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS, "headroom": HEADROOM_JOBS}
+LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS, "calls": CALL_JOBS, "headroom": HEADROOM_JOBS}
 IN_TURNS = ("headroom",)
 """Lanes whose next jobs import while one has the device."""
 
@@ -213,7 +214,7 @@ def main() -> None:
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if options.rank is not None:
-        job = next(job for lane in LANES.values() for job in lane if job.name == options.only[0])
+        job = next(job for jobs in LANES.values() for job in jobs if job.name == options.only[0])
         if options.in_turn or options.apart:
             warnings.simplefilter("ignore")
             run_in_turn(job, device, options.out, is_tiny=options.tiny, apart=options.apart)

@@ -39,7 +39,7 @@ NAMING: Final = ("cause", "reasons", "ranks")
 """What a verdict's confidence is about."""
 
 SHARE_TOLERANCE: Final = 0.07
-STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "headroom": 0.2}
+STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "calls": 0.1, "headroom": 0.2}
 """Of the step after the fix or a change, by lane; virtual hosts differ."""
 _WORTH: Final = 0.1
 """Of the step: changes that gain less need not be named."""

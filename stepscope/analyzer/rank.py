@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.collectives.device_calls import device_calls
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.collectives.openings import Beginning
+from stepscope.analyzer.headroom.step_kernels import step_kernels
 from stepscope.analyzer.intervals import covered_time, single
 from stepscope.analyzer.job_time.floor import device_floor
 from stepscope.analyzer.kernels.job_kernels import kernel_table
@@ -125,6 +126,7 @@ def _view_device(
         notices=notices,
         graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
         floor=device_floor(trace, activities, steps, window, own.segments),
+        step_kernels=step_kernels(trace, activities, steps, limits),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.what_if import PredictedStep
-from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason, TimeCategory
+from stepscope.core.vocabulary import Cause, Change, Evidence, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
 CAPTURES_SCHEMA = "stepscope.captures/1"
@@ -190,12 +190,29 @@ class NextCause:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Analysis document: what a known change to the same work would save; not a loss."""
+    """Analysis document: what a known change to the same work would save; not a loss.
+
+    The rows of a verdict are in the order in which to make the changes. Gains of two changes do not add up.
+
+    Attributes:
+        action: what to change, as the user writes it.
+        step_ms: the mean step after this change alone; the middle of its interval.
+        error: relative error of the model on runs with a measured answer; None where unknown.
+        interval_ms: least and most, where an input of the model is unknown; None where none is.
+        change: kind of the change.
+        why: what of a step it replaces, in one clause.
+        together_ms: the step after this change and all rows before it; None where it stands instead of one of those.
+    """
 
     action: str
     step_ms: float
     speedup: float
     basis: str = "model"
+    error: float | None = None
+    interval_ms: tuple[float, float] | None = None
+    change: Change | None = None
+    why: str = ""
+    together_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

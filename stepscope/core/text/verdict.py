@@ -246,7 +246,10 @@ def _next(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _headroom(headroom: Headroom) -> str:
-    words = f"about {headroom.step_ms:,.1f} ms per step{_faster(headroom.speedup)} ({headroom.basis})"
+    step = f"about {headroom.step_ms:,.1f}"
+    if headroom.interval_ms is not None:
+        step = f"{headroom.interval_ms[0]:,.1f} to {headroom.interval_ms[1]:,.1f}"
+    words = f"{step} ms per step{_faster(headroom.speedup)} ({headroom.basis})"
     return f"{action_words(headroom.action)}: {words}"
 
 
