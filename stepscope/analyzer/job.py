@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -121,7 +122,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
     analysis = with_slow_settings(analysis, context.slow_settings)
-    facts = JobFacts(analysis, by_rank, context.settings, *_memory(by_rank, context))
+    facts = JobFacts(
+        analysis, by_rank, context.settings, *_memory(by_rank, context), replay=cache(aligned.replay_model)
+    )
     return with_headroom(analysis, facts), list(by_rank.values())
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.device_calls import device_calls
+from stepscope.analyzer.collectives.gradient_reducer import gradient_reducer
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.collectives.openings import Beginning
 from stepscope.analyzer.headroom.step_kernels import step_kernels
@@ -127,6 +128,7 @@ def _view_device(
         graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
         floor=device_floor(trace, activities, steps, window, own.segments),
         step_kernels=step_kernels(trace, activities, steps, limits),
+        reducer=gradient_reducer(trace),
     )
 
 
@@ -178,6 +180,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         on_device=False,
         notices=list(steps.notices),
         timeline=read_timeline(trace, lane, segments) if len(steps) else None,
+        reducer=gradient_reducer(trace),
     )
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from stepscope.analyzer.headroom.step_model import StepModel
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.what_if.replay import ReplayModel
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import TrainingSettings
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import Change
 
 
@@ -23,6 +24,7 @@ class JobFacts:
         settings: of the run; None where unknown.
         peak_memory_bytes: most memory that a rank's allocator held; None where not recorded.
         memory_bytes: of a GPU; None where unknown.
+        replay: makes the model of all ranks' traces; None or a call's None where they cannot be replayed.
     """
 
     analysis: Analysis
@@ -30,6 +32,7 @@ class JobFacts:
     settings: TrainingSettings | None = None
     peak_memory_bytes: float | None = None
     memory_bytes: int | None = None
+    replay: Callable[[], ReplayModel | None] | None = None
 
 
 class Changed(NamedTuple):

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepscope.analyzer.headroom.changes import Changed, JobFacts, KnownChange
+from stepscope.analyzer.headroom.communication import COMMUNICATION_CHANGES
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS, Knobs
 from stepscope.analyzer.headroom.step_model import StepModel, step_model
 from stepscope.core.documents.analysis import Analysis, Headroom
 from stepscope.core.vocabulary import Cause
 
-KNOWN_CHANGES: tuple[KnownChange, ...] = ()
+KNOWN_CHANGES: tuple[KnownChange, ...] = COMMUNICATION_CHANGES
 """All changes that are modelled. To add one, write a module with its `ChangeModel`, and a row here."""
 
 MIN_GAIN = 0.05
@@ -79,11 +80,14 @@ def _present_step(facts: JobFacts) -> StepModel | None:
     """The step as it is; None without a device or a known step."""
     time = facts.analysis.job_time
     with_work = [view for view in facts.views.values() if view.floor is not None]
-    if time is None or not with_work or time.mean_step_ms <= 0:
+    if time is None or time.mean_step_ms <= 0:
         return None
+    exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
+    if not with_work:  # ranks on CPUs, of whose operators no change is known
+        exposed_ms, lost_ms = exposed * time.mean_step_ms, _lost_ms(facts.analysis)
+        return step_model(None, base_ms=time.mean_step_ms, compute_ms=0.0, lost_ms=lost_ms, exposed_ms=exposed_ms)
     busiest = max(with_work, key=lambda view: 0 if view.floor is None else view.floor.kernels_ns)
     compute_ms = 0.0 if busiest.floor is None else busiest.floor.kernels_ns / 1e6
-    exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
     hidden_ms = busiest.hidden_communication_ns / 1e6 / max(len(busiest.window.boundary_ns), 1)
     return step_model(
         busiest.step_kernels,
