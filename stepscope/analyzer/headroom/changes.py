@@ -12,6 +12,9 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import TrainingSettings
 from stepscope.core.vocabulary import Change
 
+MOST_USED = 0.9
+"""Share of a GPU's memory that a job may use; the rest is for the context and fragments."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
@@ -31,6 +34,13 @@ class JobFacts:
     peak_memory_bytes: float | None = None
     memory_bytes: int | None = None
 
+    @property
+    def free_memory_bytes(self) -> float | None:
+        """Memory that a rank leaves free of what it may use; None where unknown."""
+        if self.peak_memory_bytes is None or self.memory_bytes is None:
+            return None
+        return max(MOST_USED * self.memory_bytes - self.peak_memory_bytes, 0.0)
+
 
 class Changed(NamedTuple):
     """A step after a change.
@@ -38,11 +48,13 @@ class Changed(NamedTuple):
     Attributes:
         why: what the change replaces, in one clause with its numbers.
         error: relative error of the model; None where unknown.
+        knob: what to write, where it depends on the job's sizes; else that of the kind of change.
     """
 
     step: StepModel
     why: str
     error: float | None = None
+    knob: str = ""
 
 
 ChangeModel = Callable[[StepModel, JobFacts], Changed | None]
@@ -53,9 +65,9 @@ class KnownChange(NamedTuple):
     """A kind of change with its model.
 
     Attributes:
-        instead_of: changes that it contains, so that they gain nothing after it.
+        contains: changes that gain nothing after it.
     """
 
     change: Change
     model: ChangeModel
-    instead_of: frozenset[Change] = frozenset()
+    contains: frozenset[Change] = frozenset()

@@ -1,0 +1,2 @@
+GPU = "NVIDIA H200"
+ROWS = ""
