@@ -106,6 +106,7 @@ class Job:
         num_ranks: processes.
         has_adapter: the loop belongs to a framework, which profiles by its callback.
         share: of training time, where it is known by construction and no other step would show it.
+        num_rounds, num_rounds_after: of blocks of bare steps, before the profiled run and after it.
         losses: causes that stay without faults, of a size that is not known: a verdict may name them first.
     """
 
@@ -118,6 +119,8 @@ class Job:
     has_adapter: bool = False
     share: float | None = None
     losses: tuple[str, ...] = ()
+    num_rounds: int = 2
+    num_rounds_after: int = 0
 
 
 @dataclass(slots=True)

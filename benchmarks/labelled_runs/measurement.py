@@ -17,7 +17,6 @@ from typing import Any
 import stepscope
 from benchmarks.labelled_runs.job import Bench, Fault, Job, Training
 
-_NUM_ROUNDS = 2
 _LEAST_MEASURED, _LEAST_LEFT_OUT = 12, 4
 """Steps of a block."""
 _LEAST_PROFILED = 46
@@ -106,7 +105,9 @@ class BareSteps:
 def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
     """Run a job in the process of one rank; returns its truth, and leaves its run directory in `out`."""
     training = job.make(bench)
-    bare = _bare(job, bench, training)
+    bare = BareBlocks(job, bench, training)
+    bare.settle()
+    bare.measure(job.num_rounds)
     options = {"run": job.name, "out": str(out)}
     num_steps = _multiple(job.period, _LEAST_PROFILED)
     names = {fault.name for fault in job.faults}
@@ -116,26 +117,37 @@ def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
         with stepscope.profile(**options) as prof:
             training.train(num_steps, names, ProfiledClock(prof))
     bench.synchronize()
-    return truth(job, bare)
+    bare.measure(job.num_rounds_after)
+    return truth(job, bare.steps())
 
 
-def _bare(job: Job, bench: Bench, training: Training) -> dict[frozenset[str], BareSteps]:
-    """By the faults that are on; first all of them."""
-    names = [fault.name for fault in job.faults]
-    sets = [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
-    num_measured = _multiple(job.period, _LEAST_MEASURED)
-    num_left_out = _multiple(job.period, _LEAST_LEFT_OUT)
-    clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
-    for on in (sets[0], sets[-1]):
-        # The first evaluation of a process is slow, and frameworks evaluate after the clock's step.
-        training.train(job.period + 2, on, BlockClock(bench, 1, 2))
-    for _, on in itertools.product(range(_NUM_ROUNDS), sets):
-        clocks[on].append(BlockClock(bench, num_left_out, num_measured))
-        training.train(num_left_out + num_measured, on, clocks[on][-1])
-    return {
-        on: BareSteps([clock.step_ms for clock in of_set], min(clock.launch_ms for clock in of_set))
-        for on, of_set in clocks.items()
-    }
+class BareBlocks:
+    """Blocks of bare steps with each set of faults, first all of them, by turns."""
+
+    def __init__(self, job: Job, bench: Bench, training: Training) -> None:
+        names = [fault.name for fault in job.faults]
+        sets = [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
+        self._job, self._bench, self._training = job, bench, training
+        self._clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
+
+    def settle(self) -> None:
+        """The first evaluation of a process is slow, and frameworks evaluate after the clock's step."""
+        for on in (next(iter(self._clocks)), frozenset[str]()):
+            self._training.train(self._job.period + 2, on, BlockClock(self._bench, 1, 2))
+
+    def measure(self, num_rounds: int) -> None:
+        num_measured = _multiple(self._job.period, _LEAST_MEASURED)
+        num_left_out = _multiple(self._job.period, _LEAST_LEFT_OUT)
+        for _, (on, clocks) in itertools.product(range(num_rounds), self._clocks.items()):
+            clocks.append(BlockClock(self._bench, num_left_out, num_measured))
+            self._training.train(num_left_out + num_measured, on, clocks[-1])
+
+    def steps(self) -> dict[frozenset[str], BareSteps]:
+        """By the faults that are on."""
+        return {
+            on: BareSteps([clock.step_ms for clock in clocks], min(clock.launch_ms for clock in clocks))
+            for on, clocks in self._clocks.items()
+        }
 
 
 def _multiple(period: int, least: int) -> int:

@@ -1,6 +1,6 @@
 """Recording of the labelled runs: each job in processes of its own, results in tar files that are whole at any time.
 
-`python -m benchmarks.labelled_runs.record --lane gpu|cpu --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
+`python -m benchmarks.labelled_runs.record --lane gpu|cpu|calls --out DIR [--only NAME...] [--minutes N] [--cores 0-7]`,
 to try the code on any machine with `--device cpu --tiny`. A job of CPUs is forked from a process that has imported
 everything, which saves most of its start, and tried once more in a fresh Python if it fails; those imports leave no
 CUDA to a fork, so a job of a GPU begins fresh.
@@ -37,6 +37,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.labelled_runs.call_jobs import CALL_JOBS
 from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
 from benchmarks.labelled_runs.gpu_jobs import GPU_JOBS
 from benchmarks.labelled_runs.job import Bench, Job
@@ -49,7 +50,7 @@ _IMPORTED = ("transformers", "timm", "lightning.pytorch", "accelerate", "torch_g
 _FROM = {"transformers": ("Trainer", "GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")}
 """Loaded when they are asked for."""
 
-LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS}
+LANES = {"gpu": GPU_JOBS, "cpu": CPU_JOBS, "calls": CALL_JOBS}
 
 
 def run_rank(job: Job, rank: int, device: str, folder: Path, *, is_tiny: bool) -> None:
@@ -183,14 +184,14 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the code")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    device = options.device or ("cuda" if options.lane == "gpu" else "cpu")
+    device = options.device or ("cpu" if options.lane == "cpu" else "cuda")
     if options.cores:
         first, last = options.cores.split("-")
         os.sched_setaffinity(0, set(range(int(first), int(last) + 1)) & os.sched_getaffinity(0))
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if options.rank is not None:
-        job = next(job for job in GPU_JOBS + CPU_JOBS if job.name == options.only[0])
+        job = next(job for jobs in LANES.values() for job in jobs if job.name == options.only[0])
         run_rank(job, options.rank, device, options.out, is_tiny=options.tiny)
         sys.stdout.flush()
         os._exit(0)

@@ -25,7 +25,7 @@ NAMING: Final = ("cause", "reasons", "ranks")
 """What a verdict's confidence is about."""
 
 SHARE_TOLERANCE: Final = 0.07
-STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15}
+STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "calls": 0.1}
 """Of the step after the fix, by lane; virtual hosts differ."""
 _WIDEST_INTERVAL: Final = 1.6
 """High over low end of a fix's steps that still tells something."""
