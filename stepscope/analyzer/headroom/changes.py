@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.analyzer.headroom.step_model import StepModel
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import TrainingSettings
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import Change
 
 MOST_USED = 0.9
@@ -25,6 +25,7 @@ class JobFacts:
         views: one a rank.
         settings: of the run; None where unknown.
         peak_memory_bytes: most memory that a rank's allocator held; None where not recorded.
+        batch_bytes: what a batch takes of it: the peak above what stays allocated between steps.
         memory_bytes: of a GPU; None where unknown.
     """
 
@@ -32,6 +33,7 @@ class JobFacts:
     views: Mapping[int, RankView]
     settings: TrainingSettings | None = None
     peak_memory_bytes: float | None = None
+    batch_bytes: float | None = None
     memory_bytes: int | None = None
 
     @property

@@ -125,8 +125,8 @@ def _fused_ns(kernels: StepKernels, run: list[int], rates: KernelRates) -> float
                 num_bytes += tensor.num_bytes
                 seen[tensor.elements] += 1
             taken[tensor.elements] += 1
-        if one.has_statistics and one.reads:
-            num_bytes += one.reads[0].num_bytes
+        if one.has_statistics:
+            num_bytes += sum(tensor.num_bytes for tensor in one.reads if tensor.elements >= least)
             num_kernels += 1
         if one.writes is not None and one.writes.elements >= least:
             inside[one.writes.elements].append(one.writes)

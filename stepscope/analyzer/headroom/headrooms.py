@@ -12,7 +12,7 @@ from stepscope.analyzer.headroom.image_layout import channels_last
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS, Knobs
 from stepscope.analyzer.headroom.optimizer import fused_optimizer
 from stepscope.analyzer.headroom.rates import KernelRates
-from stepscope.analyzer.headroom.spare_memory import no_recomputation
+from stepscope.analyzer.headroom.spare_memory import larger_batch, no_recomputation
 from stepscope.analyzer.headroom.step_model import Span, StepModel, step_model
 from stepscope.analyzer.headroom.tensor_core_sizes import aligned_sizes
 from stepscope.analyzer.headroom.tensor_cores import autocast, tf32_convolutions, tf32_products
@@ -31,6 +31,7 @@ KNOWN_CHANGES: tuple[KnownChange, ...] = (
     KnownChange(Change.FUSED_OPTIMIZER, fused_optimizer),
     KnownChange(Change.NO_RECOMPUTATION, no_recomputation),
     KnownChange(Change.FUSED_KERNELS, fused_kernels),
+    KnownChange(Change.LARGER_BATCH, larger_batch),
 )
 """All changes that are modelled, in the order in which the model makes them, whatever the order in which they gain
 most: element types before sizes and layouts, fusion of what is left at the end. To add one, write a module with its
@@ -55,20 +56,27 @@ def with_headroom(
     step = _present_step(facts)
     if step is None or analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
         return analysis
-    return replace(analysis, verdict=replace(analysis.verdict, headroom=headrooms(step, facts, known, knobs)))
+    rows = headrooms(step, facts, known, knobs)
+    is_modelled = bool(rows) or step.rates is not None
+    verdict = replace(analysis.verdict, headroom=rows, headroom_threshold=MIN_GAIN if is_modelled else None)
+    return replace(analysis, verdict=verdict)
 
 
 def headrooms(
     step: StepModel, facts: JobFacts, known: Sequence[KnownChange], knobs: Knobs = TORCH_KNOBS
 ) -> list[Headroom]:
-    """The headrooms of a step in the order in which to make the changes: each time the one that gains most."""
+    """The headrooms of a step in the order in which to make the changes: each time the one that gains most.
+
+    A change that contains others comes after them: it asks for more, and may not gain more.
+    """
     alone = {one: changed for one in known if (changed := one.model(step, facts)) is not None}
     left = [one for one, changed in alone.items() if _gain(step, changed.step) >= MIN_GAIN]
     done: list[KnownChange] = []
     now, rows = step, []
     while left:
-        after = {one: _changed(step, facts, known, {*done, one}) for one in left}
-        best = max(left, key=lambda one: _gain(now, after[one]))
+        pending = {one.change for one in left}
+        after = {one: _changed(step, facts, known, {*done, one}) for one in left if not one.contains & pending}
+        best = max(after, key=lambda one: _gain(now, after[one]))
         left.remove(best)
         gains = _gain(now, after[best]) > _NO_GAIN
         if gains:
@@ -121,6 +129,9 @@ def _present_step(facts: JobFacts) -> StepModel | None:
     exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
     hidden_ms = busiest.hidden_communication_ns / 1e6 / max(len(busiest.window.boundary_ns), 1)
     gpu = find_gpu(facts.analysis.job.gpu)
+    verdict = facts.analysis.verdict
+    is_host_limit = bool(verdict.bottleneck) and verdict.cause is Cause.HOST_BOUND
+    launches_late = bool(verdict.bottleneck) and verdict.cause in _HOST_CAUSES
     return step_model(
         busiest.step_kernels,
         None if gpu is None else KernelRates(gpu),
@@ -129,7 +140,8 @@ def _present_step(facts: JobFacts) -> StepModel | None:
         lost_ms=_lost_ms(facts.analysis),
         exposed_ms=exposed * time.mean_step_ms,
         hidden_ms=hidden_ms,
-        host_ms=_host_ms(facts),
+        host_ms=Span(time.mean_step_ms, time.mean_step_ms) if is_host_limit else _host_ms(facts),
+        spares_host=not launches_late,
     )
 
 
@@ -139,11 +151,12 @@ def _host_ms(facts: JobFacts) -> Span | None:
     return Span(*(factor * max(captured) for factor in UNRECORDED_HOST)) if captured else None
 
 
+_HOST_CAUSES = frozenset({Cause.HOST_BOUND, Cause.SYNCHRONIZATION})
+
 _RECORDED = (
     Cause.DATA_LOADING,
     Cause.CHECKPOINT,
     Cause.EVALUATION,
-    Cause.WASTED_STEPS,
     Cause.STRAGGLER,
     Cause.PIPELINE_BUBBLE,
     Cause.CONTENTION,

@@ -91,6 +91,7 @@ class KernelRates:
 
     Attributes:
         error: relative error of these times.
+        num_sms: multiprocessors of the GPU.
 
     Args:
         gpu: the card that the job ran on.
@@ -99,6 +100,7 @@ class KernelRates:
     def __init__(self, gpu: GpuModel) -> None:
         measured_on = find_gpu(kernel_times_h200.GPU)
         self._gpu = gpu
+        self.num_sms = gpu.num_sms
         self.error = KNOWN_ERROR if measured_on is not None and gpu.name == measured_on.name else SCALED_ERROR
 
     def _roof_ns(self, flops: float, dtype: str, num_bytes: float) -> float:

@@ -135,7 +135,9 @@ def step_kernels(
     names = _numbered(trace.name[row[own]])
     operators = _numbered(np.where(operator != NONE, trace.name[operator], NONE))
     calls = _numbered(np.where(operator != NONE, trace.shapes[operator], NONE))
-    by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own]
+    _, launch, in_launch = np.unique(activities.launch_row[kernels[own]], return_inverse=True, return_counts=True)
+    is_alone = in_launch[launch] == 1  # a graph's launch does not tell its parts apart
+    by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own] & is_alone
     return StepKernels(
         names=[trace.names[name] for name in names.values],
         operators=[trace.names[name] for name in operators.values],

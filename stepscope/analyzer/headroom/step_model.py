@@ -46,6 +46,8 @@ class StepModel:
         base_ms: the mean useful step of the job now.
         lost_ms: recorded losses in it that no change of kernels or communication touches: data waits, checkpoints.
         host_ms: what the host needs for a step, were the device infinitely fast.
+        spares_host: whether a kernel that is gone spares the host its launch. Where the host is the limit, fewer
+            launches are the fix of the verdict, and no headroom.
         kernels: the compute kernels of a step; None without a trace of a device.
         rates: times of other kernels on this GPU; None where it is unknown.
         least_ns, most_ns: what each kernel takes after the changes so far, with the gap to the next; 0 if it is gone.
@@ -60,6 +62,7 @@ class StepModel:
     base_ms: float
     lost_ms: float
     host_ms: Span
+    spares_host: bool
     kernels: StepKernels | None
     rates: KernelRates | None
     least_ns: Floats
@@ -86,7 +89,7 @@ class StepModel:
     @property
     def step_ms(self) -> Span:
         """The step after the changes so far."""
-        kept = float(np.count_nonzero(self.most_ns > 0)) / len(self.most_ns) if len(self.most_ns) else 1.0
+        kept = float(np.mean(self.most_ns > 0)) if self.spares_host and len(self.most_ns) else 1.0
         ends = [
             self.lost_ms + outside + max(kept * host, compute + exposed)
             for host, outside in zip(self.host_ms, reversed(self.outside_ms), strict=True)
@@ -121,6 +124,7 @@ def step_model(
     compute_ms: float,
     lost_ms: float = 0.0,
     host_ms: Span | None = None,
+    spares_host: bool = True,
     exposed_ms: float = 0.0,
     hidden_ms: float = 0.0,
 ) -> StepModel:
@@ -141,6 +145,7 @@ def step_model(
         base_ms=base_ms,
         lost_ms=lost_ms,
         host_ms=host,
+        spares_host=spares_host,
         kernels=kernels,
         rates=rates,
         least_ns=own_ns,
