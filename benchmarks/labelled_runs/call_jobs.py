@@ -331,8 +331,21 @@ def _llama_reads_loss(bench: Bench) -> Training:
     return _loop(model, learn)
 
 
+_IMPORTS = {
+    "bert": ("transformers:BertForMaskedLM",),
+    "convnext": ("timm",),
+    "gpt2": ("transformers:GPT2LMHeadModel",),
+    "llama": ("transformers:LlamaForCausalLM",),
+    "resnet": ("timm",),
+    "sage": ("torch_geometric.nn",),
+    "vit": ("timm",),
+}
+"""By a job's first word."""
+
+
 def _job(name: str, what: str, make: Callable[[Bench], Training], fault: Fault | None = None) -> Job:
-    return Job(name, what, make, () if fault is None else (fault,), num_rounds=4, num_rounds_after=2)
+    faults, imports = () if fault is None else (fault,), _IMPORTS.get(name.split("_")[0], ())
+    return Job(name, what, make, faults, num_rounds=4, num_rounds_after=2, imports=imports)
 
 
 CALL_JOBS: tuple[Job, ...] = (

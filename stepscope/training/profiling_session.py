@@ -266,7 +266,7 @@ class Profile:
         settings = self._settings
         self._open_spans.begin()
         identity, on_gpu = identify_process(), has_gpu_activities()
-        schedule = settings.schedule or default_schedule(on_gpu=on_gpu, world_size=identity.world_size)
+        schedule = settings.schedule or default_schedule(on_gpu=on_gpu)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {schedule!r}")
         self._schedule = schedule if on_gpu else replace(schedule, light=0)
