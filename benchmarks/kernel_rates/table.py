@@ -60,10 +60,8 @@ def main(paths: list[str]) -> int:
     print(f'"""Measured times of kernels on one {machine["gpu"]}, microseconds.')
     print()
     print(f"torch {machine['torch']}, CUDA {machine['cuda']}, cuDNN {machine['cudnn']}. Made by")
-    print(
-        "`python -m benchmarks.kernel_rates --out RATES.jsonl` and `python -m benchmarks.kernel_rates.table RATES.jsonl`,"
-    )
-    print("where each kind of line is explained.")
+    print("`python -m benchmarks.kernel_rates --out RATES.jsonl` and")
+    print("`python -m benchmarks.kernel_rates.table RATES.jsonl`, where each kind of line is explained.")
     print('"""')
     print()
     print(f"GPU = {json.dumps(machine['gpu'])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from stepscope.analyzer.headroom.step_model import StepModel
@@ -63,13 +64,26 @@ ChangeModel = Callable[[StepModel, JobFacts], Changed | None]
 """The step after a change, by the step before it; None where there is nothing to change or not enough is known."""
 
 
+class Effort(IntEnum):
+    """What a change asks for."""
+
+    A_SETTING = 0
+    """an option, a size or a call: certain, and as exact as the model"""
+    A_COMPILER = 1
+    """minutes of compiling, and a model that the compiler can read"""
+    OTHER_TRAINING = 2
+    """another number of samples a step, which changes what is learned"""
+
+
 class KnownChange(NamedTuple):
     """A kind of change with its model.
 
     Attributes:
-        contains: changes that gain nothing after it.
+        asks: how much it asks for; the order of changes is by this first, then by gain.
+        contains: changes that gain nothing after it, and come before it.
     """
 
     change: Change
     model: ChangeModel
+    asks: Effort = Effort.A_SETTING
     contains: frozenset[Change] = frozenset()

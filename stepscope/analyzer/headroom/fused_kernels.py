@@ -21,6 +21,7 @@ from stepscope.analyzer.headroom.step_model import NO_TIME, Span, StepModel
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.operator_call import OperatorCall
 from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS
+from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import NONE
 
@@ -49,10 +50,12 @@ class _Pass(NamedTuple):
     has_statistics: bool
 
 
-def fused_kernels(step: StepModel, _facts: JobFacts) -> Changed | None:
-    """The step with its runs of element-wise kernels, norms and reductions compiled."""
-    kernels, rates = step.kernels, step.rates
+def fused_kernels(step: StepModel, facts: JobFacts) -> Changed | None:
+    """The step with its runs of element-wise kernels, norms and reductions compiled, where they are not yet."""
+    kernels, rates, settings = step.kernels, step.rates, facts.settings
     if kernels is None or rates is None or _is_compiled(kernels):
+        return None
+    if settings is not None and any(model.compiled for model in settings.models):
         return None
     new: dict[int, Span] = {}
     now_ns, num_kernels = 0.0, 0
@@ -66,7 +69,8 @@ def fused_kernels(step: StepModel, _facts: JobFacts) -> Changed | None:
         new |= dict.fromkeys(run, NO_TIME) | {run[0]: Span(least, most)}
     if not new:
         return None
-    why = f"{now_ns / 1e6:,.1f} ms per step in {num_kernels:,} element-wise kernels, norms and reductions in a row"
+    where = f"{counted(num_kernels, 'kernel')} in runs of element-wise work, norms and reductions"
+    why = f"{now_ns / 1e6:,.1f} ms per step in {where}"
     return Changed(step.after(Change.FUSED_KERNELS, new), why, rates.error)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stepscope.analyzer.headroom.attention import fused_attention
-from stepscope.analyzer.headroom.changes import Changed, JobFacts, KnownChange
+from stepscope.analyzer.headroom.changes import Changed, Effort, JobFacts, KnownChange
 from stepscope.analyzer.headroom.fused_kernels import fused_kernels
 from stepscope.analyzer.headroom.image_layout import channels_last
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS, Knobs
@@ -30,8 +30,8 @@ KNOWN_CHANGES: tuple[KnownChange, ...] = (
     KnownChange(Change.FUSED_ATTENTION, fused_attention),
     KnownChange(Change.FUSED_OPTIMIZER, fused_optimizer),
     KnownChange(Change.NO_RECOMPUTATION, no_recomputation),
-    KnownChange(Change.FUSED_KERNELS, fused_kernels),
-    KnownChange(Change.LARGER_BATCH, larger_batch),
+    KnownChange(Change.FUSED_KERNELS, fused_kernels, Effort.A_COMPILER),
+    KnownChange(Change.LARGER_BATCH, larger_batch, Effort.OTHER_TRAINING),
 )
 """All changes that are modelled, in the order in which the model makes them, whatever the order in which they gain
 most: element types before sizes and layouts, fusion of what is left at the end. To add one, write a module with its
@@ -65,9 +65,10 @@ def with_headroom(
 def headrooms(
     step: StepModel, facts: JobFacts, known: Sequence[KnownChange], knobs: Knobs = TORCH_KNOBS
 ) -> list[Headroom]:
-    """The headrooms of a step in the order in which to make the changes: each time the one that gains most.
+    """The headrooms of a step in the order in which to make the changes.
 
-    A change that contains others comes after them: it asks for more, and may not gain more.
+    Those that ask for least come first, of these each time the one that gains most; a change that contains others comes
+    after them.
     """
     alone = {one: changed for one in known if (changed := one.model(step, facts)) is not None}
     left = [one for one, changed in alone.items() if _gain(step, changed.step) >= MIN_GAIN]
@@ -76,7 +77,7 @@ def headrooms(
     while left:
         pending = {one.change for one in left}
         after = {one: _changed(step, facts, known, {*done, one}) for one in left if not one.contains & pending}
-        best = max(after, key=lambda one: _gain(now, after[one]))
+        best = max(after, key=lambda one: (-one.asks, _gain(now, after[one])))
         left.remove(best)
         gains = _gain(now, after[best]) > _NO_GAIN
         if gains:

@@ -41,7 +41,7 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
     new: dict[int, Span] = {}
     transposes_ns = 0.0
     for one in convolutions(step):
-        if one.dtype not in {"bfloat16", "float16", "tfloat32"} or one.sizes.is_depthwise:
+        if one.dtype not in {"bfloat16", "float16", "tfloat32"}:
             continue
         now_ns = float(step.most_ns[one.kernels].sum())
         last, first = (one.time_ns(rates, one.dtype, layout) for layout in ("nhwc", "nchw"))
@@ -58,6 +58,7 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
         ratio = _ratio(step, kernels, places)
         if ratio is not None:
             new |= {int(at): Span(step.least_ns[at] * ratio, step.most_ns[at] * ratio) for at in places}
+    new |= _copies(step, kernels)
     if not new:
         return None
     why = f"{transposes_ns / 1e6:,.1f} ms per step in kernels that only change the layout of images"
@@ -81,5 +82,25 @@ def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | 
     times = [step.rates.image_pass_ns(found[0], dtype, layout, found[1], dims) for layout in ("nhwc", "nchw")]
     return None if times[0] is None or times[1] is None else times[0] / times[1]
 
+
+def _copies(step: StepModel, kernels: StepKernels) -> dict[int, Span]:
+    """Copies of images into another layout, as norms over channels make them: those of one type go."""
+    new = {}
+    for at in np.flatnonzero(kernels.is_of(Family.COPY_LIKE) & step.is_there).tolist():
+        call = kernels.call_of(at)
+        if call is None or kernels.operator_of(at) != "aten::copy_" or step.rates is None:
+            continue
+        dims, types = call.tensor(0), call.types
+        if not dims or len(dims) != 4 or min(dims[1:]) == 1 or np.isnan(kernels.num_bytes[at]):
+            continue
+        plain_ns = step.rates.elementwise_ns(float(kernels.num_bytes[at]))
+        if plain_ns > _TRANSPOSING * step.most_ns[at]:  # as fast as a copy without another order
+            continue
+        new[at] = NO_TIME if types[0] == types[1] else Span(plain_ns, plain_ns)
+    return new
+
+
+_TRANSPOSING = 0.6
+"""Share of a copy's time that one in order would take, below which it changes the order."""
 
 _PASS_FAMILIES = (Family.NORMALIZATION, Family.REDUCTION)

@@ -11,8 +11,9 @@ import numpy as np
 from stepscope.analyzer.headroom.rates import Convolution, KernelRates
 from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.headroom.step_model import StepModel
-from stepscope.analyzer.roofline.convolution_cost import FORWARDS, WHOLE_BACKWARDS
+from stepscope.analyzer.roofline.convolution_cost import FORWARDS, WHOLE_BACKWARDS, is_transposed
 from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.analyzer.roofline.matmul_cost import AttentionSizes, attention_sizes
 from stepscope.analyzer.roofline.operator_call import Dims, OperatorCall
 from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import IntColumn
@@ -117,6 +118,48 @@ def convolutions(step: StepModel) -> Iterator[Filtering]:
         yield Filtering(places, dtype, *found)
 
 
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """A call of a fused attention kernel, forward or backward."""
+
+    kernels: IntColumn
+    dtype: str
+    sizes: AttentionSizes
+
+    def ratio(self, rates: KernelRates, dtype: str) -> float | None:
+        """Ratio of its time in another element type to that in its own."""
+        times = []
+        for one in (dtype, self.dtype):
+            both = rates.attention_ns(
+                one,
+                "causal" if self.sizes.is_causal else "none",
+                batch_heads=self.sizes.batch_heads,
+                queries=self.sizes.queries,
+                keys=self.sizes.keys,
+                head=self.sizes.head,
+            )
+            if both is None:
+                return None
+            times.append(both[1 if self.sizes.is_backward else 0])
+        return times[0] / times[1]
+
+
+def fused_attentions(step: StepModel) -> Iterator[FusedAttention]:
+    """The fused attentions of a step as it was recorded."""
+    kernels = step.kernels
+    if kernels is None:
+        return
+    here = step.is_there
+    for places in kernels.works():
+        main = _main(kernels, places, Family.ATTENTION)
+        call = kernels.call_of(int(places[0]))
+        if main is None or call is None or not here[main]:
+            continue
+        sizes = attention_sizes(kernels.operator_of(main), call)
+        if sizes is not None:
+            yield FusedAttention(places, present_dtype(step, kernels.dtype_of(main)), sizes)
+
+
 def _main(kernels: StepKernels, places: IntColumn, *families: Family) -> int | None:
     """The longest kernel of a call that does its arithmetic."""
     own = places[np.isin(kernels.family[places], families) & (kernels.dtype[places] > 0)]
@@ -136,27 +179,44 @@ def _filtering(name: str, call: OperatorCall) -> tuple[tuple[str, ...], Convolut
     forward, backward = FORWARDS.get(name), WHOLE_BACKWARDS.get(name)
     if forward is not None:
         source, weight, stride = call.tensor(0), call.tensor(1), call.integers(forward.stride)
-        sizes = _convolution(source, weight, stride)
-        return None if sizes is None else (("forward",), sizes)
-    if backward is None:
+        passes: tuple[str, ...] = ("forward",)
+        transposed = is_transposed(call, forward.transposed)
+    elif backward is not None:
+        gradient, source, weight = (call.tensor(at) for at in (backward.gradient, backward.input, backward.weight))
+        wanted = call.flags(backward.mask) or (True, True, False)
+        passes = tuple(one for one, is_wanted in zip(("input", "weight"), wanted, strict=False) if is_wanted)
+        transposed, stride = is_transposed(call, backward.transposed), None
+        if gradient and source and len(gradient) == len(source) == 4 and min(gradient[2], source[2]) > 0:
+            stride = (round(max(source[2] / gradient[2], gradient[2] / source[2])),) * 2
+    else:
         return None
-    gradient, source, weight = call.tensor(backward.gradient), call.tensor(backward.input), call.tensor(backward.weight)
-    wanted = call.flags(backward.mask) or (True, True, False)
-    stride = None
-    if gradient and source and len(gradient) == len(source) == 4 and gradient[2]:
-        stride = (round(source[2] / gradient[2]),) * 2
-    sizes = _convolution(source, weight, stride)
-    passes = tuple(one for one, is_wanted in zip(("input", "weight"), wanted, strict=False) if is_wanted)
-    return None if sizes is None or not passes else (passes, sizes)
+    if transposed is None or not passes:
+        return None
+    sizes = _convolution(source, weight, stride, transposed=transposed)
+    if transposed:
+        passes = tuple(_TRANSPOSED_PASS[one] for one in passes)
+    return None if sizes is None else (passes, sizes)
 
 
-def _convolution(source: Dims | None, weight: Dims | None, stride: Dims | None) -> Convolution | None:
+_TRANSPOSED_PASS = {"forward": "input", "input": "forward", "weight": "weight"}
+"""A transposed convolution is the gradient of a plain one."""
+
+
+def _convolution(
+    source: Dims | None, weight: Dims | None, stride: Dims | None, *, transposed: bool
+) -> Convolution | None:
+    """Sizes of the plain convolution that a call is or is the gradient of."""
     if not source or not weight or not stride or len(source) != 4 or len(weight) != 4 or not weight[1]:
         return None
+    size = (source[2] * source[3]) ** 0.5
+    if transposed:
+        window = (weight[2] * weight[3]) ** 0.5
+        groups = max(source[1] // weight[0], 1)
+        return Convolution(source[0], weight[1] * groups, size * stride[0], weight[0], window, stride[0], groups)
     return Convolution(
         batch=source[0],
         channels=source[1],
-        size=(source[2] * source[3]) ** 0.5,
+        size=size,
         filters=weight[0],
         window=(weight[2] * weight[3]) ** 0.5,
         stride=stride[0],

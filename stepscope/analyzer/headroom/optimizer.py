@@ -13,6 +13,7 @@ from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.headroom.step_model import NO_TIME, Span, StepModel
 from stepscope.analyzer.roofline.element_types import element_bytes_of
 from stepscope.analyzer.roofline.list_passes import bytes_an_element
+from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Change
 
 _FUSED = re.compile(r"^aten::_fused_|fused", re.IGNORECASE)
@@ -35,7 +36,7 @@ def fused_optimizer(step: StepModel, _facts: JobFacts) -> Changed | None:
     if time_ns is None or time_ns >= now_ns:
         return None
     new = dict.fromkeys(own.tolist(), NO_TIME) | {int(own[0]): Span(time_ns, time_ns)}
-    why = f"{now_ns / 1e6:,.1f} ms per step in {len(own):,} kernels of the optimizer"
+    why = f"{now_ns / 1e6:,.1f} ms per step in {counted(len(own), 'kernel')} of the optimizer"
     return Changed(step.after(Change.FUSED_OPTIMIZER, new), why, rates.error)
 
 

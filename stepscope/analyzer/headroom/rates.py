@@ -120,7 +120,7 @@ class KernelRates:
         return self._roof_ns(work.flops, dtype, work.num_bytes) / cloud.share(batch * m, n, k)
 
     def attention_ns(
-        self, dtype: str, mask: str, *, batch_heads: int, queries: int, keys: int, head: int
+        self, dtype: str, mask: str, *, batch_heads: float, queries: float, keys: float, head: int
     ) -> tuple[float, float] | None:
         """Time of fused attention, its forward and its backward pass; mask is none, causal or added."""
         found = []
@@ -159,8 +159,8 @@ class KernelRates:
         """Time of an element-wise kernel that moves so many bytes."""
         if num_bytes <= 0:
             return _START_NS
-        cloud = _measured()["elementwise",]
-        return self._roof_ns(0.0, "float32", num_bytes) / cloud.share(num_bytes)
+        cloud = _measured().get(("elementwise",))
+        return self._roof_ns(0.0, "float32", num_bytes) / (1.0 if cloud is None else cloud.share(num_bytes))
 
     def optimizer_ns(self, name: str, way: str, dtype: str, elements: float) -> float | None:
         """Time of an update of all parameters; way: fused or foreach."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analyzer.headroom.changes import Changed, JobFacts
-from stepscope.analyzer.headroom.matrix_work import Filtering, Product, convolutions, products
+from stepscope.analyzer.headroom.matrix_work import Filtering, Product, convolutions, fused_attentions, products
 from stepscope.analyzer.headroom.step_model import Span, StepModel
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.core.vocabulary import Change
@@ -30,6 +30,7 @@ def tf32_products(step: StepModel, facts: JobFacts) -> Changed | None:
             _replace(new, step, product.kernels, product.time_ns(step.rates, "tfloat32"))
     if not new:
         return None
+    _convert_attention(new, step, "tfloat32", ("float32",))
     why = f"{now_ns / 1e6:,.1f} ms per step in float32 matrix products off the tensor cores"
     return Changed(step.after(Change.TF32_PRODUCTS, new), why, step.rates.error)
 
@@ -70,6 +71,7 @@ def autocast(step: StepModel, facts: JobFacts) -> Changed | None:
             weights += one.sizes.filters * one.sizes.channels / one.sizes.groups * one.sizes.window**2
     if not new:
         return None
+    _convert_attention(new, step, "bfloat16", _FLOAT32)
     between = kernels.is_of(Family.POINTWISE, Family.COPY_LIKE) & ~kernels.by_optimizer & step.is_there
     for at in np.flatnonzero(between).tolist():
         new.setdefault(at, Span(step.least_ns[at] / 2, step.most_ns[at]))
@@ -77,6 +79,14 @@ def autocast(step: StepModel, facts: JobFacts) -> Changed | None:
     added = Span(cast_ns / 1e6, (cast_ns + rates.elementwise_ns(_CAST_BYTES * activations)) / 1e6)
     why = f"{now_ns / 1e6:,.1f} ms per step in matrix work of float32"
     return Changed(step.after(Change.AUTOCAST, new, added=added), why, rates.error)
+
+
+def _convert_attention(new: dict[int, Span], step: StepModel, dtype: str, present: Sequence[str]) -> None:
+    """Give fused attentions the time of another element type."""
+    for one in fused_attentions(step):
+        ratio = None if step.rates is None or one.dtype not in present else one.ratio(step.rates, dtype)
+        if ratio is not None and ratio < 1.0:
+            new |= {int(at): Span(ratio * step.least_ns[at], ratio * step.most_ns[at]) for at in one.kernels}
 
 
 def _may_use_tf32(facts: JobFacts) -> bool:

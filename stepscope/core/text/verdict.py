@@ -9,7 +9,15 @@ from __future__ import annotations
 from math import isclose
 from typing import NamedTuple
 
-from stepscope.core.documents.analysis import CAUSE_OF_PART, OVERLAPPING, Analysis, Headroom, Pipeline, PredictedFix
+from stepscope.core.documents.analysis import (
+    CAUSE_OF_PART,
+    OVERLAPPING,
+    Analysis,
+    Headroom,
+    Pipeline,
+    PredictedFix,
+    Verdict,
+)
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.job_time import breakdown, mean_step_ms, ms_per_step, of_training_time, time_name
@@ -92,7 +100,9 @@ def verdict_text(analysis: Analysis) -> VerdictText:
             title = "Steps that get longer" if is_growth else "Slow steps without a recorded cause"
         title += f" on {numbers.ranks_words(ranks)}" if ranks else ""
         remedies = [*_fixes(analysis), *_next(analysis)]
-        return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
+        return VerdictText(
+            BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom or _none(verdict), confidence
+        )
     if verdict.cause not in HEALTHY_CAUSES:  # what limits the job's own work is not known
         title = f"no loss reaches 10% of {time_name(analysis)}{_largest_loss(analysis)}"
         return VerdictText(NO_BOTTLENECK, title, [], "", [], headroom, confidence)
@@ -271,9 +281,16 @@ def _is_ordered(analysis: Analysis) -> bool:
 def _other_headroom(analysis: Analysis) -> list[str]:
     """What stands where no change is modelled to save much."""
     verdict = analysis.verdict
-    if verdict.headroom_threshold is not None:
-        return [f"none above {verdict.headroom_threshold:.0%} in the changes that are modelled"]
-    return [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
+    return _none(verdict) or [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
+
+
+def _none(verdict: Verdict) -> list[str]:
+    """What is said where changes were modelled and none saves much."""
+    if verdict.headroom_threshold is None:
+        return []
+    if verdict.bottleneck and verdict.cause is Cause.HOST_BOUND:
+        return ["none in the kernels while the CPU is the limit"]
+    return [f"none above {verdict.headroom_threshold:.0%} in the changes that are modelled"]
 
 
 def confidence_word(confidence: float) -> str:
