@@ -54,6 +54,7 @@ class RankView:
         floor: kernels of a step back to back; None without a device or a step.
         reducer: spans of DDP's reducer, on the rank's own clock.
         step_kernels: those of one step; None without a device or a step.
+        host_pace_ns: what its host needs to launch a profiled step; None without a device or a step.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class RankView:
     floor: DeviceFloor | None = None
     step_kernels: StepKernels | None = None
     reducer: GradientReducer = NO_REDUCER
+    host_pace_ns: float | None = None
 
     @property
     def has_device_activities(self) -> bool:

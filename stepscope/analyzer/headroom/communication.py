@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +20,15 @@ from stepscope.analyzer.collectives.calls import Call
 from stepscope.analyzer.headroom.changes import Changed, JobFacts, KnownChange
 from stepscope.analyzer.headroom.step_model import Span, StepModel
 from stepscope.analyzer.intervals import Intervals, clip, empty, join
+from stepscope.analyzer.job_time.loss import REPLAY
 from stepscope.analyzer.what_if import changed_communication as changed
 from stepscope.analyzer.what_if.changed_communication import CostBounds, TransferCost
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR
 from stepscope.analyzer.what_if.predictions import MAX_SLOTS
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
+from stepscope.core.documents.analysis import Headroom, PredictedFix, Verdict
 from stepscope.core.text.numbers import counted
-from stepscope.core.vocabulary import Change
+from stepscope.core.vocabulary import Cause, Change
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _OF_GRADIENTS = frozenset({"float", "double", "half", "bfloat16"})
@@ -101,20 +104,36 @@ def exchange_of(facts: JobFacts) -> Exchange | None:
     return Exchange(model, facts, calls, {rank: part.first_communication for rank, part in parts.items()}, replayed_ms)
 
 
-def _changed(step: StepModel, ratios: Sequence[float], why: str, error: float | None) -> Changed | None:
-    """The step that is scaled by one of these ratios; None if the change gains nothing."""
-    least, most = min(ratios), min(max(ratios), 1.0)
+class Saving(NamedTuple):
+    """What a change of communication saves.
+
+    Attributes:
+        ratios: the step after it over the step before it; several where an input is unknown.
+        why: what it replaces, in one clause.
+    """
+
+    ratios: list[float]
+    why: str
+
+
+def _applied(change: Change, saving: Saving, step: StepModel, _facts: JobFacts) -> Changed | None:
+    """The step after a change whose saving is known; None if it gains nothing."""
+    least, most = min(saving.ratios), min(max(saving.ratios), 1.0)
     if least >= 1.0:
         return None
-    gains = [step.base_ms * (1.0 - ratio) for ratio in (least, most)]
-    ends = [_shorter(step, gain) for gain in gains]
+    best, worst = (_shorter(step, step.base_ms * (1.0 - ratio)) for ratio in (least, most))
     shorter = replace(
-        ends[0],
-        exposed_ms=Span(ends[0].exposed_ms.least, max(ends[1].exposed_ms.most, ends[0].exposed_ms.least)),
-        outside_ms=Span(ends[0].outside_ms.least, max(ends[1].outside_ms.most, ends[0].outside_ms.least)),
-        host_ms=Span(ends[0].host_ms.least, max(ends[1].host_ms.most, ends[0].host_ms.least)),
+        best,
+        exposed_ms=_hull(best.exposed_ms, worst.exposed_ms),
+        outside_ms=_hull(best.outside_ms, worst.outside_ms),
+        host_ms=_hull(best.host_ms, worst.host_ms),
+        done=step.done | {change},
     )
-    return Changed(shorter, why, error)
+    return Changed(shorter, saving.why, _REPLAY_ERROR, basis=REPLAY)
+
+
+def _hull(one: Span, other: Span) -> Span:
+    return Span(min(one.least, other.least), max(one.most, other.most))
 
 
 def _shorter(step: StepModel, gain_ms: float) -> StepModel:
@@ -208,26 +227,24 @@ def _is_between(times: np.typing.NDArray[np.int64], first: int, last: int) -> bo
     return bool(((times > first) & (times < last)).any())
 
 
-def _no_sync(step: StepModel, facts: JobFacts) -> Changed | None:
-    exchange = exchange_of(facts)
-    repeats = None if exchange is None else _repeats(exchange)
-    if exchange is None or repeats is None:
+def _no_sync(exchange: Exchange) -> Saving | None:
+    repeats = _repeats(exchange)
+    if repeats is None:
         return None
     scenario = changed.without_calls(exchange.model.base, repeats.avoidable)
     scenario = changed.without_spans(exchange.model, scenario, repeats.before_last)
     why = (
         f"the same gradients ({repeats.num_bytes / 1e6:,.1f} MB) are reduced in each of {repeats.passes} micro-batches"
     )
-    return _changed(step, [exchange.ratio(scenario)], why, _REPLAY_ERROR)
+    return Saving([exchange.ratio(scenario)], why)
 
 
 # Buckets
 
 
-def _larger_buckets(step: StepModel, facts: JobFacts) -> Changed | None:
-    exchange = exchange_of(facts)
-    cost = None if exchange is None else exchange.cost("all_reduce")
-    if exchange is None or cost is None or not _is_ddp(facts):
+def _larger_buckets(exchange: Exchange) -> Saving | None:
+    cost = exchange.cost("all_reduce")
+    if cost is None or not _is_ddp(exchange.facts):
         return None
     groups = [
         group for rank, own in exchange.steps(frozenset({"all_reduce"})) for group in _buckets(exchange, rank, own)
@@ -239,7 +256,7 @@ def _larger_buckets(step: StepModel, facts: JobFacts) -> Changed | None:
     num_steps = max(len({exchange.calls[number].step for group in groups for number in group}), 1)
     per_step = len(sizes) / num_steps / len(exchange.first)
     why = f"{per_step:,.0f} reductions a step of {np.mean(sizes) / 1e6:,.2f} MB, which are mostly latency"
-    return _changed(step, ratios, why, _REPLAY_ERROR)
+    return Saving(ratios, why)
 
 
 def _is_ddp(facts: JobFacts) -> bool:
@@ -274,10 +291,10 @@ def _ratios(exchange: Exchange, groups: list[list[int]], cost: CostBounds, *, by
 # Search for unused parameters
 
 
-def _no_search(step: StepModel, facts: JobFacts) -> Changed | None:
+def _no_search(exchange: Exchange) -> Saving | None:
     """Without the walk over the graph and the reduction of its result, where all parameters are used."""
-    exchange = exchange_of(facts)
-    if exchange is None or not any(len(view.reducer.searches) for view in facts.views.values()):
+    facts = exchange.facts
+    if not any(len(view.reducer.searches) for view in facts.views.values()):
         return None
     maps = [number for number, call in enumerate(exchange.calls) if call.kind == "all_reduce" and call.dtype == "int"]
     if not maps or not _uses_all(exchange, maps):
@@ -289,7 +306,7 @@ def _no_search(step: StepModel, facts: JobFacts) -> Changed | None:
         [view.reducer.searches.total / max(len(view.window.boundary_ns), 1) for view in facts.views.values()]
     )
     why = f"the search takes {spent / 1e6:,.1f} ms a step, and all parameters are used"
-    return _changed(step, [exchange.ratio(scenario)], why, _REPLAY_ERROR)
+    return Saving([exchange.ratio(scenario)], why)
 
 
 def _uses_all(exchange: Exchange, maps: list[int]) -> bool:
@@ -314,10 +331,9 @@ def _uses_all(exchange: Exchange, maps: list[int]) -> bool:
 # Fewer bytes
 
 
-def _half_gradients(step: StepModel, facts: JobFacts) -> Changed | None:
+def _half_gradients(exchange: Exchange) -> Saving | None:
     """Gradients of float32 reduced in 16 bits, where compute is in 16 bits: on GPUs, which convert them in passing."""
-    exchange = exchange_of(facts)
-    if exchange is None or not exchange.model.on_device or not _computes_in_half(facts):
+    if not exchange.model.on_device or not _computes_in_half(exchange.facts):
         return None
     numbers = [one.number for _, own in exchange.steps() for one in own if one.call.dtype == "float"]
     kinds = {exchange.calls[number].kind for number in numbers}
@@ -328,7 +344,7 @@ def _half_gradients(step: StepModel, facts: JobFacts) -> Changed | None:
     ratios = [exchange.ratio(changed.with_fewer_bytes(base, numbers, sizes, one, 0.5)) for one in cost]
     mean = np.mean([sizes[number] for number in numbers])
     why = f"gradients are reduced in float32, {mean / 1e6:,.1f} MB at a time, of compute in 16 bits"
-    return _changed(step, ratios, why, _REPLAY_ERROR)
+    return Saving(ratios, why)
 
 
 def _computes_in_half(facts: JobFacts) -> bool:
@@ -344,11 +360,8 @@ def _computes_in_half(facts: JobFacts) -> bool:
 # Sharding units
 
 
-def _larger_units(step: StepModel, facts: JobFacts) -> Changed | None:
+def _larger_units(exchange: Exchange) -> Saving | None:
     """Units of FSDP that are mostly latency, merged into larger ones."""
-    exchange = exchange_of(facts)
-    if exchange is None:
-        return None
     gathers, scatters = exchange.cost("all_gather"), exchange.cost("reduce_scatter")
     if gathers is None or scatters is None:
         return None
@@ -367,7 +380,7 @@ def _larger_units(step: StepModel, facts: JobFacts) -> Changed | None:
             scenario = changed.with_merged_calls(scenario, groups, one, by_last=by_last)
         ratios.append(exchange.ratio(scenario))
     why = f"gathers of small units are mostly latency: {factor} units as one"
-    return _changed(step, ratios, why, _REPLAY_ERROR)
+    return Saving(ratios, why)
 
 
 def _units_to_merge(exchange: Exchange, cost: CostBounds) -> int:
@@ -386,33 +399,67 @@ def _units_to_merge(exchange: Exchange, cost: CostBounds) -> int:
 
 def _layer_units(step: StepModel, facts: JobFacts) -> Changed | None:
     """The whole model as one unit of FSDP: by layers, most of a gather hides behind the compute of another layer."""
-    settings = facts.settings
-    fsdp = None if settings is None or not settings.fsdp else settings.fsdp[0]
-    layers = None if fsdp is None else fsdp.num_layers
-    if fsdp is None or fsdp.num_units > 1 or not layers or layers < 2 or step.kernels is None:
+    fsdp = facts.settings.fsdp if facts.settings is not None else []
+    layers = fsdp[0].num_layers if len(fsdp) == 1 and fsdp[0].num_units == 1 else None
+    if not layers or layers < 2 or step.kernels is None:
         return None
-    compute = step.compute_ms.middle
-    exposed = step.exposed_ms.middle
+    exposed, compute = step.exposed_ms.middle, step.compute_ms.middle
     left = exposed / layers + max(exposed * (1 - 1 / layers) - compute, 0.0)
     if left >= exposed:
         return None
     why = f"the parameters of {counted(layers, 'layer')} are gathered at once, before any of them computes"
-    return _changed(step, [1.0 - (exposed - left) / step.base_ms], why, None)
-
-
-def _sharding_units(step: StepModel, facts: JobFacts) -> Changed | None:
-    return _layer_units(step, facts) or _larger_units(step, facts)
+    saving = Saving([1.0 - (exposed - left) / step.base_ms], why)
+    return _applied(Change.SHARDING_UNITS, saving, step, facts)
 
 
 _REPLAY_ERROR = 0.1
 
-_Model = Callable[[StepModel, JobFacts], Changed | None]
-
-COMMUNICATION_CHANGES: tuple[KnownChange, ...] = (
-    KnownChange(Change.NO_SYNC, _no_sync),
-    KnownChange(Change.UNUSED_PARAMETERS, _no_search),
-    KnownChange(Change.LARGER_BUCKETS, _larger_buckets),
-    KnownChange(Change.REDUCED_PRECISION_GRADIENTS, _half_gradients),
-    KnownChange(Change.SHARDING_UNITS, _sharding_units),
+_CHANGES = frozenset(
+    {
+        Change.NO_SYNC,
+        Change.UNUSED_PARAMETERS,
+        Change.LARGER_BUCKETS,
+        Change.REDUCED_PRECISION_GRADIENTS,
+        Change.SHARDING_UNITS,
+    }
 )
-"""Changes of communication that are modelled."""
+
+_SAVINGS: tuple[tuple[Change, Callable[[Exchange], Saving | None]], ...] = (
+    (Change.NO_SYNC, _no_sync),
+    (Change.UNUSED_PARAMETERS, _no_search),
+    (Change.LARGER_BUCKETS, _larger_buckets),
+    (Change.REDUCED_PRECISION_GRADIENTS, _half_gradients),
+    (Change.SHARDING_UNITS, _larger_units),
+)
+
+
+def communication_changes(facts: JobFacts) -> list[KnownChange]:
+    """The changes of a job's communication that save time, with their models."""
+    exchange = exchange_of(facts)
+    if exchange is None:
+        return []
+    found = [(change, saving) for change, saved in _SAVINGS if (saving := saved(exchange)) is not None]
+    changes = [KnownChange(change, partial(_applied, change, saving)) for change, saving in found]
+    is_left = Change.SHARDING_UNITS not in {change for change, _ in found}
+    return [*changes, *([KnownChange(Change.SHARDING_UNITS, _layer_units)] if is_left else [])]
+
+
+_ANSWERING_GAIN = 0.5
+"""Part of the share of communication from which a change of it is the fix."""
+
+
+def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tuple[Verdict, list[Headroom]]:
+    """The verdict of a job that communicates too much with the change that avoids most of it as its fix, and the other
+    rows of the headroom."""
+    if not verdict.bottleneck or verdict.cause is not Cause.COMMUNICATION:
+        return verdict, rows
+    own = [row for row in rows if row.change in _CHANGES]
+    best = max(own, key=lambda row: row.speedup, default=None)
+    if best is None or 1.0 - 1.0 / best.speedup < _ANSWERING_GAIN * (verdict.share or 0.0):
+        return verdict, rows
+    step_ms = None if best.interval_ms else best.step_ms
+    fix = PredictedFix(
+        best.action, step_ms, None if best.interval_ms else best.speedup, best.error, best.basis, best.interval_ms
+    )
+    actions = [best.action, *(action for action in verdict.actions if action != best.action)]
+    return replace(verdict, fix=fix, actions=actions), [row for row in rows if row is not best]
