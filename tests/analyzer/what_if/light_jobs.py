@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
 
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LAUNCH_LATENCY_NS, LONGEST_QUEUE, LightCapture
+from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, LightCapture
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LAUNCH_LATENCY_NS, LightReplay
 from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, TraceBuilder
 
 _OWN_NS = 3_000
@@ -74,9 +75,9 @@ def without(ops: Iterable[Op], kind: str) -> list[Op]:
     return [replace(op, kind="no call") if op.kind == kind else op for op in ops]
 
 
-def light_capture(ops: Iterable[Op], cost_us: float) -> LightCapture:
+def light_capture(ops: Iterable[Op], cost_us: float) -> LightReplay:
     trace, ends, _ = simulated(ops, cost_us)
-    return LightCapture(trace.build(), ends)
+    return LightReplay([LightCapture(trace.build(), ends)])
 
 
 HOST_BOUND = [Op(12, gpu=2)] * 40

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightCapture, Removal
+from stepscope.analyzer.what_if.light_capture import LightCapture
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightReplay, Removal
 from stepscope.trace.reading import read_ranks
 from tests.analyzer.what_if.light_jobs import (
     FREES,
@@ -79,10 +80,10 @@ def test_steps_that_no_cost_of_a_call_explains_give_no_prediction() -> None:
 
 def test_calls_inside_another_and_of_threads_that_launch_nothing_do_not_count() -> None:
     trace, ends, _ = simulated(HOST_BOUND, 4.0)
-    plain_ms = LightCapture(trace.build(), ends).replayed_ms(0)
+    plain_ms = LightReplay([LightCapture(trace.build(), ends)]).replayed_ms(0)
     for start in range(ends[0], ends[-1], 50_000):
         trace.runtime("cudaEventQuery", start, start + 40_000, thread=99)
-    assert LightCapture(trace.build(), ends).replayed_ms(0) == plain_ms
+    assert LightReplay([LightCapture(trace.build(), ends)]).replayed_ms(0) == plain_ms
 
 
 def test_a_capture_without_whole_steps_or_launches_is_refused() -> None:
@@ -122,8 +123,8 @@ def test_a_recorded_job_that_the_host_bounds_gains_nothing_without_its_blocking_
     assert capture.replayed_ms(1e3 * fit.call_cost_us, Removal.BLOCKING_CALLS) > 0.97 * fit.step_ms
 
 
-def _recorded(shared_traces: Path, name: str) -> LightCapture:
+def _recorded(shared_traces: Path, name: str) -> LightReplay:
     truth = json.loads((shared_traces / "light" / "truth.json").read_text())[name]
     ends = np.array(truth["step_ends_ns"])[truth["first_captured"] : truth["capture_ended_in"]]
     (trace,) = read_ranks(shared_traces / "light" / f"{name}.json.gz")
-    return LightCapture(trace, ends.tolist())
+    return LightReplay([LightCapture(trace, ends.tolist())])
