@@ -26,8 +26,7 @@ LONGEST_QUEUE = 1_000
 """Launches that CUDA takes before the GPU has begun the first of them; the next one waits."""
 
 _WAITS_FOR_ALL = re.compile(r"^(cuda|hip)Free$|^cuMemFree(_v2)?$|^(cuda|hip|cu)(Device|Ctx|Thread)Synchronize")
-_PAGEABLE = re.compile(r"Pageable")
-_TO_DEVICE = re.compile(r"HtoD|HostToDevice")
+_FROM_PAGEABLE = re.compile(r"Pageable ->")
 _MIN_ENDS = 3  # the first whole step may begin with an empty launch queue
 _MIN_OVERLAPS = 2
 """Calls of a thread during those of another that show that the two do not take turns."""
@@ -54,8 +53,7 @@ class LaunchedWork(NamedTuple):
 
     Attributes:
         after: positions of work of other streams that it waits for.
-        pinned_ns: duration of a copy to or from pageable memory if that were pinned; NONE for other work.
-        is_to_device: it is a copy to the GPU.
+        pinned_ns: duration of a copy from pageable memory if that were pinned; NONE for other work.
     """
 
     stream: int
@@ -63,7 +61,6 @@ class LaunchedWork(NamedTuple):
     communicates: bool
     after: tuple[int, ...]
     pinned_ns: int
-    is_to_device: bool
 
 
 class LaunchingCall(NamedTuple):
@@ -182,7 +179,7 @@ def _works(trace: TraceColumns, activities: Activities, launched: _Launched) -> 
     is_copy = activities.work[position] == Work.COPY
     rate = pcie_link(trace.header.devices[0].name if trace.header.devices else "").bytes_per_second
     size = trace.num_bytes[rows]
-    is_pageable = is_copy & trace.named(rows, _PAGEABLE.search) & (size != NONE)
+    is_pageable = is_copy & trace.named(rows, _FROM_PAGEABLE.search) & (size != NONE)
     pinned = np.where(is_pageable, np.minimum(size * 1e9 / rate, duration), NONE).astype(np.int64)
     columns = (
         activities.stream[position].tolist(),
@@ -190,7 +187,6 @@ def _works(trace: TraceColumns, activities: Activities, launched: _Launched) -> 
         (activities.work[position] == Work.COMMUNICATION).tolist(),
         [tuple(after.get(place, ())) for place in range(len(position))],
         pinned.tolist(),
-        (is_copy & trace.named(rows, _TO_DEVICE.search)).tolist(),
     )
     return [LaunchedWork(*values) for values in zip(*columns, strict=True)]
 

@@ -16,8 +16,6 @@ from collections.abc import Generator, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
 from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, Kind, LaunchedWork, LightCapture
 from stepscope.trace.columns import NONE
 
@@ -42,12 +40,11 @@ class Removal(StrEnum):
 
     NOTHING = "nothing"
     BLOCKING_CALLS = "blocking calls"
-    """waits for the GPU, and copies that return only when they have ended, as reading a value; those to the GPU stay,
-    from pinned memory"""
+    """waits for the GPU, and copies that return only when they have ended, as reading a value; as below"""
     ALLOCATIONS = "allocations"
     """the driver's"""
     COPIES = "copies"
-    """those of pageable memory become copies of pinned memory that nobody waits for, others are gone"""
+    """those from pageable memory become copies from pinned memory that nobody waits for, others are gone"""
     COLLECTIVES = "collectives"
     HOST_TIME = "host time"
     """all of it: what remains is the GPU's own time and its waits for the launches' latency"""
@@ -87,7 +84,7 @@ class LightReplay:
     """Replay of the light captures of all ranks of a job.
 
     Attributes:
-        step_ms: mean captured step, of the ranks.
+        step_ms: mean captured step, of the rank on which it took longest.
 
     Raises:
         ValueError: the ranks do not launch the same collectives in the same order, or have not as many steps.
@@ -95,7 +92,7 @@ class LightReplay:
 
     def __init__(self, captures: Sequence[LightCapture]) -> None:
         self._captures = captures
-        self.step_ms = float(np.mean([capture.step_ms for capture in captures]))
+        self.step_ms = max(capture.step_ms for capture in captures)
         if len({capture.num_steps for capture in captures}) > 1:
             raise ValueError("the ranks' light captures have not as many steps")
         self._transfer_ns: list[int] = []
@@ -191,7 +188,7 @@ def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_P
         before, own = host * before_ns, host * max(own_ns - cost_ns, -before_ns)
         works = [(place, capture.works[place]) for place in places]
         if kind & removed:
-            works = _pinned(works, without)
+            works = _pinned(works)
             act = _Act.LAUNCH if works else _Act.PLAIN
             planned.append(_PlannedCall(act, before + host * launch_ns * bool(works), 0.0, works, awaits, aside))
         elif kind & Kind.WAITS:
@@ -206,13 +203,9 @@ def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_P
     return planned
 
 
-def _pinned(works: Sequence[tuple[int, LaunchedWork]], without: Removal) -> list[tuple[int, LaunchedWork]]:
-    """What a removed call leaves of its copies: those of pageable memory from pinned, where they are still needed."""
-    return [
-        (place, work._replace(duration_ns=work.pinned_ns))
-        for place, work in works
-        if work.pinned_ns != NONE and (work.is_to_device or without is Removal.COPIES)
-    ]
+def _pinned(works: Sequence[tuple[int, LaunchedWork]]) -> list[tuple[int, LaunchedWork]]:
+    """What a removed call leaves of its copies: what the GPU is given from pageable memory comes from pinned."""
+    return [(place, work._replace(duration_ns=work.pinned_ns)) for place, work in works if work.pinned_ns != NONE]
 
 
 def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, together: bool) -> Replayed:

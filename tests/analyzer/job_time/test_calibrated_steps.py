@@ -26,7 +26,8 @@ def _steps(ends: list[int], unprofiled_ns: float) -> list[Step]:
 
 
 def _calibrated(ops: list[Op], *, unprofiled_ns: float | None = None) -> CalibratedSteps | None:
-    trace, ends, _ = simulated(ops, 8.0)
+    job = simulated(ops, 8.0)
+    trace, ends = job.trace, job.ends
     return calibrated_steps(
         [RankCapture(trace.build(), _steps(ends, unprofiled_ns or 1e6 * unprofiled_ms(ops)), _FIRST)]
     )
@@ -51,7 +52,8 @@ def test_a_capture_that_its_neighbours_contradict_predicts_nothing() -> None:
 
 
 def test_long_steps_and_profiled_ones_before_it_are_no_neighbours() -> None:
-    trace, ends, _ = simulated(READS, 8.0)
+    job = simulated(READS, 8.0)
+    trace, ends = job.trace, job.ends
     steps = _steps(ends, 1e6 * unprofiled_ms(READS))
     longer = replace(steps[8], start_ns=steps[8].start_ns - 10**9)
     warming = replace(steps[11], start_ns=steps[11].start_ns - 10**6, state="warmup")
@@ -63,7 +65,8 @@ def test_long_steps_and_profiled_ones_before_it_are_no_neighbours() -> None:
 
 
 def test_too_few_neighbours_or_profiled_steps_calibrate_nothing() -> None:
-    trace, ends, _ = simulated(READS, 8.0)
+    job = simulated(READS, 8.0)
+    trace, ends = job.trace, job.ends
     steps = _steps(ends, 1e6 * unprofiled_ms(READS))
     assert calibrated_steps([RankCapture(trace.build(), steps[6:], _FIRST)]) is None
     assert calibrated_steps([RankCapture(trace.build(), steps[: _FIRST + 1], _FIRST)]) is None
