@@ -52,6 +52,7 @@ class RankView:
         timeline: input of a replay without a device.
         floor: kernels of a step back to back; None without a device or a step.
         step_kernels: those of one step; None without a device or a step.
+        host_pace_ns: what its host needs to launch a profiled step; None without a device or a step.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class RankView:
     timeline: HostTimeline | None = None
     floor: DeviceFloor | None = None
     step_kernels: StepKernels | None = None
+    host_pace_ns: float | None = None
 
     @property
     def has_device_activities(self) -> bool:

@@ -18,7 +18,8 @@ from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.slow_settings import SlowSetting
 from stepscope.core.documents import analysis
-from stepscope.core.documents.run_directory import RankTimeline, TrainingSettings
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Notice
