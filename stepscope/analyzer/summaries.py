@@ -18,7 +18,8 @@ from stepscope.analyzer.missing_evidence import NOTABLE_SHARE, MissingEvidence
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.slow_settings import SlowSetting
 from stepscope.core.documents import analysis
-from stepscope.core.documents.run_directory import RankTimeline, TrainingSettings
+from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Notice
@@ -39,6 +40,7 @@ class JobContext:
         run: what the run directory tells of all steps; None from traces alone.
         settings: of the run, as rank 0 read them last.
         slow_settings: those that slow it down.
+        cpu_affinity: the processors that rank 0 may use ("0-3,8"); empty where unknown.
         unrecorded: views of ranks whose traces hold no device activities, though those of others do.
     """
 
@@ -54,6 +56,7 @@ class JobContext:
     unrecorded: Sequence[RankView] = ()
     settings: TrainingSettings | None = None
     slow_settings: Sequence[SlowSetting] = ()
+    cpu_affinity: str = ""
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.analyzer.headroom.step_model import StepModel
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import TrainingSettings
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import Change
 
 
