@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -138,16 +139,27 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
     analysis = with_slow_settings(analysis, [*context.slow_settings, *traced_settings(by_rank, context.slow_settings)])
-    facts = JobFacts(analysis, by_rank, context.settings, *_memory(by_rank, context))
+    facts = _job_facts(analysis, by_rank, context, aligned)
     return with_headroom(analysis, facts, knobs=advice.options.of_changes()), list(by_rank.values())
 
 
-def _memory(views: Mapping[int, RankView], context: JobContext) -> tuple[float | None, int | None]:
-    """Most memory that a rank's allocator held, and that of a GPU; None where unknown."""
-    peaks = None if context.run is None else context.run.steps.figures.get("memory_peak_bytes")
-    peak = None if peaks is None or np.isnan(peaks).all() else float(np.nanmax(peaks))
+def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobContext, aligned: AlignedJob) -> JobFacts:
+    """What models of headroom know of a job."""
+    figures = {} if context.run is None else context.run.steps.figures
+    peak, allocated = (
+        None if name not in figures or np.isnan(figures[name]).all() else float(np.nanmax(figures[name]))
+        for name in ("memory_peak_bytes", "memory_allocated_bytes")
+    )
     sizes = [device.memory_bytes for view in views.values() for device in view.header.devices if device.memory_bytes]
-    return peak, min(sizes, default=None)
+    return JobFacts(
+        analysis,
+        views,
+        settings=context.settings,
+        peak_memory_bytes=peak,
+        batch_bytes=None if peak is None or allocated is None else peak - allocated,
+        memory_bytes=min(sizes, default=None),
+        replay=cache(aligned.replay_model),
+    )
 
 
 def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:

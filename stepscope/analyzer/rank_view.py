@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.gradient_reducer import NO_REDUCER, GradientReducer
 from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.job_time.floor import DeviceFloor
@@ -52,7 +53,9 @@ class RankView:
         graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
         timeline: input of a replay without a device.
         floor: kernels of a step back to back; None without a device or a step.
+        reducer: spans of DDP's reducer, on the rank's own clock.
         step_kernels: those of one step; None without a device or a step.
+        host_pace_ns: what its host needs to launch a profiled step; None without a device or a step.
     """
 
     rank: int
@@ -78,6 +81,8 @@ class RankView:
     timeline: HostTimeline | None = None
     floor: DeviceFloor | None = None
     step_kernels: StepKernels | None = None
+    reducer: GradientReducer = NO_REDUCER
+    host_pace_ns: float | None = None
 
     @property
     def has_device_activities(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.pipeline.passes import launched_by_optimizer
+from stepscope.analyzer.roofline.kernel_costs import DTYPES
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.operator_call import Floats, OperatorCall, parse_call
@@ -31,10 +33,12 @@ class StepKernels:
     Attributes:
         names, operators, calls: distinct names of kernels and of operators, and what operators were called with.
         name, operator, call: index into these.
+        work: number of the operator's call, equal for the kernels that it launched.
         duration_ns: mean over the captured steps with the same kernels.
         launch_ns: start of the host call that launched it.
         by_main: launched from the thread of the training loop, mostly the forward pass and the optimizer.
         by_optimizer: launched by the optimizer's step.
+        num_blocks: size of its grid.
         repeats_forward: part of a forward pass that runs again inside of the backward pass.
         family: kernel_family.Family codes.
         dtype: index into kernel_costs.DTYPES, of the matrix operands.
@@ -47,11 +51,13 @@ class StepKernels:
     name: IntColumn
     operator: IntColumn
     call: IntColumn
+    work: IntColumn
     stream: IntColumn
     duration_ns: Floats
     launch_ns: IntColumn
     by_main: Flags
     by_optimizer: Flags
+    num_blocks: IntColumn
     repeats_forward: Flags
     family: IntColumn
     dtype: IntColumn
@@ -78,7 +84,20 @@ class StepKernels:
     def call_of(self, at: int) -> OperatorCall | None:
         """What the operator of a kernel was called with; None where not recorded."""
         place = int(self.call[at])
-        return None if place == NONE else parse_call(self.calls[place])
+        return None if place == NONE else _parsed(self.calls[place])
+
+    def dtype_of(self, at: int) -> str:
+        """Element type of a kernel's matrix operands, as in core.hardware; "" without any."""
+        return DTYPES[int(self.dtype[at])]
+
+    def works(self) -> list[IntColumn]:
+        """Positions of the kernels of each call of an operator, in order; those without a known one are left out."""
+        known = np.flatnonzero(self.work != NONE)
+        order = known[np.argsort(self.work[known], kind="stable")]
+        return np.split(order, np.flatnonzero(np.diff(self.work[order])) + 1) if len(order) else []
+
+
+_parsed = lru_cache(maxsize=4096)(parse_call)
 
 
 class _Tables(NamedTuple):
@@ -116,7 +135,9 @@ def step_kernels(
     names = _numbered(trace.name[row[own]])
     operators = _numbered(np.where(operator != NONE, trace.name[operator], NONE))
     calls = _numbered(np.where(operator != NONE, trace.shapes[operator], NONE))
-    by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own]
+    _, launch, in_launch = np.unique(activities.launch_row[kernels[own]], return_inverse=True, return_counts=True)
+    is_alone = in_launch[launch] == 1  # a graph's launch does not tell its parts apart
+    by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own] & is_alone
     return StepKernels(
         names=[trace.names[name] for name in names.values],
         operators=[trace.names[name] for name in operators.values],
@@ -124,11 +145,13 @@ def step_kernels(
         name=names.code,
         operator=operators.code,
         call=calls.code,
+        work=_numbered(operator).code,
         stream=activities.stream[kernels[own]].astype(np.int64),
         duration_ns=np.mean([duration[places] for places in alike], axis=0),
         launch_ns=activities.launch_ns[kernels[own]],
         by_main=activities.launch_lane[kernels[own]] == steps.main_lane,
         by_optimizer=by_optimizer,
+        num_blocks=trace.num_blocks(row[own]),
         repeats_forward=recomputed(trace, operator),
         family=limits.family[own].astype(np.int64),
         dtype=limits.dtype[own].astype(np.int64),

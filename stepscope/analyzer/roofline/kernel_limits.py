@@ -108,7 +108,7 @@ def kernel_limits(
     )
 
 
-_EXACT_FLOAT32 = re.compile(r"sgemm|scudnn|simt|gemv|^Cijk_.*_S_?B_|s_?s_?s_.*ffma", re.IGNORECASE)
+_EXACT_FLOAT32 = re.compile(r"sgemm|scudnn|simt|gemv|ffma|^Cijk_.*_S_?B_|s_?s_?s_.*ffma", re.IGNORECASE)
 _TENSOR_FLOAT32 = re.compile(r"tf32|s1688(?!gemm_f16|gemm_bf16)|xf32", re.IGNORECASE)
 
 

@@ -223,6 +223,8 @@ class Verdict:
         bottleneck: whether a loss reaches a tenth of training time; None where unknown.
         share: of training time, of the cause for these reasons (`job_time.breakdown` has garbage collection and
             compilation apart from their cause); None where unknown.
+        headroom: changes that save at least `headroom_threshold` of the step, in the order in which to make them.
+        headroom_threshold: None where changes were not modelled.
     """
 
     cause: Cause
@@ -238,6 +240,7 @@ class Verdict:
     fix: PredictedFix | None = None
     next: NextCause | None = None
     headroom: list[Headroom] = field(default_factory=list)
+    headroom_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +466,8 @@ class KernelTime:
             where not recorded.
         findings: codes of Roofline.findings that apply to at least half of the time.
         step_ms: time in each of the first whole steps, mean over ranks; only for rows by kernel name.
+        operation, element_type, layout: what the kernel's name tells: kind of work, type of the narrowest operand,
+            layout of images or transposes of operands; only for rows by kernel name.
     """
 
     name: str
@@ -484,6 +489,18 @@ class KernelTime:
     shared_memory_bytes: int | None = None
     findings: list[str] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
+    operation: str | None = None
+    element_type: str | None = None
+    layout: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKernels:
+    """Analysis document: kernels whose names nobody knows; `share` of kernel time, the longest `names`."""
+
+    count: int
+    share: float
+    names: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +544,8 @@ class Roofline:
     """largest first"""
     tiny_kernels: float | None = None
     """share of kernels, by count, that take less than 10 us"""
+    unknown: UnknownKernels | None = None
+    """None without kernels"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, calibrated_steps
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, RankCapture, calibrated_steps
 from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.documents.run_directory import Step
 from tests.analyzer.what_if.light_jobs import READS, SYNCHRONIZES, Op, simulated, unprofiled_ms, without
@@ -26,8 +26,11 @@ def _steps(ends: list[int], unprofiled_ns: float) -> list[Step]:
 
 
 def _calibrated(ops: list[Op], *, unprofiled_ns: float | None = None) -> CalibratedSteps | None:
-    trace, ends, _ = simulated(ops, 8.0)
-    return calibrated_steps(trace.build(), _steps(ends, unprofiled_ns or 1e6 * unprofiled_ms(ops)), _FIRST)
+    job = simulated(ops, 8.0)
+    trace, ends = job.trace, job.ends
+    return calibrated_steps(
+        [RankCapture(trace.build(), _steps(ends, unprofiled_ns or 1e6 * unprofiled_ms(ops)), _FIRST)]
+    )
 
 
 @pytest.mark.parametrize(("ops", "kind"), [(READS, "read"), (SYNCHRONIZES, "sync")])
@@ -49,18 +52,22 @@ def test_a_capture_that_its_neighbours_contradict_predicts_nothing() -> None:
 
 
 def test_long_steps_and_profiled_ones_before_it_are_no_neighbours() -> None:
-    trace, ends, _ = simulated(READS, 8.0)
+    job = simulated(READS, 8.0)
+    trace, ends = job.trace, job.ends
     steps = _steps(ends, 1e6 * unprofiled_ms(READS))
     longer = replace(steps[8], start_ns=steps[8].start_ns - 10**9)
     warming = replace(steps[11], start_ns=steps[11].start_ns - 10**6, state="warmup")
-    found = calibrated_steps(trace.build(), [*steps[:8], longer, *steps[9:11], warming, *steps[12:]], _FIRST)
+    found = calibrated_steps(
+        [RankCapture(trace.build(), [*steps[:8], longer, *steps[9:11], warming, *steps[12:]], _FIRST)]
+    )
     assert found is not None
     assert found.unprofiled_ms == pytest.approx(unprofiled_ms(READS), rel=0.001)
 
 
 def test_too_few_neighbours_or_profiled_steps_calibrate_nothing() -> None:
-    trace, ends, _ = simulated(READS, 8.0)
+    job = simulated(READS, 8.0)
+    trace, ends = job.trace, job.ends
     steps = _steps(ends, 1e6 * unprofiled_ms(READS))
-    assert calibrated_steps(trace.build(), steps[6:], _FIRST) is None
-    assert calibrated_steps(trace.build(), steps[: _FIRST + 1], _FIRST) is None
-    assert calibrated_steps(trace.build(), steps, 40) is None
+    assert calibrated_steps([RankCapture(trace.build(), steps[6:], _FIRST)]) is None
+    assert calibrated_steps([RankCapture(trace.build(), steps[: _FIRST + 1], _FIRST)]) is None
+    assert calibrated_steps([RankCapture(trace.build(), steps, 40)]) is None
