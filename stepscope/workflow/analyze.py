@@ -194,9 +194,7 @@ def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[Ca
     if steps is None:
         return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    settings = None if job.manifest is None else job.manifest.settings
-    loaders = [] if settings is None else settings.loaders
-    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light, loaders)
+    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:

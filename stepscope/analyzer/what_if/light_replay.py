@@ -126,7 +126,8 @@ class LightReplay:
         together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
         ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
         began, ended = zip(*_run_together(ranks, self._transfer_ns * 2 if together else []), strict=True)
-        return (max(ended) - max(began)) / self._captures[0].num_steps / 1e6
+        steps_ns: float = max(ended) - max(began)
+        return steps_ns / self._captures[0].num_steps / 1e6
 
 
 Replayed = Generator[float, float, tuple[float, float]]
