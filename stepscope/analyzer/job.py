@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from stepscope.analyzer import summaries
 from stepscope.analyzer.blame.reasons import VerdictInputs
@@ -20,6 +22,8 @@ from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_t
 from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
+from stepscope.analyzer.headroom.changes import JobFacts
+from stepscope.analyzer.headroom.headrooms import with_headroom
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.job_time.loss import TELEMETRY
@@ -116,7 +120,26 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     capture = captured_steps(by_rank, aligned.table, what_if)
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
-    return with_slow_settings(analysis, context.slow_settings), list(by_rank.values())
+    analysis = with_slow_settings(analysis, context.slow_settings)
+    return with_headroom(analysis, _job_facts(analysis, by_rank, context)), list(by_rank.values())
+
+
+def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobContext) -> JobFacts:
+    """What models of headroom know of a job."""
+    figures = {} if context.run is None else context.run.steps.figures
+    peak, allocated = (
+        None if name not in figures or np.isnan(figures[name]).all() else float(np.nanmax(figures[name]))
+        for name in ("memory_peak_bytes", "memory_allocated_bytes")
+    )
+    sizes = [device.memory_bytes for view in views.values() for device in view.header.devices if device.memory_bytes]
+    return JobFacts(
+        analysis,
+        views,
+        settings=context.settings,
+        peak_memory_bytes=peak,
+        batch_bytes=None if peak is None or allocated is None else peak - allocated,
+        memory_bytes=min(sizes, default=None),
+    )
 
 
 def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:

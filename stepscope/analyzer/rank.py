@@ -10,6 +10,8 @@ import numpy.typing as npt
 from stepscope.analyzer.collectives.device_calls import device_calls
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.collectives.openings import Beginning
+from stepscope.analyzer.headroom.host_pace import host_pace_ns
+from stepscope.analyzer.headroom.step_kernels import step_kernels
 from stepscope.analyzer.intervals import covered_time, single
 from stepscope.analyzer.job_time.floor import device_floor
 from stepscope.analyzer.kernels.job_kernels import kernel_table
@@ -17,6 +19,7 @@ from stepscope.analyzer.kernels.rank_kernels import rank_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time
 from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_window, main_lane
+from stepscope.analyzer.ledger.host_spans import host_spans
 from stepscope.analyzer.ledger.idle_time import HostWork, host_work, observe_host
 from stepscope.analyzer.ledger.segments import CategorySpans, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
@@ -125,7 +128,15 @@ def _view_device(
         notices=notices,
         graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
         floor=device_floor(trace, activities, steps, window, own.segments),
+        step_kernels=step_kernels(trace, activities, steps, limits),
+        host_pace_ns=_host_pace_ns(trace, activities, steps),
     )
+
+
+def _host_pace_ns(trace: TraceColumns, activities: Activities, steps: HostSteps) -> float | None:
+    if not len(steps):
+        return None
+    return host_pace_ns(activities, steps, host_spans(trace, steps, activities, [steps.main_lane])[steps.main_lane])
 
 
 def _doubts_about_peak(rank: int, gpu: GpuModel | None, limits: KernelLimits) -> list[Notice]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.job_time.floor import DeviceFloor
 from stepscope.analyzer.kernels.rank_kernels import RankKernels, no_kernels
@@ -50,6 +51,8 @@ class RankView:
         graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
         timeline: input of a replay without a device.
         floor: kernels of a step back to back; None without a device or a step.
+        step_kernels: those of one step; None without a device or a step.
+        host_pace_ns: what its host needs to launch a profiled step; None without a device or a step.
     """
 
     rank: int
@@ -74,6 +77,8 @@ class RankView:
     graph: RankGraph | None = None
     timeline: HostTimeline | None = None
     floor: DeviceFloor | None = None
+    step_kernels: StepKernels | None = None
+    host_pace_ns: float | None = None
 
     @property
     def has_device_activities(self) -> bool:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from stepscope.analyzer.blame.remedies import MAX_ACTIONS
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, Verdict
-from stepscope.core.documents.run_directory import TrainingSettings
-from stepscope.core.vocabulary import Cause, Notice, Reason
+from stepscope.core.documents.training_settings import TrainingSettings
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice, Reason
 
 SLOW_SETTING = "slow_setting"
 """Code of the notices."""
@@ -54,7 +54,19 @@ def slow_settings(settings: TrainingSettings | None, environment: Mapping[str, s
     if settings is not None and settings.deterministic in {"warn", "error"}:
         action = "torch.use_deterministic_algorithms(False) (now True), unless results have to repeat to the last bit"
         found.append(SlowSetting(f"{action}: deterministic kernels are slower"))
+    if settings is not None and _searches_no_convolutions(settings):
+        action = (
+            "torch.backends.cudnn.benchmark = True (now False): convolutions have the same shapes in every step, so"
+        )
+        found.append(SlowSetting(f"{action} a search at the start finds the fastest kernels", HEALTHY_CAUSES, True))
     return found
+
+
+def _searches_no_convolutions(settings: TrainingSettings) -> bool:
+    """Whether cuDNN takes kernels by rules of thumb, though the shapes of the convolutions stay the same."""
+    backward = settings.backward
+    has_fixed_convolutions = backward is not None and backward.num_convolutions and backward.has_fixed_shapes
+    return settings.cudnn_benchmark is False and settings.cudnn_deterministic is False and bool(has_fixed_convolutions)
 
 
 def with_slow_settings(analysis: Analysis, settings: Sequence[SlowSetting]) -> Analysis:

@@ -47,8 +47,8 @@ from stepscope.training.run.context import (
 from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
-from stepscope.training.run.settings import ObservedSettings
 from stepscope.training.run.shutdown import ShutdownHandler
+from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.steps import spans
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.gradients import LocalGradientNorm
@@ -226,6 +226,7 @@ class Profile:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
+        self._observed.iterable_given(loader)
         return spans.wrap_data(loader, self._spans) if self._on else loader
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -297,7 +298,7 @@ class Profile:
         settings = self._settings
         self._open_spans.begin()
         identity, on_gpu = identify_process(), has_gpu_activities()
-        schedule = settings.schedule or default_schedule(on_gpu=on_gpu, world_size=identity.world_size)
+        schedule = settings.schedule or default_schedule(on_gpu=on_gpu)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {schedule!r}")
         self._schedule = schedule if on_gpu else replace(schedule, light=0)
@@ -354,6 +355,7 @@ class Profile:
             self._device_clock,
             self._observed,
             self._log,
+            _weakly(self._is_warm_up),
         )
         made = make_step_listeners(context, self._scalar_reader, self._log.running_step)
         self._listeners = StepListeners([*made, self._gradients, *observed])
@@ -450,6 +452,10 @@ class Profile:
     def _is_undisturbed(self, step: int) -> bool:
         """Whether the running step is not captured."""
         return self._agent_link is None or self._agent_link.plan.state(step) is ProfilerState.WAIT
+
+    def _is_warm_up(self, step: int) -> bool:
+        """Whether the profiler is prepared in a step."""
+        return self._agent_link is not None and self._agent_link.plan.state(step) is ProfilerState.WARMUP
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None

@@ -25,7 +25,8 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
-from stepscope.core.documents.run_directory import Attempt, LoaderSettings
+from stepscope.core.documents.run_directory import Attempt
+from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice

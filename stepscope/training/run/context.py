@@ -23,7 +23,8 @@ from stepscope.training.run.identity import (
 )
 from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_mesh_dimension, mesh_sizes
 from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
-from stepscope.training.run.settings import ObservedSettings, relevant_environment
+from stepscope.training.settings.environment import relevant_environment
+from stepscope.training.settings.observed import ObservedSettings
 
 _MAX_NAMED = 8
 

@@ -22,7 +22,8 @@ from stepscope.training.hangs.stall import parse_stuck_after
 from stepscope.training.hangs.watchdog import StepWatchdog
 from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMemorySnapshots, parse_memory_option
 from stepscope.training.run.context import RunContext
-from stepscope.training.run.settings import ObservedSettings
+from stepscope.training.settings.backward import ObservedBackward
+from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.steps.device_times import DeviceClock
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
@@ -172,18 +173,21 @@ def make_observers(
     clock: DeviceClock,
     observed: ObservedSettings,
     log: StepLog,
+    is_warm_up: Callable[[int], bool],
 ) -> list[StepListener]:
-    """Listeners that see phases which the training code does not name.
+    """Listeners that see phases which the training code does not name, and settings inside of steps.
 
     Args:
         phase: opens a phase; None once nobody measures.
         open_spans: names of the spans that are open.
-        observed: gets the DataLoaders that are seen.
+        observed: gets the DataLoaders that are seen, and what backward passes show.
+        is_warm_up: whether the profiler is prepared in a step.
     """
     return _make_all(
         {
             "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
             "evaluations": lambda: ObservedEvaluations(clock.now, observed, log.running_step, log.ask_at_end),
+            "settings inside of steps": lambda: ObservedBackward(observed, is_warm_up),
         }
     )
 

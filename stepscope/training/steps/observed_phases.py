@@ -31,7 +31,7 @@ from stepscope.core.loader_waits import (
     timed_beginning,
 )
 from stepscope.core.process import Patch
-from stepscope.training.run.settings import ObservedSettings
+from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import LoaderSettings
+from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.job_time.records import MS, captured, rank_steps

@@ -16,7 +16,7 @@ import pytest
 import stepscope
 from stepscope.core.loader_waits import Instant
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.settings import ObservedSettings
+from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.steps import observed_phases
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
 from stepscope.training.steps.telemetry import StepRecord
