@@ -74,6 +74,9 @@ _SETTLE_EVERY_NS = 251_000_000
 """From one time that records are made of the finished steps to the next, of which each has memory figures, a quarter of
 a second apart."""
 
+_MOST_LOGGED_STEPS = 1000
+"""Of a loop that does next to nothing, so that making their records takes some milliseconds at most."""
+
 _measuring: weakref.ref[Profile] | None = None
 """The profile that measures this process; weak, so that a with block never left does not block the next one."""
 
@@ -445,7 +448,7 @@ class Profile:
         self._listeners.look()
         log.begin(index)
         self._listeners.step_began(index)
-        log.due_step = min(plan.due_step(index), self._listeners.due_step(index))
+        log.due_step = min(plan.due_step(index), self._listeners.due_step(index), index + _MOST_LOGGED_STEPS)
         if plan.has_posted:  # meanwhile, on another thread
             log.ask_at_end()
 

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 NEVER = sys.maxsize
 """Number of a step that never comes."""
 
-MOST_PENDING_STEPS = 50_000
-"""Kept until the disk takes them: as many as come in a second at most, a few tens of MB."""
+MOST_PENDING_STEPS = 200_000
+"""Kept until the disk takes them: as many as come in two seconds at most, some hundred MB."""
 
 _CLOSES_WITHIN_SECONDS = 10.0
 _MAX_REMEMBERED_STEPS = 10_000
