@@ -113,7 +113,7 @@ class KernelRates:
             layout: nt, nn or tn: which operand is stored transposed.
             batch: number of such products; they fill the GPU as one with more rows does.
         """
-        cloud = _measured().get(("product", dtype, layout))
+        cloud = measured().get(("product", dtype, layout))
         if cloud is None:
             return None
         work = _product_work(dtype, batch * m, n, k) if batch == 1 else _batch_work(dtype, batch, m, n, k)
@@ -125,7 +125,7 @@ class KernelRates:
         """Time of fused attention, its forward and its backward pass; mask is none, causal or added."""
         found = []
         for passes in ("forward", "backward"):
-            cloud = _measured().get(("attention", dtype, mask, passes))
+            cloud = measured().get(("attention", dtype, mask, passes))
             if cloud is None:
                 return None
             flops, num_bytes = _attention_work(dtype, mask, passes, batch_heads, queries, keys, head)
@@ -134,7 +134,7 @@ class KernelRates:
 
     def convolution_ns(self, dtype: str, layout: str, passes: str, sizes: Convolution) -> float | None:
         """Time of a convolution (passes: forward) or of its gradient of input or weight; layout: nchw or nhwc."""
-        cloud = _measured().get((*_convolution_key(sizes), dtype, layout, passes))
+        cloud = measured().get((*_convolution_key(sizes), dtype, layout, passes))
         if cloud is None:
             return None
         num_bytes = sizes.num_bytes(_ELEMENT_BYTES[dtype])
@@ -142,7 +142,7 @@ class KernelRates:
 
     def image_pass_ns(self, name: str, dtype: str, layout: str, passes: str, dims: Dims) -> float | None:
         """Time of a norm or a pooling of images [batch, channels, height, width]; passes: forward, backward."""
-        cloud = _measured().get((name, dtype, layout, passes))
+        cloud = measured().get((name, dtype, layout, passes))
         if cloud is None or len(dims) < 3:
             return None
         num_bytes = 2.0 * prod(dims) * _ELEMENT_BYTES[dtype]
@@ -150,7 +150,7 @@ class KernelRates:
 
     def row_pass_ns(self, name: str, dtype: str, passes: str, rows: int, width: int) -> float | None:
         """Time of layer_norm, rms_norm or softmax of rows; passes: forward, backward."""
-        cloud = _measured().get((name, dtype, passes))
+        cloud = measured().get((name, dtype, passes))
         if cloud is None:
             return None
         return self._roof_ns(0.0, dtype, 2.0 * rows * width * _ELEMENT_BYTES[dtype]) / cloud.share(rows, width)
@@ -159,18 +159,18 @@ class KernelRates:
         """Time of an element-wise kernel that moves so many bytes."""
         if num_bytes <= 0:
             return _START_NS
-        cloud = _measured().get(("elementwise",))
+        cloud = measured().get(("elementwise",))
         return self._roof_ns(0.0, "float32", num_bytes) / (1.0 if cloud is None else cloud.share(num_bytes))
 
     def optimizer_ns(self, name: str, way: str, dtype: str, elements: float) -> float | None:
         """Time of an update of all parameters; way: fused or foreach."""
-        cloud = _measured().get(("optimizer", name, way, dtype))
+        cloud = measured().get(("optimizer", name, way, dtype))
         if cloud is None or elements <= 0:
             return None
-        return self._roof_ns(0.0, dtype, elements * _ELEMENT_BYTES[dtype] * _ACCESSES[name]) / cloud.share(elements)
+        return self._roof_ns(0.0, dtype, elements * _ELEMENT_BYTES[dtype] * ACCESSES[name]) / cloud.share(elements)
 
 
-_ACCESSES = {"AdamW": 7, "SGD": 5}
+ACCESSES = {"AdamW": 7, "SGD": 5}
 """Reads and writes of an element by one fused update."""
 
 
@@ -212,7 +212,7 @@ def _roof_ns(gpu: GpuModel, flops: float, dtype: str, num_bytes: float) -> float
 
 
 @lru_cache(maxsize=1)
-def _measured() -> dict[Key, _Cloud]:
+def measured() -> dict[Key, _Cloud]:
     """The table by kind of work."""
     gpu = find_gpu(kernel_times_h200.GPU)
     if gpu is None:
@@ -271,7 +271,7 @@ def _read_line(line: str) -> Iterator[_Case]:
         yield _Case((kind,), (num_bytes,), _Work(0.0, num_bytes), dtype, times.get("us", 0.0))
     elif kind == "optimizer":
         name, way, dtype, elements = of[0], of[1], of[2], float(of[4])
-        work = _Work(0.0, elements * _ELEMENT_BYTES[dtype] * _ACCESSES[name])
+        work = _Work(0.0, elements * _ELEMENT_BYTES[dtype] * ACCESSES[name])
         yield _Case((kind, name, way, dtype), (elements,), work, dtype, times.get("us", 0.0))
 
 

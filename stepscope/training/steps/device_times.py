@@ -74,8 +74,14 @@ class DeviceStep:
 
 def is_capturing_graph() -> bool:
     """Whether the current stream captures a CUDA graph: to ask for any event then breaks the capture."""
+    cuda = _cuda_in_use()
+    return cuda is not None and bool(cuda.is_current_stream_capturing())
+
+
+def _cuda_in_use() -> Any:
+    """torch.cuda, where this process has used CUDA; torch may be imported later than this module."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 class DeviceClock:
@@ -120,10 +126,8 @@ class DeviceClock:
 
     def look(self) -> None:
         """See whether this process uses CUDA by now, which it then does for good; torch may be imported late."""
-        torch: Any = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if self._calls is None and not self._has_failed and cuda is not None and cuda.is_initialized():
-            self._calls = _CudaCalls(torch)
+        if self._calls is None and not self._has_failed and _cuda_in_use() is not None:
+            self._calls = _CudaCalls(sys.modules["torch"])
 
 
 class _CudaCalls:
