@@ -37,7 +37,7 @@ from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
 from stepscope.analyzer.what_if.replay import ReplayModel, build_model
-from stepscope.core.documents.analysis import Analysis, MeshSizes
+from stepscope.core.documents.analysis import Analysis, MeshSizes, WhatIf
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 
@@ -113,7 +113,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
             *left_out,
         ],
     )
-    capture = captured_steps(by_rank, aligned.table, what_if)
+    capture = aligned.captured(what_if)
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
     return with_slow_settings(analysis, context.slow_settings), list(by_rank.values())
@@ -138,7 +138,7 @@ def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:
 def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
     aligned = explain_job(views, mesh)
-    return captured_steps(aligned.views, aligned.table, [])
+    return aligned.captured([])
 
 
 class AlignedJob(NamedTuple):
@@ -158,6 +158,11 @@ class AlignedJob(NamedTuple):
     schedules: list[pipeline_schedule.PipelineSchedule]
     role: dict[int, int]
     table: CauseTable
+
+    def captured(self, what_if: Sequence[WhatIf]) -> CapturedSteps:
+        """The whole steps of the capture by cause."""
+        is_pipeline = bool(self.pipelines or self.schedules)
+        return captured_steps(self.views, self.table, what_if, self.clocks, is_pipeline=is_pipeline)
 
     def replay_model(self) -> ReplayModel | None:
         before_window = self.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / self.table.step_ns

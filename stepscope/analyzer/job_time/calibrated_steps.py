@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightCapture, Removal
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightCapture, Removal, ReplayedSteps
 from stepscope.core.documents.run_directory import Step
 from stepscope.trace.columns import TraceColumns
 
@@ -23,7 +23,7 @@ LIKE_THE_OTHERS = 1.5
 LIKE_PROFILED = 2.0
 """The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
-_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES)
+_CALIBRATED = (Removal.NOTHING, Removal.BLOCKING_CALLS, Removal.COPIES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
@@ -33,13 +33,14 @@ class CalibratedSteps(NamedTuple):
     Attributes:
         unprofiled_ms: mean of the steps just before it.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
-        without_ms: the replayed step without each cost; empty where the calibration is not sound.
+        without: the replayed step without each cost, and with all of them; without any host time alone where the
+            calibration is not sound.
     """
 
     unprofiled_ms: float
     floor_ms: float
     calibration: Calibration
-    without_ms: Mapping[Removal, float]
+    without: Mapping[Removal, ReplayedSteps]
 
     @property
     def is_sound(self) -> bool:
@@ -53,7 +54,7 @@ class CalibratedSteps(NamedTuple):
 
     def saved(self, removal: Removal) -> float:
         """Share of the step that is saved without a cost."""
-        return max(1.0 - self.without_ms[removal] / self.calibration.step_ms, 0.0)
+        return max(1.0 - self.without[removal].step_ms / self.calibration.step_ms, 0.0)
 
 
 def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int) -> CalibratedSteps | None:
@@ -75,13 +76,11 @@ def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int
         return None
     unprofiled_ms = float(np.mean(before)) / 1e6
     calibration = capture.calibrated(unprofiled_ms)
-    floor_ms = capture.replayed_ms(0.0, Removal.HOST_TIME)
-    without = {}
+    without = {Removal.HOST_TIME: capture.replayed(0.0, Removal.HOST_TIME)}
     if calibration.is_sound:
         cost_ns = 1e3 * calibration.call_cost_us
-        without = {removal: capture.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
-        without[Removal.HOST_TIME] = floor_ms
-    return CalibratedSteps(unprofiled_ms, floor_ms, calibration, without)
+        without |= {removal: capture.replayed(cost_ns, removal) for removal in _CALIBRATED}
+    return CalibratedSteps(unprofiled_ms, without[Removal.HOST_TIME].step_ms, calibration, without)
 
 
 def _plain_run(steps: Sequence[Step], unprofiled_ns: float) -> list[Step]:

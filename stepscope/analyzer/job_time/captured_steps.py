@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import CauseTable
+from stepscope.analyzer.collectives.clocks import Clocks
 from stepscope.analyzer.job_time.steps import Floats
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import WhatIf
 from stepscope.core.vocabulary import Cause
+
+MAX_CLOCK_SHARE = 0.05
+"""Largest difference between clocks, as a share of the step, for them to be one."""
 
 _TO_PAGEABLE = "DtoH (Device -> Pageable)"
 
@@ -28,6 +32,7 @@ class CapturedSteps:
         paused_ms: mean of a step's pauses inside kernels and before queued ones, of the rank with most.
         pageable_bytes: copied to pageable host memory in the whole capture, of the rank with most.
         without_blocking_ms: replayed step without blocking calls; None where not replayed.
+        is_one_clock: all ranks have the same time, and end a step together unless something holds one of them up.
     """
 
     index: list[int]
@@ -37,14 +42,28 @@ class CapturedSteps:
     paused_ms: float
     pageable_bytes: int
     without_blocking_ms: float | None
+    is_one_clock: bool = False
 
     @property
     def on_device(self) -> bool:
         return self.floor_ms is not None
 
 
-def captured_steps(views: Mapping[int, RankView], table: CauseTable, what_if: Sequence[WhatIf]) -> CapturedSteps:
-    """The whole steps of a capture; views on the job's clock."""
+def captured_steps(
+    views: Mapping[int, RankView],
+    table: CauseTable,
+    what_if: Sequence[WhatIf],
+    clocks: Clocks | None = None,
+    *,
+    is_pipeline: bool = False,
+) -> CapturedSteps:
+    """The whole steps of a capture.
+
+    Args:
+        views: on the job's clock.
+        clocks: by which that was found.
+        is_pipeline: ranks end their steps one after another.
+    """
     num = min(table.num_whole, len(table.step_ns))
     whole_ms = [view.window.whole_step_ns[:num] / 1e6 for view in views.values()]
     num = min(num, *(len(own) for own in whole_ms))
@@ -62,4 +81,11 @@ def captured_steps(views: Mapping[int, RankView], table: CauseTable, what_if: Se
         paused_ms=max((floor.paused_ns for floor in floors), default=0) / 1e6,
         pageable_bytes=max(copies, default=0),
         without_blocking_ms=next((gain.step_ms for gain in what_if if gain.fix is Cause.SYNCHRONIZATION), None),
+        is_one_clock=not is_pipeline and clocks is not None and _is_one_clock(clocks, float(step_ms.mean())),
     )
+
+
+def _is_one_clock(clocks: Clocks, step_ms: float) -> bool:
+    """Whether the ranks' clocks differ by little of a step: offsets of a millisecond are the noise of gloo's calls."""
+    largest_ms = max(map(abs, clocks.offset_ns.values()), default=0) / 1e6
+    return len(set(clocks.island.values())) == 1 and not clocks.drift and largest_ms <= MAX_CLOCK_SHARE * step_ms

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_l
 from stepscope.analyzer.job_time.judge import BOUND_CONFIDENCE, FEW_STEPS_CONFIDENCE, Judge
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY
-from stepscope.analyzer.job_time.steps import HostLoss, JobSteps
+from stepscope.analyzer.job_time.steps import HostLoss, job_steps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import (
     Analysis,
@@ -25,7 +26,7 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
-from stepscope.core.documents.run_directory import Attempt, LoaderSettings
+from stepscope.core.documents.run_directory import Attempt, LoaderSettings, RankSteps
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -35,41 +36,57 @@ class RunFacts(NamedTuple):
     """What a run directory tells of a job beside its traces.
 
     Attributes:
+        records: of each rank all steps that it finished.
         attempts: as the manifest lists them.
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
         loaders: settings of the DataLoaders that were seen; empty where unknown.
+        hosts: names by rank; unknown ones are left out.
     """
 
-    steps: JobSteps
+    records: Sequence[RankSteps]
     attempts: Sequence[Attempt] = ()
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
     loaders: Sequence[LoaderSettings] = ()
+    hosts: Mapping[int, str] = MappingProxyType({})
+
+    def training_time(self, captures: Sequence[CapturedSteps] = ()) -> TrainingTime | None:
+        """The job's training time, with what its captures tell of the ranks' clocks; None without a step."""
+        steps = job_steps(self.records, self.hosts, is_one_clock=any(capture.is_one_clock for capture in captures))
+        return None if steps is None else training_time(steps, self.attempts, self.loader)
+
+    @property
+    def loader(self) -> LoaderSettings | None:
+        """Settings of the loader that trains; None where there may be several kinds, or none is known."""
+        loaders = [loader for loader in self.loaders if loader.trains]
+        return loaders[0] if len({loader.num_workers for loader in loaders}) == 1 else None
 
 
 def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
     """The analysis of a capture with the training time of its job, and the verdict on that."""
-    if facts is None:
+    captures = [capture] if facts is None else [*facts.other_captures, capture]
+    training = None if facts is None else facts.training_time(captures)
+    if facts is None or training is None:
         return _by_trace(analysis, capture)
-    training = training_time(facts.steps, facts.attempts)
     if not training.num_settled:
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    return _judged(analysis, training, [*facts.other_captures, capture], facts)
+    return _judged(analysis, training, captures, facts)
 
 
 def with_recorded_time(analysis: Analysis, facts: RunFacts) -> Analysis:
     """The analysis of a job without a trace with its training time, and the verdict on what its step records show."""
-    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts)
+    training = facts.training_time()
+    return analysis if training is None else _judged(analysis, training, [], facts)
 
 
 def _judged(analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], facts: RunFacts) -> Analysis:
     losses = job_losses(training, captures, facts.light)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses, facts.loaders), facts.num_cpus)
+    judge = Judge(analysis, training, losses, _loader_findings(training, losses, facts.loader), facts.num_cpus)
     job_time = _job_time(training, losses, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
@@ -181,13 +198,10 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
-def _loader_findings(
-    training: TrainingTime, losses: JobLosses, loaders: Sequence[LoaderSettings]
-) -> LoaderFindings | None:
-    numbers = {loader.num_workers for loader in loaders if loader.trains}
-    num_workers = numbers.pop() if len(numbers) == 1 else None
+def _loader_findings(training: TrainingTime, losses: JobLosses, loader: LoaderSettings | None) -> LoaderFindings | None:
+    num_workers = None if loader is None else loader.num_workers
     for loss in losses.losses:
         if loss.recorded is HostLoss.DATA_WAIT:
             rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
-            return loader_findings(training, rank, losses.step_ms, loss.ms, num_workers=num_workers)
+            return loader_findings(training, rank, losses.step_ms, loss.most_gain_ms, num_workers=num_workers)
     return None

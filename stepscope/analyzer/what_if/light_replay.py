@@ -131,6 +131,21 @@ class Calibration(NamedTuple):
         )
 
 
+class ReplayedSteps(NamedTuple):
+    """Replayed steps in steady state, ms.
+
+    Attributes:
+        step_ms: mean time of a step.
+        host_ms: of it, what the host does without waiting for the GPU.
+        queued_ms: for how much longer the GPU is busy when the host has ended a step: a host that stops for less than
+            that costs nothing.
+    """
+
+    step_ms: float
+    host_ms: float
+    queued_ms: float
+
+
 class LightCapture:
     """Steps of a light capture, ready to be replayed.
 
@@ -173,16 +188,20 @@ class LightCapture:
         return Calibration(cost / 1e3, step_ms, plain_ms / self.step_ms - 1, step_ms / unprofiled_ms - 1)
 
     def replayed_ms(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> float:
-        """Mean time of a step in steady state, ms: all steps are replayed twice, and the second time counts.
+        """Mean time of a step in steady state, ms."""
+        return self.replayed(call_cost_ns, without).step_ms
+
+    def replayed(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> ReplayedSteps:
+        """The steps in steady state: all of them are replayed twice, and the second time counts.
 
         A call that is taken away leaves the host time before it.
         """
         removed = _REMOVED_CALLS.get(without, _Kind.PLAIN)
-        host_ns = 0.0
+        host_ns = waited_ns = 0.0
         free_ns: dict[int, float] = {}  # by stream: when its last work ends
         begun_ns: list[float] = []  # by launch: when its first work starts
         end_ns = [0.0] * len(self._works)
-        began_ns = 0.0
+        began_ns = host_began_ns = 0.0
         for is_counted in (False, True):
             for call in self._calls:
                 before, own = float(call.before_ns), call.own_ns - call_cost_ns
@@ -192,11 +211,14 @@ class LightCapture:
                     host_ns += before
                 elif call.kind & _Kind.WAITS:
                     waited_for = [end for stream, end in free_ns.items() if stream not in call.spared]
-                    host_ns = max(host_ns + before, *waited_for, 0.0) + max(own, 0.0)
+                    host_ns += before
+                    waited_ns += max(*waited_for, host_ns, 0.0) - host_ns
+                    host_ns = max(host_ns, *waited_for, 0.0) + max(own, 0.0)
                 elif not call.works:
                     host_ns += max(before + own, 0.0)
                 else:
                     if len(begun_ns) >= LONGEST_QUEUE:
+                        waited_ns += max(begun_ns[-LONGEST_QUEUE] - host_ns, 0.0)
                         host_ns = max(host_ns, begun_ns[-LONGEST_QUEUE])
                     waits = bool(call.kind & _Kind.COPIES_AND_WAITS)
                     host_ns += before if waits else max(before + own, SHORTEST_LAUNCH_NS)
@@ -210,11 +232,14 @@ class LightCapture:
                         weightless = work.communicates and without is Removal.COLLECTIVES
                         end_ns[place] = free_ns[work.stream] = start_ns + (0 if weightless else work.duration_ns)
                     if waits:
+                        waited_ns += max(end_ns[call.works.stop - 1] - host_ns, 0.0)
                         host_ns = max(host_ns, end_ns[call.works.stop - 1]) + max(own, 0.0)
             ended_ns = max(host_ns, *free_ns.values(), 0.0)
             if not is_counted:
-                began_ns = ended_ns
-        return (ended_ns - began_ns) / self._num_steps / 1e6
+                began_ns, host_began_ns, waited_ns = ended_ns, host_ns, 0.0
+        per_step = 1e6 * self._num_steps
+        host = (host_ns - host_began_ns - waited_ns) / per_step
+        return ReplayedSteps((ended_ns - began_ns) / per_step, host, (ended_ns - host_ns) / 1e6)
 
 
 def _done_ns(activities: Activities, step_end_ns: int) -> int:
