@@ -89,6 +89,25 @@ class Fault:
     is_whole: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to a job that keeps its work and may take less time: headroom, no fault.
+
+    Attributes:
+        name: by which the training loop asks for it.
+        action: as it was made.
+        advice: pattern that names it.
+        samples: of a step with the change for each of a step without.
+        is_apart: the process keeps what the setting chose, so that the change is measured in one of its own.
+    """
+
+    name: str
+    action: str
+    advice: str
+    samples: float = 1.0
+    is_apart: bool = False
+
+
 STARVED = Fault("loader", ("data_loading",), ("starved",), "data ready", "num_workers|worker")
 CHECKPOINT = Fault("checkpoint", ("checkpoint",), (), "no checkpoint", "async|save|checkpoint")
 EVALUATION = Fault("evaluation", ("evaluation",), (), "no evaluation", "evaluat|validat")
@@ -106,7 +125,11 @@ class Job:
         num_ranks: processes.
         has_adapter: the loop belongs to a framework, which profiles by its callback.
         share: of training time, where it is known by construction and no other step would show it.
+        num_rounds, num_rounds_after: of blocks of bare steps, before the profiled run and after it.
         losses: causes that stay without faults, of a size that is not known: a verdict may name them first.
+        changes: the first is what a verdict should advise, unless another gains more.
+        is_tuned: nothing but its changes is known to gain, so that a verdict may promise no more than they do.
+        imports: what takes long to import, as `module` or `module:name`.
     """
 
     name: str
@@ -118,6 +141,11 @@ class Job:
     has_adapter: bool = False
     share: float | None = None
     losses: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    is_tuned: bool = False
+    imports: tuple[str, ...] = ()
+    num_rounds: int = 2
+    num_rounds_after: int = 0
 
 
 @dataclass(slots=True)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import stepscope
+from benchmarks.labelled_runs.arms import Arms
 from benchmarks.labelled_runs.job import Bench, Fault, Job, Training
 
-_NUM_ROUNDS = 2
 _LEAST_MEASURED, _LEAST_LEFT_OUT = 12, 4
 """Steps of a block."""
 _LEAST_PROFILED = 46
@@ -103,10 +104,18 @@ class BareSteps:
         return statistics.mean(self.blocks_ms)
 
 
-def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
-    """Run a job in the process of one rank; returns its truth, and leaves its run directory in `out`."""
+def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Run a job in the process of one rank; returns its truth, and leaves its run directory in `out`.
+
+    Args:
+        apart: blocks of changes that were measured in processes of their own, by `measure_apart`.
+    """
     training = job.make(bench)
-    bare = _bare(job, bench, training)
+    bare = BareBlocks(job, bench, training, _sets_of(job))
+    bare.settle()
+    bare.measure(job.num_rounds)
+    if isinstance(training, Arms):
+        training.drop_changes()
     options = {"run": job.name, "out": str(out)}
     num_steps = _multiple(job.period, _LEAST_PROFILED)
     names = {fault.name for fault in job.faults}
@@ -116,34 +125,105 @@ def measure(job: Job, bench: Bench, out: Path) -> dict[str, Any]:
         with stepscope.profile(**options) as prof:
             training.train(num_steps, names, ProfiledClock(prof))
     bench.synchronize()
-    return truth(job, bare)
+    bare.measure(job.num_rounds_after)
+    blocks = {frozenset({name}): BareSteps(steps, 0.0) for name, steps in apart.items()}
+    return truth(job, bare.steps() | blocks)
 
 
-def _bare(job: Job, bench: Bench, training: Training) -> dict[frozenset[str], BareSteps]:
-    """By the faults that are on; first all of them."""
+def measure_apart(job: Job, bench: Bench, change: str) -> list[float]:
+    """Means of the blocks of bare steps with a change, ms."""
+    bare = BareBlocks(job, bench, job.make(bench), [frozenset({change})])
+    bare.settle()
+    bare.measure(job.num_rounds)
+    return bare.steps()[frozenset({change})].blocks_ms
+
+
+def _sets_of(job: Job) -> list[frozenset[str]]:
+    """Sets of faults, first all of them; of a job with changes each change, first none."""
+    if job.changes:
+        return [frozenset[str](), *(frozenset({change.name}) for change in job.changes if not change.is_apart)]
     names = [fault.name for fault in job.faults]
-    sets = [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
-    num_measured = _multiple(job.period, _LEAST_MEASURED)
-    num_left_out = _multiple(job.period, _LEAST_LEFT_OUT)
-    clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
-    for on in (sets[0], sets[-1]):
-        # The first evaluation of a process is slow, and frameworks evaluate after the clock's step.
-        training.train(job.period + 2, on, BlockClock(bench, 1, 2))
-    for _, on in itertools.product(range(_NUM_ROUNDS), sets):
-        clocks[on].append(BlockClock(bench, num_left_out, num_measured))
-        training.train(num_left_out + num_measured, on, clocks[on][-1])
-    return {
-        on: BareSteps([clock.step_ms for clock in of_set], min(clock.launch_ms for clock in of_set))
-        for on, of_set in clocks.items()
-    }
+    return [frozenset(on) for num in range(len(names), -1, -1) for on in itertools.combinations(names, num)]
+
+
+class BareBlocks:
+    """Blocks of bare steps with each set of faults or changes, by turns."""
+
+    def __init__(self, job: Job, bench: Bench, training: Training, sets: Sequence[frozenset[str]]) -> None:
+        self._job, self._bench, self._training = job, bench, training
+        self._clocks: dict[frozenset[str], list[BlockClock]] = {on: [] for on in sets}
+
+    def settle(self) -> None:
+        """The first evaluation of a process is slow, frameworks evaluate after the clock's step, changes compile."""
+        for on in list(self._clocks):
+            try:
+                self._training.train(self._job.period + 2, on, BlockClock(self._bench, 1, 2))
+            except Exception:
+                if not self._job.changes or not on:
+                    raise
+                traceback.print_exc()  # the job as it is can be recorded without this change
+                del self._clocks[on]
+
+    def measure(self, num_rounds: int) -> None:
+        num_measured = _multiple(self._job.period, _LEAST_MEASURED)
+        num_left_out = _multiple(self._job.period, _LEAST_LEFT_OUT)
+        for _, (on, clocks) in itertools.product(range(num_rounds), self._clocks.items()):
+            clocks.append(BlockClock(self._bench, num_left_out, num_measured))
+            self._training.train(num_left_out + num_measured, on, clocks[-1])
+
+    def steps(self) -> dict[frozenset[str], BareSteps]:
+        """By the faults that are on, or the change that is made."""
+        return {
+            on: BareSteps([clock.step_ms for clock in clocks], min(clock.launch_ms for clock in clocks))
+            for on, clocks in self._clocks.items()
+        }
 
 
 def _multiple(period: int, least: int) -> int:
     return -(-least // period) * period
 
 
+_HOST_IS_NEAR = 0.85
+"""Host's part of a step on an empty queue from which on a faster device may leave the host behind."""
+
+
+def _truth_of_changes(job: Job, bare: Mapping[frozenset[str], BareSteps]) -> dict[str, Any]:
+    """What a verdict on a job without faults should say: the changes that were measured."""
+    plain = bare[frozenset()]
+    headroom = {}
+    for change in job.changes:
+        if frozenset({change.name}) not in bare:
+            continue
+        step_ms = bare[frozenset({change.name})].mean_ms / change.samples
+        headroom[change.name] = {
+            "action": change.action,
+            "advice": change.advice,
+            "step_ms": round(step_ms, 2),
+            "gain": round(1 - step_ms / plain.mean_ms, 3),
+            "is_batch": change.samples != 1,
+        }
+    is_host_near = plain.launch_ms > _HOST_IS_NEAR * plain.mean_ms
+    return {
+        "what": job.what,
+        "bare_ms": round(plain.mean_ms, 2),
+        "fixed_ms": None,
+        "fix": None,
+        "num_ranks": job.num_ranks,
+        "blocks_ms": {"+".join(sorted(on)) or "none": _rounded(steps.blocks_ms) for on, steps in bare.items()},
+        "launch_ms": round(plain.launch_ms, 2),
+        "cause": [*_HEALTHY, *job.losses, *(("host_bound",) if is_host_near else ())],
+        "reasons": [],
+        "bottleneck": None if job.losses or is_host_near else False,
+        "headroom": headroom,
+        "headroom_ms": headroom.get(job.changes[0].name, {}).get("step_ms"),
+        "is_tuned": job.is_tuned,
+    }
+
+
 def truth(job: Job, bare: dict[frozenset[str], BareSteps]) -> dict[str, Any]:
     """What a verdict on the job should say, by construction and its bare steps; keys as of other recorded runs."""
+    if job.changes:
+        return _truth_of_changes(job, bare)
     everything = frozenset(fault.name for fault in job.faults)
     whole, none = bare[everything], bare[frozenset()]
     gains = {fault.name: 1 - bare[everything - {fault.name}].mean_ms / whole.mean_ms for fault in job.faults}

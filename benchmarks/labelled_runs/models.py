@@ -57,11 +57,35 @@ def precision(bench: Bench) -> torch.dtype:
     return torch.bfloat16 if bench.device.type == "cuda" else torch.float32
 
 
+def under_autocast(model: Model) -> Model:
+    """The same model, its loss under autocast to bfloat16."""
+    loss = model.loss
+
+    def cast(batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(model.device.type, torch.bfloat16):
+            return loss(batch)
+
+    model.loss = cast
+    return model
+
+
 def language_model(
-    bench: Bench, kind: str, layers: int = 4, width: int = 1024, length: int = 1024, batch: int = 16
+    bench: Bench,
+    kind: str,
+    layers: int = 4,
+    width: int = 1024,
+    length: int = 1024,
+    batch: int = 16,
+    *,
+    weights: torch.dtype | None = None,
+    is_compiled: bool = False,
+    **config: Any,
 ) -> Model:
-    """Llama, GPT-2 or BERT of transformers."""
-    module = transformer(bench, kind, layers, width, length).to(bench.device, precision(bench))
+    """Llama, GPT-2 or BERT of transformers, with these entries of its config."""
+    with bench.device:
+        module = transformer(bench, kind, layers, width, length, **config).to(weights or precision(bench))
+    if is_compiled:
+        module = torch.compile(module)  # type: ignore[assignment]
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = module(input_ids=ids, labels=ids).loss
@@ -71,31 +95,32 @@ def language_model(
     return Model(module, loss, source, optimizer_of(module), bench.device)
 
 
-def transformer(bench: Bench, kind: str, layers: int, width: int, length: int) -> nn.Module:
+def transformer(bench: Bench, kind: str, layers: int, width: int, length: int, **entries: Any) -> nn.Module:
     """A model of transformers that is given token ids and answers with its loss."""
     import transformers
 
     layers, width = bench.size(layers, 2), bench.size(width, 64)
     heads = width // 64
+    entries.setdefault("vocab_size", VOCABULARY)
     if kind == "gpt2":
         config: Any = transformers.GPT2Config(
             n_embd=width,
             n_layer=layers,
             n_head=heads,
-            vocab_size=VOCABULARY,
             n_positions=length,
             bos_token_id=0,
             eos_token_id=0,
+            **entries,
         )
         module: nn.Module = transformers.GPT2LMHeadModel(config)
     elif kind == "llama":
+        entries.setdefault("intermediate_size", width * 11 // 4)
         config = transformers.LlamaConfig(
             hidden_size=width,
-            intermediate_size=width * 11 // 4,
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            vocab_size=VOCABULARY,
             max_position_embeddings=length,
+            **entries,
         )
         module = transformers.LlamaForCausalLM(config)
     else:
@@ -104,28 +129,47 @@ def transformer(bench: Bench, kind: str, layers: int, width: int, length: int) -
             intermediate_size=4 * width,
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            vocab_size=VOCABULARY,
             max_position_embeddings=length,
+            **entries,
         )
         module = transformers.BertForMaskedLM(config)
     return module
 
 
-def image_model(bench: Bench, name: str, batch: int, **sizes: Any) -> Model:
-    """A classifier of timm; its batches are small images of bytes, made into large ones on the device."""
+def image_model(
+    bench: Bench,
+    name: str,
+    batch: int,
+    *,
+    weights: torch.dtype | None = None,
+    layout: torch.memory_format = torch.channels_last,
+    is_compiled: bool = False,
+    prepare: Callable[[Any], None] | None = None,
+    **sizes: Any,
+) -> Model:
+    """A classifier of timm; its batches are small images of bytes, made into large ones on the device.
+
+    Args:
+        prepare: what is set on the module before it is compiled.
+    """
     import timm
 
-    side = bench.size(224, 32)
+    side = bench.size(224, 224 if name.startswith("swin") else 32)
     if name.startswith("vit"):
         sizes["img_size"] = side
     if bench.is_tiny and name.startswith("convnext"):
         sizes["dims"] = (8, 16, 32, 64)
+    weights = weights or precision(bench)
     module: nn.Module = timm.create_model(name, **sizes)
-    module = module.to(bench.device, precision(bench)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = module.to(bench.device, weights).to(memory_format=layout)  # type: ignore[call-overload]
+    if prepare is not None:
+        prepare(module)
+    if is_compiled:
+        module = torch.compile(module)  # type: ignore[assignment]
     labels = torch.arange(bench.size(batch, 2), device=bench.device)
 
     def loss(pixels: torch.Tensor) -> torch.Tensor:
-        inputs = pixels.to(precision(bench), memory_format=torch.channels_last).div(255)
+        inputs = pixels.to(weights, memory_format=layout).div(255)
         if inputs.shape[-1] != side:
             inputs = nn.functional.interpolate(inputs, size=(side, side))
         return nn.functional.cross_entropy(module(inputs).float(), labels)

@@ -1,6 +1,7 @@
 """Score of verdicts on the kept labelled runs: what is right of each, and whether confidence keeps its word.
 
-`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--json]`
+`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--kept FOLDER]
+[--json]`
 """
 
 from __future__ import annotations
@@ -9,24 +10,45 @@ import argparse
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.labelled_runs.keep import TRUTH_FILE
-from stepscope.core.documents.analysis import PredictedFix, Verdict
+from stepscope.core.documents.analysis import Headroom, PredictedFix, Verdict
 from stepscope.workflow.analyze import analyze
 
 KEPT: Final = Path(__file__).resolve().parents[2] / "tests" / "benchmarks" / "labelled_runs" / "recorded"
 
-CHECKS: Final = ("cause", "reasons", "ranks", "bottleneck", "share", "step", "confidence", "pair")
+CHECKS: Final = (
+    "cause",
+    "reasons",
+    "ranks",
+    "bottleneck",
+    "share",
+    "step",
+    "confidence",
+    "pair",
+    "action",
+    "gain",
+    "saving",
+    "excess",
+)
 NAMING: Final = ("cause", "reasons", "ranks")
 """What a verdict's confidence is about."""
 
 SHARE_TOLERANCE: Final = 0.07
-STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15}
-"""Of the step after the fix, by lane; virtual hosts differ."""
+STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "calls": 0.1, "ranks": 0.1, "headroom": 0.2}
+"""Of the step after the fix or a change, by lane; virtual hosts differ."""
+_WORTH: Final = 0.1
+"""Of the step: changes that gain less need not be named."""
+_LARGE: Final = 1 - 1 / 1.3
+"""Of the step: of changes that gain as much the saving is judged too."""
+_SAVING_TOLERANCE: Final = 0.3
+_EXCESS: Final = 0.1
+"""Of the step: promised beyond what a change was measured to gain."""
 _WIDEST_INTERVAL: Final = 1.6
 """High over low end of a fix's steps that still tells something."""
 
@@ -101,7 +123,52 @@ def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) ->
     if pair := truth.get("pair"):
         wrong = [f"{name} {said}" for name, fault in pair.items() if (said := _cost_missed(verdict, fault))]
         check("pair", is_right=not wrong, said=", ".join(wrong))
+    if changes := truth.get("headroom"):
+        checks |= _checks_of_headroom(verdict.headroom, changes, truth, step_tolerance)
     return checks
+
+
+def _checks_of_headroom(
+    headroom: Sequence[Headroom], changes: dict[str, Any], truth: dict[str, Any], tolerance: float
+) -> dict[str, str | None]:
+    """What of a headroom the measured changes tell: the first action, its step and saving, and no promise beyond them.
+
+    The first action is asked for where the change that the job was made for, the first of `changes`, or another gains
+    a tenth of the step; it must be that change or one that gains more. Where it is not, its step is wrong as well.
+    """
+    bare_ms, checks = truth["bare_ms"], {}
+    main = next(iter(changes.values()))
+    least = main["gain"] if main["gain"] >= _WORTH else max(change["gain"] for change in changes.values())
+    if least >= _WORTH and not truth["is_tuned"]:
+        first = _change_of(headroom[0], changes) if headroom else None
+        is_named = first is not None and first["gain"] >= least - SHARE_TOLERANCE
+        said = headroom[0].action if headroom else "nothing"
+        checks["action"] = None if is_named else f"{said} for {main['action']}"
+        step_ms = headroom[0].step_ms if headroom else None
+        true_ms = (first if first is not None and is_named else main)["step_ms"]
+        said = f"{_step_text(step_ms)} for {true_ms} of {bare_ms}"
+        is_right = is_named and step_ms is not None and abs(step_ms / true_ms - 1) <= tolerance
+        checks["gain"] = None if is_right else said
+        if main["gain"] >= _LARGE:
+            saving, true = bare_ms - (step_ms or bare_ms), bare_ms - true_ms
+            checks["saving"] = None if is_named and abs(saving / true - 1) <= _SAVING_TOLERANCE else said
+    promised = []
+    for one in headroom:
+        change = _change_of(one, changes)
+        gain = change["gain"] if change else 0.0 if truth["is_tuned"] else None
+        if gain is not None and 1 - one.step_ms / bare_ms > max(gain, 0.0) + _EXCESS:
+            promised.append(f"{one.action}: {one.step_ms:.1f} of {bare_ms} ms, measured gain {gain:.2f}")
+    checks["excess"] = "; ".join(promised) or None
+    return checks
+
+
+def _change_of(headroom: Headroom, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The measured change that a headroom's action names."""
+    return next((one for one in changes.values() if re.search(one["advice"], headroom.action, re.IGNORECASE)), None)
+
+
+def _step_text(step_ms: float | None) -> str:
+    return "no step" if step_ms is None else f"{step_ms:.1f} ms"
 
 
 def _truth_of_cause(truth: dict[str, Any], cause: str) -> dict[str, Any]:
@@ -205,11 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["seen", "unseen"], help="one half of the runs; by default both")
     parser.add_argument("--only", nargs="*", default=[], help="names of runs")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="folder of kept runs, as LANE/NAME")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     marks = [
         marks_of(run)
-        for run in kept_runs()
+        for run in kept_runs(options.kept)
         if options.part in (None, "unseen" if is_unseen(run.name) else "seen")
         and (not options.only or run.name in options.only)
     ]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from stepscope.analyzer import summaries
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_cause_table import root_causes
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
@@ -20,10 +24,13 @@ from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_t
 from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
+from stepscope.analyzer.headroom.changes import JobFacts
+from stepscope.analyzer.headroom.headrooms import with_headroom
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.job_time.loss import TELEMETRY
-from stepscope.analyzer.kernels.job_kernels import kernel_section, with_kernel_reasons
+from stepscope.analyzer.job_time.steps import JobSteps, has_free_cores
+from stepscope.analyzer.kernels.job_kernels import are_to_host, kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
@@ -32,7 +39,7 @@ from stepscope.analyzer.missing_evidence import MissingEvidence, missing_evidenc
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
-from stepscope.analyzer.slow_settings import with_slow_settings
+from stepscope.analyzer.slow_settings import traced_settings, with_slow_settings
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
@@ -53,6 +60,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     """
     aligned = explain_job(views, context.mesh)
     by_rank = aligned.views
+    steps = None if context.run is None else context.run.steps(is_one_clock=aligned.is_one_clock)
     job = summaries.describe_job(by_rank, context)
     quality = summaries.trace_quality(by_rank, aligned.matches, aligned.clocks, job, context)
     oversubscribed = summaries.is_oversubscribed(by_rank, context)
@@ -69,6 +77,20 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     ledger = job_ledger(by_rank)
     missing = missing_evidence(by_rank, context.unrecorded)
     unrecorded = next((one for one in missing if one.kind is Missing.DEVICE), None)
+    headers = [view.header for view in by_rank.values()]
+    advice = Advice(
+        context.settings,
+        on_cpu=job.device_kind == "cpu",
+        with_stacks=any(header.with_stacks for header in headers),
+        backend=next((header.backend for header in headers if header.backend), ""),
+        affinity=context.cpu_affinity,
+        micro_batches=None if pipeline is None else pipeline.micro_batches,
+        optimizer=next((view.facts.optimizer for view in by_rank.values() if view.facts.optimizer), ""),
+        optimizer_launches=max(view.facts.optimizer_launches for view in by_rank.values()),
+        product_type=next((view.facts.product_type for view in by_rank.values() if view.facts.product_type), None),
+        copies_to_host=are_to_host(roofline.copies),
+        has_free_cores=steps is not None and has_free_cores(steps),
+    )
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -83,6 +105,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         communication=transfer_faults(collectives, by_rank, job.num_steps),
         parallelism=low_parallelism([view.kernel_sums for view in by_rank.values()], roofline),
         data_waits_ns=context.data_waits_ns,
+        advice=advice,
     )
     resampled = resample(aligned.table)
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
@@ -114,9 +137,36 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ],
     )
     capture = aligned.captured(what_if)
-    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
+    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice, steps)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
-    return with_slow_settings(analysis, context.slow_settings), list(by_rank.values())
+    analysis = with_slow_settings(analysis, [*context.slow_settings, *traced_settings(by_rank, context.slow_settings)])
+    facts = _job_facts(analysis, by_rank, context, aligned, steps)
+    return with_headroom(analysis, facts, knobs=advice.options.of_changes()), list(by_rank.values())
+
+
+def _job_facts(
+    analysis: Analysis,
+    views: Mapping[int, RankView],
+    context: JobContext,
+    aligned: AlignedJob,
+    steps: JobSteps | None,
+) -> JobFacts:
+    """What models of headroom know of a job."""
+    figures = {} if steps is None else steps.figures
+    peak, allocated = (
+        None if name not in figures or np.isnan(figures[name]).all() else float(np.nanmax(figures[name]))
+        for name in ("memory_peak_bytes", "memory_allocated_bytes")
+    )
+    sizes = [device.memory_bytes for view in views.values() for device in view.header.devices if device.memory_bytes]
+    return JobFacts(
+        analysis,
+        views,
+        settings=context.settings,
+        peak_memory_bytes=peak,
+        batch_bytes=None if peak is None or allocated is None else peak - allocated,
+        memory_bytes=min(sizes, default=None),
+        replay=cache(aligned.replay_model),
+    )
 
 
 def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:
@@ -141,6 +191,10 @@ def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     return aligned.captured([])
 
 
+MAX_CLOCK_SHARE = 0.05
+"""Largest difference between clocks, as a share of the step, for them to be one: a millisecond is gloo's noise."""
+
+
 class AlignedJob(NamedTuple):
     """The job after alignment and wait attribution.
 
@@ -161,8 +215,13 @@ class AlignedJob(NamedTuple):
 
     def captured(self, what_if: Sequence[WhatIf]) -> CapturedSteps:
         """The whole steps of the capture by cause."""
-        is_pipeline = bool(self.pipelines or self.schedules)
-        return captured_steps(self.views, self.table, what_if, self.clocks, is_pipeline=is_pipeline)
+        return captured_steps(self.views, self.table, what_if, is_one_clock=self.is_one_clock)
+
+    @property
+    def is_one_clock(self) -> bool:
+        """Whether all ranks have the same time, and end a step together unless something holds one of them up."""
+        step_ns = min(float(np.median(view.window.whole_step_ns)) for view in self.views.values())
+        return not (self.pipelines or self.schedules) and self.clocks.are_within(MAX_CLOCK_SHARE * step_ns)
 
     def replay_model(self) -> ReplayModel | None:
         before_window = self.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / self.table.step_ns

@@ -19,6 +19,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.slow_settings import SlowSetting
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.core.text.trace_quality import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Notice
@@ -37,7 +38,9 @@ class JobContext:
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
         network_bytes_per_second: of each GPU's network card in one direction.
         run: what the run directory tells of all steps; None from traces alone.
-        slow_settings: settings of the run that slow it down.
+        settings: of the run, as rank 0 read them last.
+        slow_settings: those that slow it down.
+        cpu_affinity: the processors that rank 0 may use ("0-3,8"); empty where unknown.
         unrecorded: views of ranks whose traces hold no device activities, though those of others do.
     """
 
@@ -51,7 +54,9 @@ class JobContext:
     network_bytes_per_second: float | None = None
     run: RunFacts | None = None
     unrecorded: Sequence[RankView] = ()
+    settings: TrainingSettings | None = None
     slow_settings: Sequence[SlowSetting] = ()
+    cpu_affinity: str = ""
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

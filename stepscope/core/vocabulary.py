@@ -184,6 +184,41 @@ class Reason(StrEnum):
     """`throttled`: an application clock setting, with the clock well below its highest."""
 
 
+class Change(StrEnum):
+    """A known change to the same work that takes less time; what headroom is of."""
+
+    TF32_PRODUCTS = "tf32_products"
+    """Matrix products of float32 on the tensor cores, as TF32."""
+    TF32_CONVOLUTIONS = "tf32_convolutions"
+    """Convolutions of float32 on the tensor cores, as TF32."""
+    AUTOCAST = "autocast"
+    """bf16 autocast of work in float32."""
+    FUSED_ATTENTION = "fused_attention"
+    """Attention in one kernel that never stores the scores, instead of products, mask, softmax and dropout."""
+    CHANNELS_LAST = "channels_last"
+    """Images with the channels last in memory, as convolutions on tensor cores need them."""
+    ALIGNED_SIZES = "aligned_sizes"
+    """Sizes (vocabulary, hidden, channels) that tensor-core kernels fit."""
+    FUSED_OPTIMIZER = "fused_optimizer"
+    """The optimizer's update in one pass over the parameters."""
+    FUSED_KERNELS = "fused_kernels"
+    """Chains of element-wise kernels and norms generated as one kernel each."""
+    NO_RECOMPUTATION = "no_recomputation"
+    """Activations kept in memory that is free, instead of a second forward pass."""
+    LARGER_BATCH = "larger_batch"
+    """More samples a step in memory that is free, where kernels do not fill the GPU."""
+    NO_SYNC = "no_sync"
+    """Gradients of several micro-batches reduced once."""
+    UNUSED_PARAMETERS = "unused_parameters"
+    """Gradients reduced without a search for unused parameters."""
+    LARGER_BUCKETS = "larger_buckets"
+    """Gradients reduced in larger buckets."""
+    REDUCED_PRECISION_GRADIENTS = "reduced_precision_gradients"
+    """Gradients reduced in 16 bits."""
+    SHARDING_UNITS = "sharding_units"
+    """FSDP units of a layer's size each, whose parameters are gathered ahead."""
+
+
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})
 """Causes that are the job's own work: a verdict names them only where no loss is large."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import stepscope
 from stepscope.training.run.identity import num_usable_cpus, software_versions
-from stepscope.training.run.settings import relevant_environment
+from stepscope.training.settings.environment import relevant_environment
 
 _GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
 _TIMEOUT_SECONDS = 20

@@ -40,8 +40,8 @@ def profile(
     Args:
         run: the run's name, a folder inside `out`; by default from STEPSCOPE_RUN, Slurm, torchrun or the time.
         out: folder of all runs, reachable by all ranks.
-        schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6, on a GPU steps 24 to 26 and,
-            with one rank, a light capture of steps 12 to 16, which shows how much the other slowed training.
+        schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6, on a GPU steps 24 to 26 and a
+            light capture of steps 12 to 16, which shows how much the other slowed training.
         ranks: which ranks write traces: "auto" (the first 64), "all", or rank numbers. All write step telemetry.
         mesh: torch DeviceMesh with named dimensions, sizes by name ({"tp": 2, "pp": 2, "dp": 2}), Megatron's
             parallel_state or DeepSpeed's grid; by default what the process knows of these, or STEPSCOPE_MESH.

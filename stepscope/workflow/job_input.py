@@ -108,5 +108,7 @@ def _context(manifest: RunManifest | None, notices: list[Notice], found: RankVie
         mesh=MeshSizes(**known),
         num_cpus=manifest.num_cpus,
         simulated_compute=manifest.simulated_compute,
+        settings=manifest.settings,
         slow_settings=slow_settings(manifest.settings, manifest.environment),
+        cpu_affinity=manifest.cpu_affinity,
     )

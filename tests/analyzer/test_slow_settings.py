@@ -10,7 +10,7 @@ import pytest
 from stepscope.analyzer.slow_settings import SLOW_SETTING, slow_settings, with_slow_settings
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, PredictedFix
-from stepscope.core.documents.run_directory import TrainingSettings
+from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.readings import analyse
@@ -102,3 +102,19 @@ def test_the_analysis_of_a_trace_has_them() -> None:
     settings = slow_settings(None, _BLOCKING)
     analysis = analyse(trace, context=JobContext(slow_settings=settings))
     assert settings[0].action in [notice.message for notice in analysis.warnings]
+
+
+def test_a_search_for_convolutions_needs_fixed_shapes_and_is_no_fault_without_convolutions() -> None:
+    fixed = BackwardSettings(1, num_convolutions=3, has_fixed_shapes=True)
+    off = TrainingSettings(cudnn_benchmark=False, cudnn_deterministic=False, backward=fixed)
+    [setting] = slow_settings(off, {})
+    assert setting.action.startswith("torch.backends.cudnn.benchmark = True (now False)")
+    assert setting.on_gpu
+    for others in (
+        replace(off, cudnn_benchmark=True),
+        replace(off, cudnn_deterministic=True),
+        replace(off, backward=replace(fixed, has_fixed_shapes=None)),
+        replace(off, backward=replace(fixed, num_convolutions=0)),
+        replace(off, backward=None),
+    ):
+        assert slow_settings(others, {}) == []

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.blame.root_causes import CauseTable
-from stepscope.analyzer.collectives.clocks import Clocks
 from stepscope.analyzer.job_time.steps import Floats
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import WhatIf
 from stepscope.core.vocabulary import Cause
-
-MAX_CLOCK_SHARE = 0.05
-"""Largest difference between clocks, as a share of the step, for them to be one."""
 
 _TO_PAGEABLE = "DtoH (Device -> Pageable)"
 
@@ -50,20 +46,9 @@ class CapturedSteps:
 
 
 def captured_steps(
-    views: Mapping[int, RankView],
-    table: CauseTable,
-    what_if: Sequence[WhatIf],
-    clocks: Clocks | None = None,
-    *,
-    is_pipeline: bool = False,
+    views: Mapping[int, RankView], table: CauseTable, what_if: Sequence[WhatIf], *, is_one_clock: bool = False
 ) -> CapturedSteps:
-    """The whole steps of a capture.
-
-    Args:
-        views: on the job's clock.
-        clocks: by which that was found.
-        is_pipeline: ranks end their steps one after another.
-    """
+    """The whole steps of a capture; views on the job's clock."""
     num = min(table.num_whole, len(table.step_ns))
     whole_ms = [view.window.whole_step_ns[:num] / 1e6 for view in views.values()]
     num = min(num, *(len(own) for own in whole_ms))
@@ -81,11 +66,5 @@ def captured_steps(
         paused_ms=max((floor.paused_ns for floor in floors), default=0) / 1e6,
         pageable_bytes=max(copies, default=0),
         without_blocking_ms=next((gain.step_ms for gain in what_if if gain.fix is Cause.SYNCHRONIZATION), None),
-        is_one_clock=not is_pipeline and clocks is not None and _is_one_clock(clocks, float(step_ms.mean())),
+        is_one_clock=is_one_clock,
     )
-
-
-def _is_one_clock(clocks: Clocks, step_ms: float) -> bool:
-    """Whether the ranks' clocks differ by little of a step: offsets of a millisecond are the noise of gloo's calls."""
-    largest_ms = max(map(abs, clocks.offset_ns.values()), default=0) / 1e6
-    return len(set(clocks.island.values())) == 1 and not clocks.drift and largest_ms <= MAX_CLOCK_SHARE * step_ms

@@ -63,6 +63,9 @@ MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
 
 
+MOSTLY_ALLOCATED = 0.5
+"""Share of the host's delay that goes without allocations from which on the allocator is what to mend."""
+
 _ROUNDING_MS = 1e-6
 
 
@@ -105,7 +108,7 @@ class JobLosses(NamedTuple):
             shares[cause.value] += (1.0 - self.wasted_share) * self.share(milliseconds)
             shares[Cause.WASTED_STEPS.value] += self.wasted_share * self.share(milliseconds)
         for loss in self.losses:
-            own_ms = min(loss.gain_ms, loss.ms)
+            own_ms = min(loss.gain_ms + loss.kept_ms, loss.ms)
             shares[loss.category] += self.share(own_ms)
             if loss.ms - own_ms > _ROUNDING_MS:
                 shares[OVERLAPPING] += self.share(loss.ms - own_ms)
@@ -281,9 +284,10 @@ def _rest(
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
     if light is not None and light.is_sound and not extra:
         divided = _replayed_idle(training, of, idle_ms, rest_ms, light)
-        copied_ms = of.get(Cause.COPY, 0.0)
-        if light.saved(Removal.COPIES) * rest_ms >= copied_ms > 0:
-            divided.append(Loss(Cause.COPY, of.pop(Cause.COPY), basis=REPLAY, error=light.error))
+        copied_ms = of.pop(Cause.COPY, 0.0)
+        saved_ms = light.saved(Removal.COPIES) * rest_ms
+        kept_ms = max(copied_ms - saved_ms, 0.0)
+        divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
     else:
         divided = [
             _with_hidden(training, loss, rest_ms, light) if loss.cause is Cause.HOST_BOUND else loss
@@ -360,13 +364,16 @@ def _replayed_idle(
     blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
     late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
     left_ms = idle_ms - blocked_ms - late_ms
+    late = Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error)
+    allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
+    if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
+        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms)
     free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
     queued_ms = free.queued_ms - bound.queued_ms
     hidden = hidden_ms(training, _HOST_STOPS, queued_ms, free.step_ms - free.host_ms) if blocked_ms > 0 else 0.0
-    blocked = Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error, alone_ms=blocked_ms + hidden)
     return [
-        blocked,
-        Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error, alone_ms=blocked_ms + hidden),
+        late,
         Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
     ]
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
 from stepscope.analyzer.job_time.judge import BOUND_CONFIDENCE, FEW_STEPS_CONFIDENCE, Judge
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY
-from stepscope.analyzer.job_time.steps import HostLoss, job_steps
+from stepscope.analyzer.job_time.steps import HostLoss, JobSteps, job_steps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import (
     Analysis,
@@ -26,7 +27,8 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
-from stepscope.core.documents.run_directory import Attempt, LoaderSettings, RankSteps
+from stepscope.core.documents.run_directory import Attempt, RankSteps
+from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -41,7 +43,6 @@ class RunFacts(NamedTuple):
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
-        loaders: settings of the DataLoaders that were seen; empty where unknown.
         hosts: names by rank; unknown ones are left out.
     """
 
@@ -50,43 +51,50 @@ class RunFacts(NamedTuple):
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
-    loaders: Sequence[LoaderSettings] = ()
     hosts: Mapping[int, str] = MappingProxyType({})
 
-    def training_time(self, captures: Sequence[CapturedSteps] = ()) -> TrainingTime | None:
-        """The job's training time, with what its captures tell of the ranks' clocks; None without a step."""
-        steps = job_steps(self.records, self.hosts, is_one_clock=any(capture.is_one_clock for capture in captures))
-        return None if steps is None else training_time(steps, self.attempts, self.loader)
-
-    @property
-    def loader(self) -> LoaderSettings | None:
-        """Settings of the loader that trains; None where there may be several kinds, or none is known."""
-        loaders = [loader for loader in self.loaders if loader.trains]
-        return loaders[0] if len({loader.num_workers for loader in loaders}) == 1 else None
+    def steps(self, *, is_one_clock: bool = False) -> JobSteps | None:
+        """The steps of all ranks, with what captures tell of their clocks; None without one."""
+        is_one_clock = is_one_clock or any(capture.is_one_clock for capture in self.other_captures)
+        return job_steps(self.records, self.hosts, is_one_clock=is_one_clock)
 
 
-def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
-    """The analysis of a capture with the training time of its job, and the verdict on that."""
-    captures = [capture] if facts is None else [*facts.other_captures, capture]
-    training = None if facts is None else facts.training_time(captures)
-    if facts is None or training is None:
+def with_job_time(
+    analysis: Analysis,
+    capture: CapturedSteps,
+    facts: RunFacts | None,
+    advice: Advice | None = None,
+    steps: JobSteps | None = None,
+) -> Analysis:
+    """The analysis of a capture with the training time of its job, and the verdict on that; `steps` of its records."""
+    advice = advice or Advice()
+    if facts is None or steps is None:
         return _by_trace(analysis, capture)
+    training = training_time(steps, facts.attempts, _loader(advice))
     if not training.num_settled:
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    return _judged(analysis, training, captures, facts)
+    return _judged(analysis, training, [*facts.other_captures, capture], facts, advice)
 
 
-def with_recorded_time(analysis: Analysis, facts: RunFacts) -> Analysis:
+def with_recorded_time(analysis: Analysis, facts: RunFacts, advice: Advice | None = None) -> Analysis:
     """The analysis of a job without a trace with its training time, and the verdict on what its step records show."""
-    training = facts.training_time()
-    return analysis if training is None else _judged(analysis, training, [], facts)
+    advice, steps = advice or Advice(), facts.steps()
+    if steps is None:
+        return analysis
+    return _judged(analysis, training_time(steps, facts.attempts, _loader(advice)), [], facts, advice)
 
 
-def _judged(analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], facts: RunFacts) -> Analysis:
+def _judged(
+    analysis: Analysis,
+    training: TrainingTime,
+    captures: Sequence[CapturedSteps],
+    facts: RunFacts,
+    advice: Advice,
+) -> Analysis:
     losses = job_losses(training, captures, facts.light)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses, facts.loader), facts.num_cpus)
+    judge = Judge(analysis, training, losses, _loader_findings(training, losses, advice), facts.num_cpus, advice)
     job_time = _job_time(training, losses, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
@@ -198,10 +206,20 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
-def _loader_findings(training: TrainingTime, losses: JobLosses, loader: LoaderSettings | None) -> LoaderFindings | None:
+def _loader(advice: Advice) -> LoaderSettings | None:
+    """Settings of the loader that trains; None where there may be several kinds, or none is known."""
+    loaders = [loader for loader in advice.settings.loaders if loader.trains]
+    return loaders[0] if len({loader.num_workers for loader in loaders}) == 1 else None
+
+
+def _loader_findings(training: TrainingTime, losses: JobLosses, advice: Advice) -> LoaderFindings | None:
+    loader = _loader(advice)
     num_workers = None if loader is None else loader.num_workers
     for loss in losses.losses:
         if loss.recorded is HostLoss.DATA_WAIT:
             rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
-            return loader_findings(training, rank, losses.step_ms, loss.most_gain_ms, num_workers=num_workers)
+            wait_ms = loss.most_gain_ms
+            return loader_findings(
+                training, rank, losses.step_ms, wait_ms, num_workers=num_workers, options=advice.options
+            )
     return None

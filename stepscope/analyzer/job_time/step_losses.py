@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.job_time.loader_queue import DEFAULT_PREFETCH, LoaderQueue, loader_queue
 from stepscope.analyzer.job_time.step_replay import StepReplay
 from stepscope.analyzer.job_time.steps import MIN_LATE_SHARE, Flags, Floats, HostLoss, JobSteps
-from stepscope.core.documents.run_directory import LoaderSettings
+from stepscope.core.documents.training_settings import LoaderSettings
 
 MIN_SLOW_RATIO = 1.5
 """Least ratio of a slow step's rest to the ordinary one."""

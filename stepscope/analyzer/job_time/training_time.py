@@ -23,7 +23,8 @@ from stepscope.analyzer.job_time.step_losses import (
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend
-from stepscope.core.documents.run_directory import Attempt, LoaderSettings
+from stepscope.core.documents.run_directory import Attempt
+from stepscope.core.documents.training_settings import LoaderSettings
 
 MAX_FILLING_RATIO = 0.5
 """A step that the host ran through while the launch queue filled takes less than this part of a later one."""
@@ -139,8 +140,13 @@ def _filling(steps: JobSteps) -> Flags:
 
 
 def _slower_after_capture(steps: JobSteps, rest_ms: Floats, settled: Flags) -> Flags:
-    """Steps after an attempt's first capture, if they are longer than the ones before it and neither get longer."""
+    """Steps after an attempt's first capture, if they are longer than the ones before it and neither get longer.
+
+    On a GPU alone: what slows them is CUPTI, where it stays attached. Without one a profiler leaves nothing behind.
+    """
     slower = np.zeros(len(steps), np.bool_)
+    if not steps.on_device:
+        return slower
     for attempt in np.unique(steps.attempt):
         rows = np.flatnonzero(steps.attempt == attempt)
         captured = rows[steps.is_captured[rows]]

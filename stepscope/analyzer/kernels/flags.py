@@ -59,6 +59,9 @@ class SumColumn(IntEnum):
     """FITTED_NS weighted with the occupancy that the grid allows"""
     SHORT_NS = 9
     """owned time of latency-bound kernels under 20 us"""
+    UNKNOWN_NS = 10
+    """owned time of kernels whose names nobody knows"""
+    UNKNOWN_COUNT = 11
 
 
 class Columns:

@@ -14,6 +14,7 @@ from stepscope.analyzer.kernels.low_parallelism import more_blocks
 from stepscope.analyzer.kernels.occupancy import Limiter
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
+from stepscope.analyzer.roofline.kernel_traits import kernel_traits
 from stepscope.core.documents.analysis import (
     AnalysedJob,
     CopyTime,
@@ -22,6 +23,7 @@ from stepscope.core.documents.analysis import (
     Roofline,
     RooflineCoverage,
     RootCause,
+    UnknownKernels,
 )
 from stepscope.core.text.numbers import counted, short_kernel_name
 from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Evidence, Reason
@@ -66,7 +68,28 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[rank_kernels.RankKernel
         place = [rank.steps_by_name.index.index(step) for step in steps]
         for name, owned_ns in zip(rank.by_name.keys, rank.steps_by_name.owned_ns, strict=True):
             time[name] += owned_ns[place] / (1e6 * len(ranks))
-    return [replace(row, step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
+    return [replace(_with_traits(row), step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
+
+
+def _with_traits(row: KernelTime) -> KernelTime:
+    """The row of a kernel's name with what that tells."""
+    traits = kernel_traits(row.name)
+    operation = traits.family.name.lower() if traits.is_known else None
+    return replace(row, operation=operation, element_type=traits.dtype, layout=traits.layout)
+
+
+def _unknown_kernels(total: npt.NDArray[np.float64], kernels: Sequence[KernelTime]) -> UnknownKernels | None:
+    """What of the kernels nobody knows by name; None without kernels."""
+    if not total[SumColumn.COUNT] or total[SumColumn.OWNED_NS] <= 0:
+        return None
+    return UnknownKernels(
+        count=int(total[SumColumn.UNKNOWN_COUNT]),
+        share=float(total[SumColumn.UNKNOWN_NS] / total[SumColumn.OWNED_NS]),
+        names=[row.name for row in kernels if row.operation is None][:NUM_UNKNOWN_SHOWN],
+    )
+
+
+NUM_UNKNOWN_SHOWN = 5
 
 
 def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: rank_kernels.KernelExample) -> KernelTime:
@@ -178,6 +201,13 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
 
+def are_to_host(copies: Sequence[CopyTime]) -> bool:
+    """Whether pageable copies from the GPU to the host take longer than those to the GPU."""
+    pageable = [copy for copy in copies if rank_kernels.is_pageable(copy.kind)]
+    to_host = sum(copy.ms for copy in pageable if "DtoH" in copy.kind)
+    return to_host > sum(copy.ms for copy in pageable) / 2
+
+
 def _pageable_share(copies: Sequence[CopyTime]) -> float:
     """Share of copies from or to pageable memory in the time of all copies over the host's link."""
     over_link = sum(copy.ms for copy in copies if rank_kernels.takes_host_link(copy.kind))
@@ -247,5 +277,6 @@ def kernel_section(views: Mapping[int, RankView]) -> Roofline:
         **tables,
         copies=copies,
         tiny_kernels=_tiny_kernel_share(total),
+        unknown=_unknown_kernels(total, tables["kernels"]),
         findings=_kernel_findings(total, tables["kernels"], copies, window_ms),
     )

@@ -20,6 +20,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
+from stepscope.analyzer.roofline.kernel_traits import is_unknown
 from stepscope.core.hardware.gpu_catalogue import PCIE_BYTES_PER_SECOND
 from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
@@ -268,6 +269,9 @@ def _combine(
     which, first = combinations(columns)
     name, operator, module, shapes, launch = (column[first] for column in columns)
     sums = _sums(which, len(first), limits, owned_ns, flags)
+    unknown = trace.named(rows[first], is_unknown)
+    sums[unknown, SumColumn.UNKNOWN_NS] = sums[unknown, SumColumn.OWNED_NS]
+    sums[unknown, SumColumn.UNKNOWN_COUNT] = sums[unknown, SumColumn.COUNT]
     _add_fit(sums, fit, launch)
     return _Combinations(trace, name, operator, module, shapes, launch, sums)
 

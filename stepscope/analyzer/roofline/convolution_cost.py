@@ -79,7 +79,8 @@ PARTS = {
 """Operators of torch < 1.11 that compute one gradient -> arguments of the backward pass around them."""
 
 
-def _is_transposed(call: OperatorCall, transposed: int | bool) -> bool | None:
+def is_transposed(call: OperatorCall, transposed: int | bool) -> bool | None:
+    """Roofline, convolution cost: a row's `transposed` for a call; None where not recorded."""
     return transposed if isinstance(transposed, bool) else call.flag(transposed)
 
 
@@ -122,7 +123,7 @@ def _output(call: OperatorCall, row: _Forward, source: Dims, weight: Dims) -> Di
 def _forward_model(row: _Forward) -> CostModel:
     def model(call: OperatorCall) -> OperatorCost | None:
         source, weight = call.tensor(0), call.tensor(1)
-        transposed = _is_transposed(call, row.transposed)
+        transposed = is_transposed(call, row.transposed)
         if not source or not weight or transposed is None:
             return None
         if transposed:
@@ -140,7 +141,7 @@ def _forward_model(row: _Forward) -> CostModel:
 def _backward_model(row: _Backward, *, is_part: bool) -> CostModel:
     def model(call: OperatorCall) -> OperatorCost | None:
         gradient, source, weight = call.tensor(row.gradient), call.tensor(row.input), call.tensor(row.weight)
-        wanted, transposed = call.flags(row.mask), _is_transposed(call, row.transposed)
+        wanted, transposed = call.flags(row.mask), is_transposed(call, row.transposed)
         if not gradient or not source or not weight or transposed is None:
             return None
         if is_part:

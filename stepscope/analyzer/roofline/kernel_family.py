@@ -61,8 +61,9 @@ _RULES: tuple[tuple[str, Family], ...] = (
     # side kernels of the big operators first: they only move data
     (r"bwd_?(dot_do_o|convert|preprocess|postprocess)|splitkv_combine", Family.REDUCTION),
     (r"compute_dot_do_o|splitk_?reduce|reduce_wgrad|reduce_segments|bitmatrix_rows", Family.REDUCTION),
-    (r"convert_dq_to|nchwtonhwc|nhwctonchw|im2col|col2im|subtensorop|scalepackedtensor", Family.COPY_LIKE),
-    (r"compute\w*offsetskernel|routing|bounds_check|find_long_segments", Family.OTHER),
+    (r"convert_dq_to|nchwtonhwc|nhwctonchw|addpadding|im2col|col2im|subtensorop|scalepackedtensor", Family.COPY_LIKE),
+    (r"compute\w*offsetskernel|routing|bounds_check|find_long_segments|bucketize|offsets_range", Family.OTHER),
+    (r"amp_update_scale|amp_foreach_non_finite", Family.POINTWISE),
     # Inductor's names contain the kind of kernel
     (r"^triton_tem", Family.MATMUL),
     (r"^triton_(red|per|mix)_", Family.REDUCTION),
@@ -74,10 +75,14 @@ _RULES: tuple[tuple[str, Family], ...] = (
         Family.ATTENTION,
     ),
     (r"reshape_and_cache|store_kvcache|rotary_embedding|act_and_mul|fp8_quant|quantize_with", Family.POINTWISE),
+    (r"fused_rope|rope_(fwd|bwd|forward|backward)|_?(swi|ge)glu_|cast_transpose|dact_|cast_kernel", Family.POINTWISE),
     (r"scudnn|winograd|implicit_?gemm|[fdw]prop|dgrad|wgrad|fft2d|igemm_(fwd|bwd|wrw)|bwd_weight", Family.CONVOLUTION),
     (r"(^|[^a-z])(grouped_|naive_|depthwise_?|miopen)?conv(?!ert)|convolution|depthwise", Family.CONVOLUTION),
     (r"lstm|gru_|_rnn|rnn_", Family.RECURRENT),
-    (r"(batch|layer|rms|group|instance|fused_add_rms)_?norm|gammabeta|rowwisemoments|welford", Family.NORMALIZATION),
+    (
+        r"(batch|layer|rms|group|instance|fused_add_rms)_?norm|normkernel|nn_normalization|gammabeta|rowwisemoments|welford",
+        Family.NORMALIZATION,
+    ),
     (r"\bbn_(fw|bw)|computefusedparams|computeinternalgradients|computegradoutput", Family.NORMALIZATION),
     (r"soft_?max|nll_?(loss|criterion)|classnll|cross_?entropy", Family.SOFTMAX),
     (r"(?<!fb)gemm|gemv|nvjet|^cijk_|matmul|xmma|^bmm_|_mm_kernel", Family.MATMUL),
@@ -86,9 +91,12 @@ _RULES: tuple[tuple[str, Family], ...] = (
     (r"adam|lamb_|sgd|adagrad|adafactor|multi_tensor_apply", Family.OPTIMIZER),
     (r"index|gather|scatter|masked_select", Family.EMBEDDING),
     (r"cub::|thrust|rocprim|radix_?sort|bitonic|sort|top_?k|scan|cumsum|cumprod|unique|searchsorted", Family.SORT),
-    (r"elementwise|pointwise|epilogue::|dropout|distribution_|quant|fp8|clamp_", Family.POINTWISE),
+    (r"elementwise|pointwise|epilogue::|dropout|distribution_|quant|fp8|clamp_|^scal_kernel", Family.POINTWISE),
     (r"catarray|(^|[_:])cat_|transpose|copy|memset|memcpy|fill|permute|pad_kernel|split_with", Family.COPY_LIKE),
-    (r"reduce|pool|lpnorm|norm_kernel|(^|[^a-z])(sum|mean|max|min|argmax)_", Family.REDUCTION),
+    (
+        r"reduce|pool|lpnorm|norm_kernel|^dot_kernel|finalizekernel|(^|[^a-z])(sum|mean|max|min|argmax)_",
+        Family.REDUCTION,
+    ),
 )
 _COMPILED = tuple((re.compile(pattern), family) for pattern, family in _RULES)
 
@@ -133,11 +141,20 @@ def family_of(name: str) -> Family:
     name = name.lower()
     if is_elementwise(name):
         return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE
+    family = _rule(name)
+    return _of_list_pass(name) if family is Family.OPTIMIZER else family or Family.OTHER
+
+
+def is_named(name: str) -> bool:
+    """Whether a kernel's name is one of those that are known here, also of known work of no family."""
+    name = name.lower()
+    return is_elementwise(name) or _rule(name) is not None
+
+
+def _rule(name: str) -> Family | None:
+    """Family by the first rule that a lower-cased name fits; None where none does."""
     function = _function(name)
-    for pattern, family in _COMPILED:
-        if pattern.search(function):
-            return _of_list_pass(name) if family is Family.OPTIMIZER else family
-    return Family.OTHER
+    return next((family for pattern, family in _COMPILED if pattern.search(function)), None)
 
 
 def _of_list_pass(name: str) -> Family:

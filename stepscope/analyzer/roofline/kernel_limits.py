@@ -40,6 +40,7 @@ class KernelLimits:
         flops: matrix FLOPs executed.
         model_flops: those without recomputation, as MFU counts them.
         flops_are_upper_bound: whether it may have needed fewer FLOPs (Winograd's convolutions).
+        num_bytes: fewest bytes to and from memory.
         floor_ns_flops, floor_ns_bytes: least time at the GPU's dense peak, and at its memory bandwidth.
         launch: row of the call that launched it, or NONE.
         operator: row of the operator that launched it, or NONE.
@@ -53,6 +54,7 @@ class KernelLimits:
     flops: Floats
     model_flops: Floats
     flops_are_upper_bound: npt.NDArray[np.bool_]
+    num_bytes: Floats
     floor_ns_flops: Floats
     floor_ns_bytes: Floats
     launch: IntColumn
@@ -98,6 +100,7 @@ def kernel_limits(
         flops=costs.flops,
         model_flops=costs.model_flops,
         flops_are_upper_bound=costs.is_upper_bound,
+        num_bytes=costs.num_bytes,
         floor_ns_flops=floor_flops,
         floor_ns_bytes=floor_bytes,
         launch=launch,
@@ -105,7 +108,7 @@ def kernel_limits(
     )
 
 
-_EXACT_FLOAT32 = re.compile(r"sgemm|scudnn|simt|gemv|^Cijk_.*_S_?B_|s_?s_?s_.*ffma", re.IGNORECASE)
+_EXACT_FLOAT32 = re.compile(r"sgemm|scudnn|simt|gemv|ffma|^Cijk_.*_S_?B_|s_?s_?s_.*ffma", re.IGNORECASE)
 _TENSOR_FLOAT32 = re.compile(r"tf32|s1688(?!gemm_f16|gemm_bf16)|xf32", re.IGNORECASE)
 
 

@@ -168,6 +168,27 @@ def _sequences(call: OperatorCall, row: _Attention, query: Dims, key: Dims) -> t
     return query[0] * query[heads], query[sequence], key[sequence]
 
 
+class AttentionSizes(NamedTuple):
+    """Sizes of a fused attention call; means over packed sequences."""
+
+    batch_heads: float
+    queries: float
+    keys: float
+    head: int
+    is_causal: bool
+    is_backward: bool
+
+
+def attention_sizes(name: str, call: OperatorCall) -> AttentionSizes | None:
+    """Roofline, matmul cost: sizes of a fused attention; None for other operators and unknown forms."""
+    row = _ATTENTIONS.get(name)
+    query, key = (None, None) if row is None else (call.tensor(row.query), call.tensor(row.query + 1))
+    if row is None or not query or not key:
+        return None
+    mask, found = _mask(call, row), _sequences(call, row, query, key)
+    return None if mask is None or found is None else AttentionSizes(*found, query[-1], mask.causal, row.backward)
+
+
 def _attention_model(row: _Attention) -> CostModel:
     def model(call: OperatorCall) -> OperatorCost | None:
         query, key, value = (call.tensor(row.query + i) for i in range(3))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.what_if import PredictedStep
-from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason, TimeCategory
+from stepscope.core.vocabulary import Cause, Change, Evidence, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
 CAPTURES_SCHEMA = "stepscope.captures/1"
@@ -190,12 +190,29 @@ class NextCause:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Analysis document: what a known change to the same work would save; not a loss."""
+    """Analysis document: what a known change to the same work would save; not a loss.
+
+    The rows of a verdict are in the order in which to make the changes. Gains of two changes do not add up.
+
+    Attributes:
+        action: what to change, as the user writes it.
+        step_ms: the mean step after this change alone; the middle of its interval.
+        error: relative error of the model on runs with a measured answer; None where unknown.
+        interval_ms: least and most, where an input of the model is unknown; None where none is.
+        change: kind of the change.
+        why: what of a step it replaces, in one clause.
+        together_ms: the step after this change and all rows before it; None where it stands instead of one of those.
+    """
 
     action: str
     step_ms: float
     speedup: float
     basis: str = "model"
+    error: float | None = None
+    interval_ms: tuple[float, float] | None = None
+    change: Change | None = None
+    why: str = ""
+    together_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +223,8 @@ class Verdict:
         bottleneck: whether a loss reaches a tenth of training time; None where unknown.
         share: of training time, of the cause for these reasons (`job_time.breakdown` has garbage collection and
             compilation apart from their cause); None where unknown.
+        headroom: changes that save at least `headroom_threshold` of the step, in the order in which to make them.
+        headroom_threshold: None where changes were not modelled.
     """
 
     cause: Cause
@@ -221,6 +240,7 @@ class Verdict:
     fix: PredictedFix | None = None
     next: NextCause | None = None
     headroom: list[Headroom] = field(default_factory=list)
+    headroom_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +466,8 @@ class KernelTime:
             where not recorded.
         findings: codes of Roofline.findings that apply to at least half of the time.
         step_ms: time in each of the first whole steps, mean over ranks; only for rows by kernel name.
+        operation, element_type, layout: what the kernel's name tells: kind of work, type of the narrowest operand,
+            layout of images or transposes of operands; only for rows by kernel name.
     """
 
     name: str
@@ -467,6 +489,18 @@ class KernelTime:
     shared_memory_bytes: int | None = None
     findings: list[str] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
+    operation: str | None = None
+    element_type: str | None = None
+    layout: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKernels:
+    """Analysis document: kernels whose names nobody knows; `share` of kernel time, the longest `names`."""
+
+    count: int
+    share: float
+    names: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +544,8 @@ class Roofline:
     """largest first"""
     tiny_kernels: float | None = None
     """share of kernels, by count, that take less than 10 us"""
+    unknown: UnknownKernels | None = None
+    """None without kernels"""
 
 
 @dataclass(frozen=True, slots=True)

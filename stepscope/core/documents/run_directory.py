@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import PurePath
 
+from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import Notice
 
 RUN_SCHEMA = "stepscope.run/1"
@@ -83,80 +84,6 @@ class Attempt:
     ended: str | None
     """finished | exception | signal | measuring stopped; None while it runs"""
     world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderSettings:
-    """Run manifest: how a DataLoader that gave batches makes them.
-
-    Attributes:
-        trains: it gave batches while gradients were recorded.
-        pin_memory: its batches are copied to pinned memory, for which there has to be a GPU.
-        prefetch_factor: None without workers.
-    """
-
-    trains: bool
-    num_workers: int
-    pin_memory: bool | None = None
-    persistent_workers: bool | None = None
-    prefetch_factor: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """Run manifest: an optimizer, by its class. `fused` and `foreach` are None where torch chooses."""
-
-    name: str
-    fused: bool | None = None
-    foreach: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """Run manifest: a model that `prof.watch` was given.
-
-    Attributes:
-        parameter_types: as torch names them ("bfloat16"), sorted.
-        memory_format: channels_last where a parameter has it, else contiguous; None without parameters of four
-            dimensions.
-    """
-
-    name: str
-    parameter_types: list[str]
-    memory_format: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """Run manifest: what the process of rank 0 tells of its own settings, between two steps; None: unknown.
-
-    Attributes:
-        deterministic: torch's mode for deterministic algorithms: default (off), warn, error.
-        float32_matmul_precision: highest, high or medium.
-        autocast: type by kind of device ("cuda": "bfloat16") where autocast is on; one entered inside of a step alone
-            is not seen.
-        num_threads, num_interop_threads: of torch, inside an operator and between operators.
-        gc_frozen: number of objects that the garbage collector never looks at; None at the start, as counting takes
-            time.
-        loaders: distinct ones, in the order of their first batches.
-    """
-
-    anomaly_mode: bool | None = None
-    deterministic: str | None = None
-    cudnn_benchmark: bool | None = None
-    cudnn_deterministic: bool | None = None
-    cudnn_allow_tf32: bool | None = None
-    matmul_allow_tf32: bool | None = None
-    float32_matmul_precision: str | None = None
-    autocast: dict[str, str] = field(default_factory=dict)
-    num_threads: int | None = None
-    num_interop_threads: int | None = None
-    gc_enabled: bool | None = None
-    gc_thresholds: list[int] = field(default_factory=list)
-    gc_frozen: int | None = None
-    loaders: list[LoaderSettings] = field(default_factory=list)
-    optimizers: list[OptimizerSettings] = field(default_factory=list)
-    models: list[ModelSettings] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +159,7 @@ class Step:
             `data_wait_ns` where earlier work kept the GPU busy. None: unknown.
         exposed_phases: the same for each phase, its own GPU work included; unknown ones are absent.
         run_delay_ns: time that the threads which launch the work (the training thread, autograd's) were runnable and
-            had no CPU. None: unknown.
+            had no CPU; steps shorter than 50 ms share what was read for several, by their durations. None: unknown.
         num_compilations, compile_ns: compilations by torch.compile that ended in the step, and their time.
     """
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from math import isclose
 from typing import NamedTuple
 
-from stepscope.core.documents.analysis import CAUSE_OF_PART, OVERLAPPING, Analysis, Headroom, Pipeline, PredictedFix
+from stepscope.core.documents.analysis import (
+    CAUSE_OF_PART,
+    OVERLAPPING,
+    Analysis,
+    Headroom,
+    Pipeline,
+    PredictedFix,
+    Verdict,
+)
 from stepscope.core.text import numbers
 from stepscope.core.text.evidence import evidence_sentence
 from stepscope.core.text.job_time import breakdown, mean_step_ms, ms_per_step, of_training_time, time_name
@@ -79,7 +87,7 @@ _NAME_WIDTH = 10
 def verdict_text(analysis: Analysis) -> VerdictText:
     """The verdict of an analysis as text."""
     verdict, confidence = analysis.verdict, _confidence(analysis)
-    headroom = [_headroom(headroom) for headroom in verdict.headroom]
+    headroom = [_headroom(analysis, headroom, place) for place, headroom in enumerate(verdict.headroom)]
     if verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
         record = [("Record", action_words(action)) for action in verdict.actions]
         return VerdictText(UNKNOWN, verdict.summary, [], "", record, headroom, confidence)
@@ -92,11 +100,13 @@ def verdict_text(analysis: Analysis) -> VerdictText:
             title = "Steps that get longer" if is_growth else "Slow steps without a recorded cause"
         title += f" on {numbers.ranks_words(ranks)}" if ranks else ""
         remedies = [*_fixes(analysis), *_next(analysis)]
-        return VerdictText(BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom, confidence)
+        return VerdictText(
+            BOTTLENECK, title, _figures(analysis), evidence, remedies, headroom or _none(verdict), confidence
+        )
     if verdict.cause not in HEALTHY_CAUSES:  # what limits the job's own work is not known
         title = f"no loss reaches 10% of {time_name(analysis)}{_largest_loss(analysis)}"
         return VerdictText(NO_BOTTLENECK, title, [], "", [], headroom, confidence)
-    headroom = headroom or [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
+    headroom = headroom or _other_headroom(analysis)
     title = f"{_own_work(analysis)}{_largest_loss(analysis)}"
     return VerdictText(NO_BOTTLENECK, title, [], evidence, [], headroom, confidence)
 
@@ -245,9 +255,42 @@ def _next(analysis: Analysis) -> list[tuple[str, str]]:
     return [("Next", f"{title}{reasons}: {following.share:.1%} of {time_name(analysis)}{per_step}")]
 
 
-def _headroom(headroom: Headroom) -> str:
-    words = f"about {headroom.step_ms:,.1f} ms per step{_faster(headroom.speedup)} ({headroom.basis})"
-    return f"{action_words(headroom.action)}: {words}"
+def _headroom(analysis: Analysis, headroom: Headroom, place: int) -> str:
+    """A known change with the step after it, why, and the step after it and those before it."""
+    step = f"about {headroom.step_ms:,.1f}"
+    if headroom.interval_ms is not None:
+        step = f"{headroom.interval_ms[0]:,.1f} to {headroom.interval_ms[1]:,.1f}"
+    error = "" if headroom.error is None else f", error {_error_words(headroom.error)}"
+    words = f"{step} ms per step{_faster(headroom.speedup)} ({headroom.basis}{error})"
+    why = f"; {headroom.why}" if headroom.why else ""
+    together = headroom.together_ms
+    all_words = f"; {together:,.1f} ms with {_those_before(place)}" if place and together is not None else ""
+    instead = "; gains nothing after those above" if place and together is None and _is_ordered(analysis) else ""
+    return f"{action_words(headroom.action)}: {words}{all_words}{instead}{why}"
+
+
+def _those_before(place: int) -> str:
+    return "the one above" if place == 1 else f"the {place} above"
+
+
+def _is_ordered(analysis: Analysis) -> bool:
+    """Whether the steps after several changes are modelled; older documents lack them."""
+    return any(headroom.together_ms is not None for headroom in analysis.verdict.headroom)
+
+
+def _other_headroom(analysis: Analysis) -> list[str]:
+    """What stands where no change is modelled to save much."""
+    verdict = analysis.verdict
+    return _none(verdict) or [f"{action_words(action)} (gain not modelled)" for action in verdict.actions]
+
+
+def _none(verdict: Verdict) -> list[str]:
+    """What is said where changes were modelled and none saves much."""
+    if verdict.headroom_threshold is None:
+        return []
+    if verdict.bottleneck and verdict.cause is Cause.HOST_BOUND:
+        return ["none in the kernels while the CPU is the limit"]
+    return [f"none above {verdict.headroom_threshold:.0%} in the changes that are modelled"]
 
 
 def confidence_word(confidence: float) -> str:

@@ -28,7 +28,8 @@ class ProfilerState(Enum):
 
 
 LIGHT_APART = 7
-"""Steps from the end of a light capture to the full one: its trace is written in them, and the full one is prepared."""
+"""Fewest steps from the end of a light capture to the full one: its trace is written in them, and the full one is
+prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,23 @@ class Schedule:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}", where="schedule")
-        before = self.warmup + (self.light + LIGHT_APART if self.light else 0)
+        before = self.warmup + (self.light + self._apart if self.light else 0)
+        light = f"{self.light} of a light capture, {self._apart} after it" if self.light else ""
         if self.first < before:
-            light = f"{counted(self.light, 'step')} of a light capture and " if self.light else ""
+            steps = (
+                f"{counted(before, 'step comes', 'steps come')} before it ({self.warmup} to warm up, {light})"
+                if light
+                else f"{counted(before, 'warm-up step comes', 'warm-up steps come')} before it"
+            )
             raise UsageError(
-                f"the first profiled step is {self.first}, but {light}"
-                f"{counted(before - self.light, 'warm-up step comes', 'warm-up steps come')} before it",
+                f"the first profiled step is {self.first}, but {steps}",
                 where="schedule",
                 what_next=f"give first={before} or more",
             )
         if self.period is not None and self.period < before + self.active:
             raise UsageError(
-                f"{before} warm-up and {counted(self.active, 'profiled step')} do "
-                f"not fit into every {counted(self.period, 'step')}",
+                f"{self.warmup} warm-up{f' steps, {light},' if light else ''} and "
+                f"{counted(self.active, 'profiled step')} do not fit into every {counted(self.period, 'step')}",
                 where="schedule",
                 what_next=f"capture every {before + self.active} steps or less often",
             )
@@ -108,8 +113,13 @@ class Schedule:
         """Steps of the capture that begins with this one."""
         return self.light if self.is_light(start) else self.active
 
+    @property
+    def _apart(self) -> int:
+        """Steps from the end of a light capture to the full one."""
+        return max(LIGHT_APART, self.warmup)
+
     def _light_before(self, start: int) -> int:
-        return start - LIGHT_APART - self.light
+        return start - self._apart - self.light
 
     def missed_by(self, num_steps: int) -> str | None:
         """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was profiled."""
@@ -131,17 +141,13 @@ class Schedule:
 DEFAULT_SCHEDULE = Schedule()
 """Without a GPU: three steps to settle, one to warm up, three captured, once: a short run ends with a capture."""
 
-DEFAULT_GPU_SCHEDULE = Schedule(first=24)
+DEFAULT_GPU_SCHEDULE = Schedule(first=24, light=5)
 """On a GPU: by then the launch queue is full, and enough steps have run that no profiler slowed."""
 
-LIGHT_STEPS = 5
 
-
-def default_schedule(*, on_gpu: bool, world_size: int) -> Schedule:
-    """The schedule of a training that names none; on the GPU of a job of one rank with a light capture."""
-    if not on_gpu:
-        return DEFAULT_SCHEDULE
-    return replace(DEFAULT_GPU_SCHEDULE, light=LIGHT_STEPS) if world_size == 1 else DEFAULT_GPU_SCHEDULE
+def default_schedule(*, on_gpu: bool) -> Schedule:
+    """The schedule of a training that names none; on a GPU with a light capture before the full one."""
+    return DEFAULT_GPU_SCHEDULE if on_gpu else DEFAULT_SCHEDULE
 
 
 def every(n: int, warmup: int = 1, active: int = 3, *, first: int | None = None, repeat: int | None = None) -> Schedule:

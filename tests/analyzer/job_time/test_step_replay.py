@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.job_time.recorded_losses import weighted_mean
 from stepscope.analyzer.job_time.steps import HostLoss, job_steps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
-from stepscope.core.documents.run_directory import LoaderSettings
+from stepscope.core.documents.training_settings import LoaderSettings
 from tests.analyzer.job_time.records import MS, rank_steps
 from tests.analyzer.job_time.simulated_jobs import PREFETCH, Rank, period_ms, simulated
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.labelled_runs.job import Fault, Job
+from benchmarks.labelled_runs.job import Change, Fault, Job
 from benchmarks.labelled_runs.measurement import BareSteps, truth
 
 _LOADER = Fault("loader", ("data_loading",), ("starved",))
@@ -39,3 +39,23 @@ def test_faults_that_hide_each_other_are_no_healthy_job() -> None:
     entry = _truth((_LOADER, _SAVES), loader_saves=100.0, loader=98.0, saves=92.0, none=65.0)
     assert (entry["cause"], entry["bottleneck"]) == (["data_loading", "checkpoint"], None)
     assert "compute_bound" in _truth((_LOADER,), loader=100.0, none=91.0)["cause"]
+
+
+def test_the_changes_of_a_job_are_measured_for_its_samples() -> None:
+    changes = (Change("sdpa", 'attn_implementation="sdpa"', "sdpa"), Change("batch", "batch x 4", "batch", samples=4))
+    job = Job("job", "a job", lambda _: NotImplemented, changes=changes, is_tuned=True)
+    bare = {
+        frozenset[str](): BareSteps([100.0, 100.0], 60.0),
+        frozenset({"sdpa"}): BareSteps([40.0, 40.0], 30.0),
+        frozenset({"batch"}): BareSteps([320.0, 320.0], 60.0),
+    }
+    entry = truth(job, bare)
+    assert [(one["step_ms"], one["gain"]) for one in entry["headroom"].values()] == [(40.0, 0.6), (80.0, 0.2)]
+    assert (entry["headroom_ms"], entry["bottleneck"], entry["is_tuned"]) == (40.0, False, True)
+
+
+def test_a_host_that_is_near_leaves_the_bottleneck_open() -> None:
+    job = Job("job", "a job", lambda _: NotImplemented, changes=(Change("sdpa", "sdpa", "sdpa"),))
+    entry = truth(job, {frozenset[str](): BareSteps([100.0], 90.0), frozenset({"sdpa"}): BareSteps([80.0], 70.0)})
+    assert entry["bottleneck"] is None
+    assert "host_bound" in entry["cause"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.labelled_runs.score import checks_of
-from stepscope.core.documents.analysis import NextCause, PredictedFix, SecondaryCause, Verdict
+from stepscope.core.documents.analysis import Headroom, NextCause, PredictedFix, SecondaryCause, Verdict
 from stepscope.core.vocabulary import Cause, Reason
 
 _FIX = PredictedFix("more workers", 60.0, 1.7, 0.1, "telemetry")
@@ -99,3 +99,43 @@ def test_the_fault_that_is_named_first_is_judged_by_its_own_truth() -> None:
     )
     assert not _wrong(verdict, cause=["data_loading", "checkpoint"], pair=_pair(0.42, 0.38))
     assert _wrong(verdict, cause=["data_loading"], pair=_pair(0.42, 0.2)) >= {"cause", "pair"}
+
+
+_CHANGES: dict[str, Any] = {
+    "tf32": {"action": "tf32", "advice": "tf32|matmul_precision", "step_ms": 40.0, "gain": 0.6, "is_batch": False},
+    "bf16": {"action": "autocast", "advice": "autocast", "step_ms": 30.0, "gain": 0.7, "is_batch": False},
+    "batch": {"action": "batch size", "advice": "batch", "step_ms": 98.0, "gain": 0.02, "is_batch": True},
+}
+
+
+def _wrong_headroom(*headroom: Headroom, is_tuned: bool = False, main: str = "tf32") -> set[str]:
+    healthy = replace(_VERDICT, cause=Cause.COMPUTE_BOUND, bottleneck=False, headroom=list(headroom))
+    changes = {main: _CHANGES[main]} | _CHANGES
+    truth = {"cause": ["compute_bound"], "reasons": [], "bottleneck": False, "bare_ms": 100.0, "headroom": changes}
+    checks = checks_of(healthy, truth | {"is_tuned": is_tuned}, 0.2)
+    return {check for check, wrong in checks.items() if wrong is not None}
+
+
+def test_the_first_action_of_headroom_is_the_change_or_a_better_one() -> None:
+    tf32 = Headroom('torch.set_float32_matmul_precision("high")', 45.0, 2.2)
+    autocast = Headroom("torch.autocast(...)", 33.0, 3.0)
+    assert _wrong_headroom(tf32, autocast) == _wrong_headroom(autocast) == set()
+    assert _wrong_headroom(tf32, main="bf16") == {"action", "gain", "saving"}
+    assert _wrong_headroom(Headroom("batch_size=64", 95.0, 1.05), tf32) == {"action", "gain", "saving"}
+    assert _wrong_headroom() == {"action", "gain", "saving"}
+
+
+def test_the_step_of_a_change_is_judged_and_its_saving() -> None:
+    assert _wrong_headroom(replace(_TF32, step_ms=49.0)) == {"gain"}
+    assert _wrong_headroom(replace(_TF32, step_ms=60.0)) == {"gain", "saving"}
+    assert _wrong_headroom(replace(_TF32, step_ms=20.0)) == {"gain", "saving", "excess"}
+
+
+def test_a_tuned_job_is_promised_no_more_than_was_measured() -> None:
+    assert _wrong_headroom(Headroom("batch_size=64", 95.0, 1.05), is_tuned=True) == set()
+    assert _wrong_headroom(Headroom("batch_size=64", 80.0, 1.25), is_tuned=True) == {"excess"}
+    assert _wrong_headroom(Headroom("torch.compile(model)", 80.0, 1.25), is_tuned=True) == {"excess"}
+    assert _wrong_headroom(_TF32, Headroom("torch.compile(model)", 80.0, 1.25)) == set()
+
+
+_TF32 = Headroom('torch.set_float32_matmul_precision("high")', 40.0, 2.5)

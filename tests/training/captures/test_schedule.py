@@ -43,10 +43,9 @@ def test_default_captures_steps_four_to_six_after_one_warm_up() -> None:
     )
 
 
-def test_on_a_gpu_the_default_captures_later_and_one_rank_first_a_light_one() -> None:
-    assert default_schedule(on_gpu=False, world_size=1) is DEFAULT_SCHEDULE
-    assert default_schedule(on_gpu=True, world_size=8) == Schedule(first=24)
-    light = default_schedule(on_gpu=True, world_size=1)
+def test_on_a_gpu_the_default_captures_later_and_first_a_light_one() -> None:
+    assert default_schedule(on_gpu=False) is DEFAULT_SCHEDULE
+    light = default_schedule(on_gpu=True)
     assert [light.capture_from(step) for step in (0, 17)] == [12, 24]
     assert [light.num_steps(start) for start in (12, 24)] == [5, 3]
 
@@ -70,8 +69,19 @@ def test_a_light_capture_comes_before_each_full_one_and_apart_from_it() -> None:
     assert active == [*range(12, 17), *range(24, 27), *range(62, 67), *range(74, 77)]
     assert schedule.counted_from(100).is_light(112)
     assert once(wait=23, light=5) == Schedule(first=24, light=5)
-    with pytest.raises(UsageError, match="5 steps of a light capture and 8 warm-up steps come before it"):
+    with pytest.raises(UsageError, match=r"13 steps come before it \(1 to warm up, 5 of a light capture, 7 after it\)"):
         once(wait=10, light=5)
+
+
+@pytest.mark.parametrize(("warmup", "light_from"), [(1, 11), (7, 17), (12, 17)])
+def test_both_captures_have_all_their_warm_up_steps(warmup: int, light_from: int) -> None:
+    schedule = once(wait=light_from + 3 + max(7, warmup) - warmup, warmup=warmup, light=3)
+    states = [schedule.state(step) for step in range(schedule.first)]
+    full_from = schedule.first
+    assert states[light_from - warmup : light_from] == [ProfilerState.WARMUP] * warmup
+    assert states[full_from - warmup : full_from] == [ProfilerState.WARMUP] * warmup
+    assert states.count(ProfilerState.WARMUP) == 2 * warmup
+    assert states.count(ProfilerState.ACTIVE) == 3
 
 
 @given(schedules(), st.integers(0, 200))

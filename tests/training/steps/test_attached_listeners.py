@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
     ("owner", "name", "missing"),
     [
         ("torch.amp.GradScaler", "_check_scale_growth_tracker", ["loss scale"]),
-        ("torch.compiler", "is_compiling", ["evaluations", "norm of clipped gradients"]),
+        ("torch.compiler", "is_compiling", ["evaluations", "norm of clipped gradients", "settings inside of steps"]),
     ],
 )
 def test_what_torch_lacks_costs_what_needs_it_and_nothing_else(

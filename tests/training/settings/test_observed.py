@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.documents.run_directory import LoaderSettings, ModelSettings, OptimizerSettings, TrainingSettings
+from stepscope.core.documents.training_settings import (
+    LoaderSettings,
+    ModelSettings,
+    OptimizerSettings,
+    TrainingSettings,
+)
 from stepscope.training.memory.owners import MemoryOwners
-from stepscope.training.run.settings import ObservedSettings, relevant_environment
+from stepscope.training.settings.environment import relevant_environment
+from stepscope.training.settings.observed import ObservedSettings
 
 torch = pytest.importorskip("torch")
 _MOST_SECONDS = 0.02
@@ -90,7 +96,7 @@ def test_two_ways_to_set_tf32_at_once_are_unknown(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_torch_the_rest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.training.run.settings.sys.modules", {})
+    monkeypatch.setattr("stepscope.training.settings.observed.sys.modules", {})
     settings = _read()
     assert (settings.anomaly_mode, settings.num_threads, settings.autocast) == (None, None, {})
     assert settings.gc_enabled is True
@@ -167,12 +173,30 @@ def test_loaders_are_known_once_they_gave_a_batch() -> None:
         observed.loader_gave(training, learns=learns)
     observed.loader_gave(iter(_loader()), learns=False)
     observed.loader_gave(object(), learns=True)
-    two = LoaderSettings(True, 2, False, True, 3)
+    known: dict[str, Any] = {"kind": "map", "dataset": "Tensor", "in_memory": True, "batch_size": 2}
     assert observed.read().loaders == [
-        two,
-        LoaderSettings(False, 2, False, True, 3),
-        LoaderSettings(False, 0, False, False, None),
+        LoaderSettings(True, 2, False, True, 3, **known),
+        LoaderSettings(False, 2, False, True, 3, **known),
+        LoaderSettings(False, 0, False, False, None, **known),
     ]
+
+
+def test_a_dataset_that_may_do_anything_is_not_in_memory() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[Any]:
+            return iter([1, 2])
+
+    observed = ObservedSettings(MemoryOwners())
+    observed.loader_gave(iter(torch.utils.data.DataLoader(Stream(), batch_size=None)), learns=True)
+    [loader] = observed.read().loaders
+    assert (loader.kind, loader.dataset, loader.in_memory, loader.batch_size) == ("iterable", "Stream", None, None)
+
+
+def test_what_is_no_data_loader_is_known_by_its_class() -> None:
+    observed = ObservedSettings(MemoryOwners())
+    for iterable in (_loader(), [1, 2], iter([3]), [4]):
+        observed.iterable_given(iterable)
+    assert observed.read().iterables == ["list", "list_iterator"]
 
 
 def test_the_manifest_has_the_settings_of_the_start_and_then_those_of_the_end(tmp_path: Path) -> None:
@@ -190,4 +214,5 @@ def test_the_manifest_has_the_settings_of_the_start_and_then_those_of_the_end(tm
     settings = _settings_in(tmp_path / "r")
     assert settings["anomaly_mode"] is True
     assert [(loader["trains"], loader["num_workers"]) for loader in settings["loaders"]] == [(True, 0), (False, 1)]
-    assert settings["models"] == [{"name": "Linear", "parameter_types": ["float32"], "memory_format": None}]
+    [known] = settings["models"]
+    assert (known["name"], known["parameter_types"], known["memory_format"]) == ("Linear", ["float32"], None)

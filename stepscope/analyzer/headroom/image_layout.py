@@ -1,0 +1,106 @@
+"""Headroom of channels last: convolutions on tensor cores read images with the channels last in memory.
+
+With the channels first each convolution changes the layout before and after; with the channels last those copies go,
+and norms and pooling run on the other layout too.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from stepscope.analyzer.headroom.changes import Changed, JobFacts
+from stepscope.analyzer.headroom.matrix_work import convolutions, present_dtype
+from stepscope.analyzer.headroom.step_kernels import StepKernels
+from stepscope.analyzer.headroom.step_model import NO_TIME, Span, StepModel
+from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.core.vocabulary import Change
+from stepscope.trace.columns import IntColumn
+
+_CHANGES_LAYOUT = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|convert_layout", re.IGNORECASE)
+_IMAGE_PASSES = {
+    "aten::native_batch_norm": ("batch_norm", "forward"),
+    "aten::cudnn_batch_norm": ("batch_norm", "forward"),
+    "aten::_native_batch_norm_legit": ("batch_norm", "forward"),
+    "aten::native_batch_norm_backward": ("batch_norm", "backward"),
+    "aten::cudnn_batch_norm_backward": ("batch_norm", "backward"),
+    "aten::native_group_norm": ("group_norm", "forward"),
+    "aten::native_group_norm_backward": ("group_norm", "backward"),
+    "aten::max_pool2d_with_indices": ("max_pool", "forward"),
+    "aten::max_pool2d_with_indices_backward": ("max_pool", "backward"),
+}
+_TYPES = {"c10::BFloat16": "bfloat16", "c10::Half": "bfloat16", "float": "float32"}
+
+
+def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
+    """The step with all images in channels-last format, where convolutions change the layout now."""
+    kernels, rates = step.kernels, step.rates
+    if kernels is None or rates is None:
+        return None
+    new: dict[int, Span] = {}
+    transposes_ns = 0.0
+    for one in convolutions(step):
+        if one.dtype not in {"bfloat16", "float16", "tfloat32"}:
+            continue
+        now_ns = float(step.most_ns[one.kernels].sum())
+        last, first = (one.time_ns(rates, one.dtype, layout) for layout in ("nhwc", "nchw"))
+        if last is None or first is None:
+            continue
+        transposes = [int(at) for at in one.kernels if _CHANGES_LAYOUT.search(kernels.names[int(kernels.name[at])])]
+        transposes_ns += float(step.most_ns[transposes].sum())
+        after = Span(*sorted(min(time, now_ns) for time in (last, now_ns * last / first)))
+        new |= dict.fromkeys(map(int, one.kernels), NO_TIME)
+        new[int(one.kernels[np.argmax(step.most_ns[one.kernels])])] = after
+    if not transposes_ns and Change.AUTOCAST not in step.done:
+        return None
+    for places in kernels.works():
+        ratio = _ratio(step, kernels, places)
+        if ratio is not None:
+            new |= {int(at): Span(step.least_ns[at] * ratio, step.most_ns[at] * ratio) for at in places}
+    new |= _copies(step, kernels)
+    if not new:
+        return None
+    why = f"{transposes_ns / 1e6:,.1f} ms per step in kernels that only change the layout of images"
+    return Changed(step.after(Change.CHANNELS_LAST, new), why, rates.error)
+
+
+def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | None:
+    """Ratio of the times of a norm or pooling with the channels last and first."""
+    at = int(places[0])
+    found, call = _IMAGE_PASSES.get(kernels.operator_of(at)), kernels.call_of(at)
+    if found is None or call is None or step.rates is None or not kernels.is_of(*_PASS_FAMILIES)[places].any():
+        return None
+    images = [
+        (dims, _TYPES[kind]) for dims, kind in zip(call.dims, call.types, strict=False) if dims and kind in _TYPES
+    ]
+    images = [(dims, dtype) for dims, dtype in images if len(dims) == 4]
+    if not images:
+        return None
+    dims, dtype = images[0]
+    dtype = present_dtype(step, dtype)
+    times = [step.rates.image_pass_ns(found[0], dtype, layout, found[1], dims) for layout in ("nhwc", "nchw")]
+    return None if times[0] is None or times[1] is None else times[0] / times[1]
+
+
+def _copies(step: StepModel, kernels: StepKernels) -> dict[int, Span]:
+    """Copies of images into another layout, as norms over channels make them: those of one type go."""
+    new = {}
+    for at in np.flatnonzero(kernels.is_of(Family.COPY_LIKE) & step.is_there).tolist():
+        call = kernels.call_of(at)
+        if call is None or kernels.operator_of(at) != "aten::copy_" or step.rates is None:
+            continue
+        dims, types = call.tensor(0), call.types
+        if not dims or len(dims) != 4 or min(dims[1:]) == 1 or np.isnan(kernels.num_bytes[at]):
+            continue
+        plain_ns = step.rates.elementwise_ns(float(kernels.num_bytes[at]))
+        if plain_ns > _TRANSPOSING * step.most_ns[at]:  # as fast as a copy without another order
+            continue
+        new[at] = NO_TIME if types[0] == types[1] else Span(plain_ns, plain_ns)
+    return new
+
+
+_TRANSPOSING = 0.6
+"""Share of a copy's time that one in order would take, below which it changes the order."""
+
+_PASS_FAMILIES = (Family.NORMALIZATION, Family.REDUCTION)
