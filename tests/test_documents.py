@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES
+from stepscope.analyzer.blame.advice import Advice
+from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, templates_of
 from stepscope.core.text import wording
 from stepscope.core.text.verdict import BOTTLENECK
 from stepscope.core.vocabulary import Cause
@@ -69,7 +70,10 @@ def test_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
     categories = {re.split(r"\s{2,}", line.strip())[0] for line in rows[: rows.index("")]}
     assert categories
     assert categories <= titles
-    remedies = {*REMEDIES.values(), *(one for several in ACTIONS.values() for one in several)}
-    assert any(f"Fix       {wording.action_words(remedy)}: about " in text for remedy in remedies)
+    remedies = {template for entry in (*REMEDIES.values(), *ACTIONS.values()) for template in templates_of(entry)}
+    written = [
+        wording.action_words(remedy.format_map(Advice(on_cpu=True, micro_batches=2).options)) for remedy in remedies
+    ]
+    assert any(f"Fix       {remedy}: about " in text for remedy in written)
     assert "Confidence " in text
     assert not re.search(r"\de[+-]\d", text)

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyzer.what_if.light_replay import LightCapture, Removal
+from stepscope.analyzer.what_if.light_capture import LightCapture
+from stepscope.analyzer.what_if.light_replay import LightReplay, Removal
 from stepscope.trace.reading import read_ranks
 
 _UNSETTLED = 5
@@ -29,7 +30,7 @@ def replayed(folder: Path, name: str, truth: dict[str, Any]) -> dict[str, float]
     ends = np.array(truth["step_ends_ns"])
     first, stop = truth["first_captured"], truth["capture_ended_in"]
     (trace,) = read_ranks(folder / f"{name}.json.gz")
-    capture = LightCapture(trace, ends[first:stop].tolist())
+    capture = LightReplay([LightCapture(trace, ends[first:stop].tolist())])
     unprofiled = np.diff(ends)[_UNSETTLED - 1 : first - 2] / 1e6
     neighbours_ms = truth.get("neighbours_ms") or float(unprofiled[-_NEIGHBOURS:].mean())
     fit = capture.calibrated(neighbours_ms)

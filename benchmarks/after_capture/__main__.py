@@ -1,6 +1,6 @@
 """Step time after a capture over that before it, of models that the host or the GPU bounds.
 
-    python -m benchmarks.after_capture [MODEL...] [--captures 20] [--minutes 7.5] [--out FILE]
+    python -m benchmarks.after_capture [MODEL...] [--beside-others MODEL...] [--captures 20] [--minutes N] [--out FILE]
 
 needs a GPU; `--device cpu --tiny` proves that the code runs. All processes are started together and build their models;
 then they are measured one model after another. Each line of FILE is one model, or what failed.
@@ -23,16 +23,17 @@ from benchmarks.after_capture.process import TrainingProcess, serve
 _BUILD_SECONDS = 150.0
 _MOST_SECONDS = 45.0
 """A model may take; more would measure the same once more."""
-_BESIDE_OTHERS = ("perceptron", "llama")
 
 
-def measure(models: list[str], place: Place, num_captures: int, minutes: float, out: Path | None) -> int:
+def measure(
+    models: list[str], beside: list[str], place: Place, num_captures: int, minutes: float, out: Path | None
+) -> int:
     """Measure models one after another, a JSON line each; returns how many failed."""
     until = time.monotonic() + 60.0 * minutes
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    cases = [(model, False) for model in models] + [(model, True) for model in _BESIDE_OTHERS if model in models]
+    cases = [(model, False) for model in models] + [(model, True) for model in beside]
     started = [(model, is_beside, [TrainingProcess(model, place) for _ in range(2)]) for model, is_beside in cases]
     failed: dict[int, str] = {}
     for number, (_, _, processes) in enumerate(started):
@@ -69,6 +70,7 @@ def measure(models: list[str], place: Place, num_captures: int, minutes: float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"by default all: {', '.join(MODELS)}")
+    parser.add_argument("--beside-others", nargs="*", default=[], help="models whose processes others profile too")
     parser.add_argument("--captures", type=int, default=20, help="to survive in a row; 0 for none")
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--out", type=Path, help="file to append one JSON line a model to")
@@ -80,7 +82,8 @@ def main() -> None:
     if options.serve:
         serve(options.models[0], place)
         return
-    num_failed = measure(options.models or list(MODELS), place, options.captures, options.minutes, options.out)
+    models = options.models or ([] if options.beside_others else list(MODELS))
+    num_failed = measure(models, options.beside_others, place, options.captures, options.minutes, options.out)
     sys.exit(1 if num_failed else 0)
 
 

@@ -24,27 +24,38 @@ _STATE_ROUNDS = 3
 _RESAMPLES = 2_000
 
 
+class Block(NamedTuple):
+    """Steps of a process, ms: by the clock, and CPU time of all its threads, without their waits for a core."""
+
+    wall: float
+    cpu: float
+
+
 class Round(NamedTuple):
-    """Steps of the process with captures and the one without, before and after the pause, ms."""
+    """Steps of the process with captures and the one without, before and after the pause."""
 
-    before: float
-    control_before: float
-    after: float
-    control_after: float
+    before: Block
+    control_before: Block
+    after: Block
+    control_after: Block
 
-    @property
-    def own(self) -> float:
-        """After over before."""
-        return self.after / self.before
 
-    @property
-    def control(self) -> float:
-        return self.control_after / self.control_before
+class Ratios(NamedTuple):
+    """Ratios of a round by one of the clocks: after over before, of each process, and the first over the second."""
+
+    own: float
+    control: float
+    level_before: float
+    level_after: float
 
     @property
     def relative(self) -> float:
-        """After over before, over the same of the process without a capture."""
         return self.own / self.control
+
+    @classmethod
+    def of(cls, one: Round, clock: str) -> Ratios:
+        before, control_before, after, control_after = (getattr(block, clock) for block in one)
+        return cls(after / before, control_after / control_before, before / control_before, after / control_after)
 
 
 class Pair:
@@ -58,8 +69,8 @@ class Pair:
         self.subject, self.control = subject, control
         self.traces: list[int] = []
 
-    def blocks(self) -> tuple[float, float]:
-        return self.subject.ask("block"), self.control.ask("block")
+    def blocks(self) -> tuple[Block, Block]:
+        return Block(*self.subject.ask("block")), Block(*self.control.ask("block"))
 
     def round(self, act: str) -> Round:
         """One round in which the process with captures does this in its pause.
@@ -73,10 +84,9 @@ class Pair:
         self.control.ask("pause")
         return Round(*before, *self.blocks())
 
-    def level(self) -> list[float]:
-        """Ratios of the two processes' steps, of some blocks by turns."""
-        pairs = [self.blocks() for _ in range(_STATE_ROUNDS)]
-        return [own / other for own, other in pairs]
+    def levels(self) -> list[tuple[Block, Block]]:
+        """Blocks of the two processes by turns."""
+        return [self.blocks() for _ in range(_STATE_ROUNDS)]
 
 
 def with_error(values: Sequence[float]) -> dict[str, float]:
@@ -111,33 +121,50 @@ def compare(model: str, pair: Pair, seconds: float, num_captures: int) -> dict[s
     )
     plain += [pair.round("pause") for _ in range(num_plain - len(plain))]
     captured = [pair.round("capture") for _ in range(num_captured)]
-    before = [level for one in plain for level in (one.before / one.control_before, one.after / one.control_after)]
-    before.append(captured[0].before / captured[0].control_before)
-    after = [one.after / one.control_after for one in captured]
-    after += [one.before / one.control_before for one in captured[1:]]
     result = {
         "model": model,
         "bounded_by": MODELS[model].kind,
-        "step_ms": round(statistics.median(one.control_before for one in (*plain, *captured)), 3),
-        "a_to_a": with_error([one.own for one in plain] + [one.control for one in (*plain, *captured)]),
-        "a_to_a_relative": with_error([one.relative for one in plain]),
-        "first_capture": round(captured[0].relative, 4),
-        "each_capture": with_error([one.relative for one in captured]),
-        "each_capture_alone": with_error([one.own for one in captured]),
-        "all_captures": _over(after, before),
-        "halves_before": _over(before[len(before) // 2 :], before[: len(before) // 2]),
-        "rounds": [[round(value, 4) for value in one] for one in (*plain, *captured)],
+        "step_ms": round(statistics.median(one.control_before.wall for one in (*plain, *captured)), 3),
+        "wall": _compared(plain, captured, "wall"),
+        "cpu": _compared(plain, captured, "cpu"),
         "num_plain": len(plain),
         "traces": pair.traces,
     }
+    base = [blocks for one in plain for blocks in ((one.before, one.control_before), (one.after, one.control_after))]
     if num_captures:
         endured = pair.subject.ask(f"endure {num_captures}", 120.0)
         result |= {"endured": endured["traces"], "costs": endured["costs"]}
         result["requested"] = pair.subject.ask("request 2", 60.0)
-        result["after_all"] = _over(pair.level(), before)
-        result["attached_traces"] = pair.subject.ask("attached")
-        result["attached"] = _over(pair.level(), before)
-    return result
+    result["after_all"] = _levels_over(pair.levels(), base)
+    result["attached_traces"] = pair.subject.ask("attached")
+    result["attached"] = _levels_over(pair.levels(), base)
+    return result | {"rounds": [[round(value, 4) for block in one for value in block] for one in (*plain, *captured)]}
+
+
+def _compared(plain: Sequence[Round], captured: Sequence[Round], clock: str) -> dict[str, Any]:
+    without, having = ([Ratios.of(one, clock) for one in part] for part in (plain, captured))
+    before = [level for one in without for level in (one.level_before, one.level_after)] + [having[0].level_before]
+    after = [one.level_after for one in having] + [one.level_before for one in having[1:]]
+    return {
+        "a_to_a": with_error([one.own for one in without] + [one.control for one in (*without, *having)]),
+        "a_to_a_relative": with_error([one.relative for one in without]),
+        "first_capture": round(having[0].relative, 4),
+        "each_capture": with_error([one.relative for one in having]),
+        "each_capture_alone": with_error([one.own for one in having]),
+        "all_captures": _over(after, before),
+        "halves_before": _over(before[len(before) // 2 :], before[: len(before) // 2]),
+    }
+
+
+def _levels_over(
+    after: Sequence[tuple[Block, Block]], before: Sequence[tuple[Block, Block]]
+) -> dict[str, dict[str, float]]:
+    """By clock: steps over those of the process without captures, after over before."""
+    ratios = {
+        clock: [[getattr(own, clock) / getattr(other, clock) for own, other in part] for part in (after, before)]
+        for clock in Block._fields
+    }
+    return {clock: _over(*parts) for clock, parts in ratios.items()}
 
 
 OTHERS = ("user", "capture", "user", "aside", "capture")
@@ -146,9 +173,9 @@ OTHERS = ("user", "capture", "user", "aside", "capture")
 
 def beside_others(model: str, pair: Pair) -> dict[str, Any]:
     """Levels after each act over that before any profiler: the user's leave CUPTI attached, ours detach it."""
-    before = pair.level() + pair.level()
+    before = pair.levels() + pair.levels()
     acts = []
     for act in OTHERS:
         traces = pair.subject.ask(act)
-        acts.append({"act": act, "traces": traces} | _over(pair.level(), before))
+        acts.append({"act": act, "traces": traces} | _levels_over(pair.levels(), before))
     return {"model": model, "beside_others": acts}

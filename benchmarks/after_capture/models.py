@@ -159,10 +159,11 @@ MODELS: dict[str, Model] = {
     "llama": Model("host", lambda place: _transformer(place, "llama", 6)),
     "gpt2_compiled": Model("host, compiled", lambda place: _transformer(place, "gpt2", 6, "default")),
     "sage": Model("host", _graph_network),
-    "convnext": Model("GPU", lambda place: _image_model(place, "convnext_tiny", 64)),
+    "convnext": Model("host", lambda place: _image_model(place, "convnext_tiny", 64)),
     "bert": Model("host", lambda place: _transformer(place, "bert", 6)),
-    "vit": Model("GPU", lambda place: _image_model(place, "vit_small_patch16_224", 96, depth=8)),
-    "resnet": Model("GPU", lambda place: _image_model(place, "resnet34", 128)),
+    "vit": Model("host", lambda place: _image_model(place, "vit_small_patch16_224", 96, depth=8)),
+    "resnet": Model("GPU", lambda place: _image_model(place, "resnet34", 512)),
+    "convnext_large_batch": Model("GPU", lambda place: _image_model(place, "convnext_tiny", 256)),
     "wide_perceptron": Model("GPU", _wide_perceptron),
 }
 """The most telling first: a measurement may run out of time."""

@@ -2,7 +2,7 @@
 
 | command | does | answers |
 | --- | --- | --- |
-| block | trains 50 steps | ms a step |
+| block | trains 50 steps | ms a step, and ms of CPU time of all threads |
 | pause | trains as `capture` does, profiled, without a capture | nothing |
 | capture | trains under `stepscope.profile`, which takes its light and its full capture | traces with kernels |
 | attached | the same, after which CUPTI stays attached, torch's default | traces with kernels |
@@ -60,12 +60,13 @@ class _Trainer:
             self._step()
             after_each()
 
-    def block(self) -> float:
+    def block(self) -> tuple[float, float]:
         self.synchronize()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         self.train(BLOCK_STEPS)
+        cpu = time.process_time() - began_cpu  # the wait below spins
         self.synchronize()
-        return (time.perf_counter() - began) / BLOCK_STEPS * 1e3
+        return (time.perf_counter() - began) / BLOCK_STEPS * 1e3, cpu / BLOCK_STEPS * 1e3
 
     def pause(self) -> None:
         import stepscope

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -19,11 +20,13 @@ class Arm:
     """A model in training, and what is set for its process while it trains.
 
     Attributes:
+        learn: one step on a batch; None: forward, backward and update of the model.
         products: of float32 matrices, as `torch.set_float32_matmul_precision` names them.
         picks_fastest: cuDNN measures its kernels.
     """
 
     model: Model
+    learn: Callable[[Any], object] | None = None
     products: str = "highest"
     picks_fastest: bool = False
 
@@ -56,9 +59,10 @@ class Arms:
         if change not in self._arms:
             self._arms[change] = self._build(change)
         arm = self._arms[change]
+        learn = arm.learn or arm.model.learn
         with arm.settings():
             for batch in clock.data(arm.model.source.loader(num_steps)):
-                arm.model.learn(batch)
+                learn(batch)
                 clock.step()
 
     def drop_changes(self) -> None:

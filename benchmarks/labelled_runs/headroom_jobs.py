@@ -54,12 +54,12 @@ _COMPILER = ("torch._inductor.compile_fx",)
 
 def _in_precision(model: Model, change: str | None) -> Arm:
     """Float32 without tensor cores, or with a change of precision."""
-    return Arm(under_autocast(model) if change == "bf16" else model, "high" if change == "tf32" else "highest")
+    return Arm(under_autocast(model) if change == "bf16" else model, products="high" if change == "tf32" else "highest")
 
 
 def _tensor_cores(model: Model, change: str | None) -> Arm:
     """Float32 with TF32, or under autocast."""
-    return Arm(under_autocast(model) if change == "bf16" else model, "high")
+    return Arm(under_autocast(model) if change == "bf16" else model, products="high")
 
 
 def _llama_fp32(bench: Bench, change: str | None) -> Arm:
@@ -135,7 +135,7 @@ def _layout(change: str | None) -> torch.memory_format:
 def _convolutions(bench: Bench, name: str, batch: int, change: str | None, **sizes: Any) -> Arm:
     """A classifier in float32 under autocast, whose images are NCHW."""
     model = image_model(bench, name, batch, weights=_FULL, layout=_layout(change), **sizes)
-    return Arm(under_autocast(model), "high")
+    return Arm(under_autocast(model), products="high")
 
 
 def _resnet_nchw(bench: Bench, change: str | None) -> Arm:
@@ -151,12 +151,12 @@ def _efficientnet_nchw(bench: Bench, change: str | None) -> Arm:
 
 
 def _unet_nchw(bench: Bench, change: str | None) -> Arm:
-    return Arm(under_autocast(unet_model(bench, _layout(change))), "high")
+    return Arm(under_autocast(unet_model(bench, _layout(change))), products="high")
 
 
 def _resnet_heuristics(bench: Bench, change: str | None) -> Arm:
     model = image_model(bench, "resnet34", 192, weights=_FULL, layout=torch.contiguous_format)
-    return Arm(model, "high", picks_fastest=change == "benchmark")
+    return Arm(model, products="high", picks_fastest=change == "benchmark")
 
 
 # Sizes
@@ -263,7 +263,7 @@ def _vit_plain(bench: Bench, change: str | None) -> Arm:
 def _resnet_plain(bench: Bench, change: str | None) -> Arm:
     batch = 768 if change == "batch" else 384
     model = image_model(bench, "resnet18", batch, weights=_FULL, is_compiled=change == "compile")
-    return Arm(under_autocast(model), "high")
+    return Arm(under_autocast(model), products="high")
 
 
 def _llama_compiled(bench: Bench, change: str | None) -> Arm:

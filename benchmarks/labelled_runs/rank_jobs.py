@@ -15,7 +15,7 @@ from benchmarks.labelled_runs.models import Model, language_model, optimizer_of
 _NUM_RANKS = 2
 
 
-def _ddp(bench: Bench, kind: str, **sizes: int) -> Model:
+def _ddp(bench: Bench, kind: str, **sizes: Any) -> Model:
     model = language_model(bench, kind, **sizes)
     module: Any = DistributedDataParallel(
         model.module, device_ids=None if bench.device.type == "cpu" else [bench.device.index]

@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.labelled_runs.call_jobs import CALL_JOBS
+from benchmarks.labelled_runs.communication_jobs import COMMUNICATION_JOBS, EXCHANGE_JOBS
 from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
 from benchmarks.labelled_runs.gpu_jobs import GPU_JOBS
 from benchmarks.labelled_runs.headroom_jobs import HEADROOM_JOBS
@@ -61,6 +62,8 @@ LANES = {
     "calls": CALL_JOBS,
     "ranks": RANK_JOBS,
     "headroom": HEADROOM_JOBS,
+    "communication": COMMUNICATION_JOBS,
+    "exchange": EXCHANGE_JOBS,
 }
 IN_TURNS = ("calls", "headroom")
 """Lanes whose next jobs import while one has the device."""
@@ -219,7 +222,7 @@ def main() -> None:
     parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--apart", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    device = options.device or ("cpu" if options.lane == "cpu" else "cuda")
+    device = options.device or ("cpu" if options.lane in ("cpu", "communication") else "cuda")
     if options.cores:
         first, last = options.cores.split("-")
         os.sched_setaffinity(0, set(range(int(first), int(last) + 1)) & os.sched_getaffinity(0))

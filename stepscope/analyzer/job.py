@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from stepscope.analyzer import summaries
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_cause_table import root_causes
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
@@ -27,7 +29,8 @@ from stepscope.analyzer.headroom.headrooms import with_headroom
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.job_time.loss import TELEMETRY
-from stepscope.analyzer.kernels.job_kernels import kernel_section, with_kernel_reasons
+from stepscope.analyzer.job_time.steps import has_free_cores
+from stepscope.analyzer.kernels.job_kernels import are_to_host, kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger
 from stepscope.analyzer.ledger.segments import CAUSE_CODE
@@ -36,7 +39,7 @@ from stepscope.analyzer.missing_evidence import MissingEvidence, missing_evidenc
 from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_bubble, explain_bubble
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
-from stepscope.analyzer.slow_settings import with_slow_settings
+from stepscope.analyzer.slow_settings import traced_settings, with_slow_settings
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
@@ -73,6 +76,20 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     ledger = job_ledger(by_rank)
     missing = missing_evidence(by_rank, context.unrecorded)
     unrecorded = next((one for one in missing if one.kind is Missing.DEVICE), None)
+    headers = [view.header for view in by_rank.values()]
+    advice = Advice(
+        context.settings,
+        on_cpu=job.device_kind == "cpu",
+        with_stacks=any(header.with_stacks for header in headers),
+        backend=next((header.backend for header in headers if header.backend), ""),
+        affinity=context.cpu_affinity,
+        micro_batches=None if pipeline is None else pipeline.micro_batches,
+        optimizer=next((view.facts.optimizer for view in by_rank.values() if view.facts.optimizer), ""),
+        optimizer_launches=max(view.facts.optimizer_launches for view in by_rank.values()),
+        product_type=next((view.facts.product_type for view in by_rank.values() if view.facts.product_type), None),
+        copies_to_host=are_to_host(roofline.copies),
+        has_free_cores=context.run is not None and has_free_cores(context.run.steps),
+    )
     inputs = VerdictInputs(
         job=job,
         quality=quality,
@@ -87,6 +104,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         communication=transfer_faults(collectives, by_rank, job.num_steps),
         parallelism=low_parallelism([view.kernel_sums for view in by_rank.values()], roofline),
         data_waits_ns=context.data_waits_ns,
+        advice=advice,
     )
     resampled = resample(aligned.table)
     rows = [with_kernel_reasons(row, roofline, job) for row in root_causes(inputs, resampled)]
@@ -118,13 +136,14 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ],
     )
     capture = captured_steps(by_rank, aligned.table, what_if)
-    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run)
+    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
-    analysis = with_slow_settings(analysis, context.slow_settings)
-    return with_headroom(analysis, _job_facts(analysis, by_rank, context)), list(by_rank.values())
+    analysis = with_slow_settings(analysis, [*context.slow_settings, *traced_settings(by_rank, context.slow_settings)])
+    facts = _job_facts(analysis, by_rank, context, aligned)
+    return with_headroom(analysis, facts, knobs=advice.options.of_changes()), list(by_rank.values())
 
 
-def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobContext) -> JobFacts:
+def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobContext, aligned: AlignedJob) -> JobFacts:
     """What models of headroom know of a job."""
     figures = {} if context.run is None else context.run.steps.figures
     peak, allocated = (
@@ -139,6 +158,7 @@ def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobCo
         peak_memory_bytes=peak,
         batch_bytes=None if peak is None or allocated is None else peak - allocated,
         memory_bytes=min(sizes, default=None),
+        replay=cache(aligned.replay_model),
     )
 
 

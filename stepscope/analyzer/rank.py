@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.device_calls import device_calls
+from stepscope.analyzer.collectives.gradient_reducer import gradient_reducer
 from stepscope.analyzer.collectives.host_calls import host_calls
 from stepscope.analyzer.collectives.openings import Beginning
 from stepscope.analyzer.headroom.host_pace import host_pace_ns
@@ -120,8 +122,13 @@ def _view_device(
         step_flops=flops.model or None,
         executed_flops=flops.executed or None,
         peak_flops=gpu.peak_flops(dtype) if gpu is not None and dtype is not None else None,
-        facts=device_trace_facts(
-            trace, activities, window, marked, unrecorded, own.segments.intervals_of(TimeCategory.IDLE_OTHER)
+        facts=replace(
+            device_trace_facts(
+                trace, activities, window, marked, unrecorded, own.segments.intervals_of(TimeCategory.IDLE_OTHER)
+            ),
+            optimizer=next((mark[1] for name in trace.names if (mark := _OPTIMIZER_MARK.match(name))), ""),
+            optimizer_launches=_optimizer_launches(trace, activities, kernels, steps, in_steps),
+            product_type=dtype,
         ),
         host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
@@ -129,6 +136,7 @@ def _view_device(
         graph=build_device_graph(trace, activities, steps, window, host.spans_of_lane),
         floor=device_floor(trace, activities, steps, window, own.segments),
         step_kernels=step_kernels(trace, activities, steps, limits),
+        reducer=gradient_reducer(trace),
         host_pace_ns=_host_pace_ns(trace, activities, steps),
     )
 
@@ -187,6 +195,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         on_device=False,
         notices=list(steps.notices),
         timeline=read_timeline(trace, lane, segments) if len(steps) else None,
+        reducer=gradient_reducer(trace),
     )
 
 
@@ -212,6 +221,21 @@ def _view_unrecorded_device(trace: TraceColumns, rank: int, steps: HostSteps) ->
         on_device=True,
         notices=list(steps.notices),
     )
+
+
+_OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#(\w+)\.step$")
+
+
+def _optimizer_launches(
+    trace: TraceColumns,
+    activities: Activities,
+    kernels: npt.NDArray[np.intp],
+    steps: HostSteps,
+    in_steps: npt.NDArray[np.bool_],
+) -> float:
+    """Share of the kernels of marked steps that the optimizer launches."""
+    by_optimizer = passes.launched_by_optimizer(trace, activities, kernels, steps)
+    return float(np.mean(by_optimizer[in_steps])) if in_steps.any() else 0.0
 
 
 def _by_launcher(

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.collectives.gradient_reducer import NO_REDUCER, GradientReducer
 from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.job_time.floor import DeviceFloor
 from stepscope.analyzer.kernels.rank_kernels import RankKernels, no_kernels
 from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.checked_gradients import checked_gradients
 from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import HostSteps, Window
@@ -51,6 +53,7 @@ class RankView:
         graph: input of a replay (on the rank's own clock); None without steps or a device, or if too large.
         timeline: input of a replay without a device.
         floor: kernels of a step back to back; None without a device or a step.
+        reducer: spans of DDP's reducer, on the rank's own clock.
         step_kernels: those of one step; None without a device or a step.
         host_pace_ns: what its host needs to launch a profiled step; None without a device or a step.
     """
@@ -78,6 +81,7 @@ class RankView:
     timeline: HostTimeline | None = None
     floor: DeviceFloor | None = None
     step_kernels: StepKernels | None = None
+    reducer: GradientReducer = NO_REDUCER
     host_pace_ns: float | None = None
 
     @property
@@ -126,6 +130,10 @@ class TraceFacts:
         untraced_iterations: a graph kept running without kernels in the trace.
         span_ns: first to last device activity of the file.
         begins_ns: the first event of the file.
+        checked_gradients: share of the backward pass's operators whose results are checked for NaN.
+        optimizer: class of the optimizer that a mark names; empty without one.
+        optimizer_launches: share of the kernels of marked steps that the optimizer launches.
+        product_type: element type of most FLOPs of matrix products; None without any.
     """
 
     reading: ReadQuality
@@ -147,6 +155,10 @@ class TraceFacts:
     untraced_iterations: bool = False
     span_ns: int | None = None
     begins_ns: int = 0
+    checked_gradients: float = 0.0
+    optimizer: str = ""
+    optimizer_launches: float = 0.0
+    product_type: str | None = None
 
     @property
     def lost_launches(self) -> float:
@@ -156,7 +168,12 @@ class TraceFacts:
 
 def host_trace_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
     """Rank view: facts on the trace of a rank of a CPU job."""
-    return TraceFacts(trace.quality, step_indices=tuple(steps.index.tolist()), begins_ns=int(trace.start_ns.min()))
+    return TraceFacts(
+        trace.quality,
+        step_indices=tuple(steps.index.tolist()),
+        begins_ns=int(trace.start_ns.min()),
+        checked_gradients=checked_gradients(trace),
+    )
 
 
 def unrecorded_device_facts(trace: TraceColumns, steps: HostSteps, window: Window) -> TraceFacts:
@@ -220,6 +237,7 @@ def device_trace_facts(
         untraced_iterations=_has_untraced_iterations(trace, activities, graphs),
         span_ns=int(activities.end_ns.max() - activities.start_ns.min()),
         begins_ns=int(trace.start_ns.min()),
+        checked_gradients=checked_gradients(trace),
     )
 
 

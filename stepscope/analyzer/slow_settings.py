@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stepscope.analyzer.blame.remedies import MAX_ACTIONS
+from stepscope.analyzer.knobs import Options
+from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, Verdict
 from stepscope.core.documents.training_settings import TrainingSettings
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice, Reason
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Notice, Reason
 
 SLOW_SETTING = "slow_setting"
 """Code of the notices."""
@@ -20,6 +22,19 @@ _OTHER_FAULTS = frozenset({Reason.GC, Reason.COMPILE, Reason.STEPS_GET_LONGER})
 """First reasons of verdicts that the records of all steps show to have another fault."""
 
 
+_ANOMALY_CHECKS = 0.5
+"""Least share of checked results of the backward pass for it to run in anomaly mode: operators that give nothing have
+none, and checks that a training makes itself, in hooks of parameters, are of operators that accumulate gradients."""
+
+
+_NCCL_SWITCHES = {
+    "NCCL_P2P_DISABLE": "GPUs of a machine exchange data through its memory instead of NVLink or PCIe",
+    "NCCL_SHM_DISABLE": "GPUs of a machine without a direct link exchange data over the network",
+    "NCCL_IB_DISABLE": "machines exchange data over TCP instead of InfiniBand or RoCE",
+}
+"""Variables that take a fast way from NCCL, and what is left."""
+
+
 class SlowSetting(NamedTuple):
     """A setting that slows a job down: what to set, with the present value and its effect.
 
@@ -27,12 +42,14 @@ class SlowSetting(NamedTuple):
         causes: verdicts of which it is the first action.
         on_gpu: it has an effect on jobs with a GPU alone.
         min_ranks: it has an effect on jobs of so many ranks or more.
+        evidence: what shows it, where it is not a setting of the run.
     """
 
     action: str
     causes: frozenset[Cause] = _CAUSES
     on_gpu: bool = False
     min_ranks: int = 1
+    evidence: tuple[Evidence, ...] = ()
 
     def affects(self, job: AnalysedJob) -> bool:
         return job.world_size >= self.min_ranks and (job.device_kind == "gpu" or not self.on_gpu)
@@ -46,20 +63,41 @@ def slow_settings(settings: TrainingSettings | None, environment: Mapping[str, s
         action = f"unset CUDA_LAUNCH_BLOCKING (now {blocking}): with it the CPU waits for every kernel that it launches"
         found.append(SlowSetting(action, on_gpu=True))
     if settings is not None and settings.anomaly_mode:
-        action = "torch.autograd.set_detect_anomaly(False) (now True): it keeps a stack of each operator of the forward"
-        found.append(SlowSetting(f"{action} pass and checks each gradient for NaN"))
+        found.append(SlowSetting(_anomaly_action(Options(settings))))
     if environment.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL":
         action = "TORCH_DISTRIBUTED_DEBUG=OFF (now DETAIL): with DETAIL ranks compare the arguments of each collective"
         found.append(SlowSetting(f"{action} first", _CAUSES | {Cause.COMMUNICATION}, min_ranks=2))
+    for name, effect in _NCCL_SWITCHES.items():
+        if environment.get(name, "").strip() not in {"", "0"}:
+            action = f"unset {name} (now {environment[name]}): {effect}"
+            found.append(SlowSetting(action, frozenset({Cause.COMMUNICATION}), on_gpu=True, min_ranks=2))
     if settings is not None and settings.deterministic in {"warn", "error"}:
-        action = "torch.use_deterministic_algorithms(False) (now True), unless results have to repeat to the last bit"
+        action = f"{Options(settings).text('deterministic')}, unless results have to repeat to the last bit"
         found.append(SlowSetting(f"{action}: deterministic kernels are slower"))
     if settings is not None and _searches_no_convolutions(settings):
-        action = (
-            "torch.backends.cudnn.benchmark = True (now False): convolutions have the same shapes in every step, so"
-        )
+        action = f"{Options(settings).text('cudnn_benchmark')}: convolutions have the same shapes in every step, so"
         found.append(SlowSetting(f"{action} a search at the start finds the fastest kernels", HEALTHY_CAUSES, True))
     return found
+
+
+def traced_settings(views: Mapping[int, RankView], known: Sequence[SlowSetting]) -> list[SlowSetting]:
+    """Settings that a trace shows and the settings of the run do not.
+
+    Anomaly mode checks what each operator of the backward pass gives: `isnan().any().item()` in the engine's span.
+    """
+    action = _anomaly_action(Options())
+    share = max((view.facts.checked_gradients for view in views.values()), default=0.0)
+    if share < _ANOMALY_CHECKS or any(_ANOMALY_EFFECT in setting.action for setting in known):
+        return []
+    return [SlowSetting(action, evidence=(Evidence("gradients_checked_for_nan", share, "ratio", _ANOMALY_CHECKS),))]
+
+
+_ANOMALY_EFFECT = "it keeps a stack of each operator of the forward pass and checks each gradient for NaN"
+
+
+def _anomaly_action(options: Options) -> str:
+    option = options.text("anomaly_mode", False)
+    return f"{option if '(now' in option else f'{option} (now True)'}: {_ANOMALY_EFFECT}"
 
 
 def _searches_no_convolutions(settings: TrainingSettings) -> bool:
@@ -79,8 +117,10 @@ def with_slow_settings(analysis: Analysis, settings: Sequence[SlowSetting]) -> A
 
 def _with_actions(verdict: Verdict, slow: Sequence[SlowSetting]) -> Verdict:
     """The verdict with the settings that may be behind it as its first actions, and as that of its fix."""
-    first = [setting.action for setting in slow if verdict.cause in setting.causes]
+    behind = [setting for setting in slow if verdict.cause in setting.causes]
+    first = [setting.action for setting in behind]
     if not first or _OTHER_FAULTS.intersection(verdict.reasons[:1]):
         return verdict
     fix = None if verdict.fix is None else replace(verdict.fix, action=first[0])
-    return replace(verdict, actions=[*first, *verdict.actions][:MAX_ACTIONS], fix=fix)
+    evidence = [*verdict.evidence, *(item for setting in behind for item in setting.evidence)]
+    return replace(verdict, actions=[*first, *verdict.actions][:MAX_ACTIONS], fix=fix, evidence=evidence)

@@ -40,6 +40,7 @@ class JobContext:
         run: what the run directory tells of all steps; None from traces alone.
         settings: of the run, as rank 0 read them last.
         slow_settings: those that slow it down.
+        cpu_affinity: the processors that rank 0 may use ("0-3,8"); empty where unknown.
         unrecorded: views of ranks whose traces hold no device activities, though those of others do.
     """
 
@@ -55,6 +56,7 @@ class JobContext:
     unrecorded: Sequence[RankView] = ()
     settings: TrainingSettings | None = None
     slow_settings: Sequence[SlowSetting] = ()
+    cpu_affinity: str = ""
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

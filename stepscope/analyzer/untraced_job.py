@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.job_time.job_verdict import WITHOUT_TRACE, RunFacts, with_recorded_time
 from stepscope.analyzer.slow_settings import with_slow_settings
 from stepscope.analyzer.summaries import JobContext, oversubscribed_notice
@@ -62,4 +63,5 @@ def analyse_untraced_job(
         roofline=Roofline(RooflineCoverage(model=0.0, by_name=0.0, none=1.0), []),
         warnings=notices,
     )
-    return with_slow_settings(with_recorded_time(analysis, facts), context.slow_settings)
+    advice = Advice(context.settings, on_cpu=job.device_kind == "cpu", affinity=context.cpu_affinity)
+    return with_slow_settings(with_recorded_time(analysis, facts, advice), context.slow_settings)

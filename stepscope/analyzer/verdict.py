@@ -93,7 +93,7 @@ def _actions(row: RootCause, inputs: VerdictInputs) -> list[str]:
                 with_stacks=any(header.with_stacks for header in headers),
             )
         ]
-    return actions_for(row.cause, row.reasons, inputs.own_remedies(row), on_cpu=is_on_cpu(inputs.job))
+    return actions_for(row.cause, row.reasons, inputs.own_remedies(row), advice=inputs.advice, share=row.fraction)
 
 
 def _is_unmarked(inputs: VerdictInputs) -> bool:
@@ -143,7 +143,7 @@ def _healthy(
         summary=f"{head}{faster}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row), on_cpu=is_on_cpu(inputs.job)),
+        actions=actions_for(row.cause, row.reasons, inputs.own_remedies(row), advice=inputs.advice),
         secondary=_secondary(losses, inputs),
     )
 

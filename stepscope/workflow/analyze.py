@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.analyzer.job import analyse_job, capture_of
-from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, calibrated_steps
+from stepscope.analyzer.job_time.calibrated_steps import MAX_RANKS, CalibratedSteps, RankCapture, calibrated_steps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
@@ -184,7 +184,7 @@ class _StepRecords(NamedTuple):
 
 def _read_records(run_directory: Path) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory)
-    return _StepRecords(ranks, _light_steps(run_directory, ranks[0]) if len(ranks) == 1 else None, notices)
+    return _StepRecords(ranks, _light_steps(run_directory, ranks), notices)
 
 
 def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[CapturedSteps]) -> RunFacts | None:
@@ -194,9 +194,7 @@ def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[Ca
     if steps is None:
         return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    settings = None if job.manifest is None else job.manifest.settings
-    loaders = [] if settings is None else settings.loaders
-    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light, loaders)
+    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
@@ -210,13 +208,16 @@ def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
     return captures
 
 
-def _light_steps(run: Path, rank: RankSteps) -> CalibratedSteps | None:
-    """The latest light capture of a job of one rank, calibrated; None without one that can be read."""
-    captures = light_captures(run, rank.rank)
-    if not captures:
+def _light_steps(run: Path, ranks: Sequence[RankSteps]) -> CalibratedSteps | None:
+    """The latest light captures of all ranks of a job, calibrated; None without ones that can be read."""
+    captures = [light_captures(run, rank.rank) for rank in ranks[: MAX_RANKS + 1]]
+    if not all(captures) or len(ranks) > MAX_RANKS:
         return None
-    (attempt, first_step), path = captures[-1]
+    ours = []
     with suppress(DataError):
-        (trace, *_) = open_ranks(str(path))
-        return calibrated_steps(trace, [step for step in rank.steps if step.attempt == attempt], first_step)
+        for rank, of_rank in zip(ranks, captures, strict=True):
+            (attempt, first_step), path = of_rank[-1]
+            (trace, *_) = open_ranks(str(path))
+            ours.append(RankCapture(trace, [step for step in rank.steps if step.attempt == attempt], first_step))
+        return calibrated_steps(ours)
     return None

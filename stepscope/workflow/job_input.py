@@ -110,4 +110,5 @@ def _context(manifest: RunManifest | None, notices: list[Notice], found: RankVie
         simulated_compute=manifest.simulated_compute,
         settings=manifest.settings,
         slow_settings=slow_settings(manifest.settings, manifest.environment),
+        cpu_affinity=manifest.cpu_affinity,
     )

@@ -205,6 +205,7 @@ class TraceBuilder:
         end: int,
         *,
         launch: int,
+        launch_end: int | None = None,
         group: tuple[int, ...] | None,
         elements: int = 1024,
         stream: int = COMMUNICATION_STREAM,
@@ -223,7 +224,7 @@ class TraceBuilder:
             row = len(self._rows) - 1
             self._rows[row].external_id = identity
             self._descriptions.append(_Description(row, kind, group, elements, NONE, NONE, sequence, root))
-        self.kernel(start, end, launch=launch, name=name, stream=stream, thread=thread)
+        self.kernel(start, end, launch=launch, launch_end=launch_end, name=name, stream=stream, thread=thread)
         row = len(self._rows) - 1
         self._rows[row].external_id = identity
         if described:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES
+from stepscope.analyzer.blame.advice import Advice
+from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, Remedy, templates_of
 from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS
 from stepscope.core.text.wording import CATEGORY_MEANINGS
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
@@ -15,15 +16,23 @@ def causes() -> str:
     """Causes, the reasons that narrow them down, and the categories of the time breakdown."""
     of_causes, of_reasons = member_texts(Cause), member_texts(Reason)
     cause_rows = [
-        (code(cause), text(of_causes[cause.name]), text("; ".join(ACTIONS.get(cause, ())))) for cause in Cause
+        (code(cause), text(of_causes[cause.name]), text(_remedies(ACTIONS.get(cause, ())))) for cause in Cause
     ]
-    reason_rows = [(code(reason), text(of_reasons[reason.name]), text(REMEDIES[reason])) for reason in Reason]
+    reason_rows = [
+        (code(reason), text(of_reasons[reason.name]), text(_remedies(REMEDIES[reason]))) for reason in Reason
+    ]
     categories = [(code(category), text(CATEGORY_MEANINGS[category])) for category in TimeCategory]
     return (
         f"## Causes\n\n{table(('cause', 'what it is, and its evidence', 'remedy'), cause_rows)}\n"
         f"## Reasons\n\n{table(('reason', 'of which cause, and its evidence', 'remedy'), reason_rows)}\n"
         f"## Categories\n\n{table(('category', 'at such an instant'), categories)}"
     )
+
+
+def _remedies(entry: str | tuple[Remedy, ...]) -> str:
+    """All remedies of a cause or a reason, as written for a job of plain torch."""
+    options = Advice(affinity="0-3").options
+    return "; ".join(template.format_map(options) for template in templates_of(entry))
 
 
 def gate_metrics() -> str:

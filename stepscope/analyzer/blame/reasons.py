@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.remedies import remedies_by_function
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.stragglers import why_slower
@@ -169,6 +170,7 @@ class VerdictInputs:
         communication: faults of the exposed transfers.
         parallelism: kinds of latency-bound kernels; None without kernels.
         data_waits_ns: by rank, wait of each step for its data, from the run's telemetry.
+        advice: what remedies have to know of the job.
     """
 
     job: AnalysedJob
@@ -184,6 +186,7 @@ class VerdictInputs:
     communication: Sequence[TransferFault] = ()
     parallelism: LowParallelism | None = None
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    advice: Advice = field(default_factory=Advice)
 
     def causing(self, cause: Cause) -> list[RankView]:
         """Views of the ranks that caused it, worst first."""

@@ -101,6 +101,7 @@ class Call:
         kind: all_reduce, all_gather, ..., send, recv, p2p (several directions at once), unknown.
         num_bytes: the larger of input and output on this rank, summed over a coalesced group; or None.
         peers: the directions of a point-to-point call; empty for the others.
+        dtype: its elements' type, in lower case (float, bfloat16, int), or None where unknown or mixed.
         described: whether the trace records the call's arguments.
         sequence: the group's sequence number (torch >= 2.12), or None.
         communicator: id of its communicator among those with these members (torch >= 2.12), or None.
@@ -129,6 +130,7 @@ class Call:
     dimension: str | None = None
     awaited_ns: int | None = None
     asked_ns: int | None = None
+    dtype: str | None = None
 
     @property
     def exposed_from_ns(self) -> int:

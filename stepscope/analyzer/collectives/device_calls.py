@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,9 @@ def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray
 _SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
 
 
+_Value = TypeVar("_Value")
+
+
 class _CallArguments(NamedTuple):
     """Arguments of one collective call from its operator or kernel; None where unknown.
 
@@ -114,6 +117,7 @@ class _CallArguments(NamedTuple):
     group: ProcessGroup | None = None
     members: tuple[int, ...] | None = None
     num_bytes: int | None = None
+    dtype: str | None = None
     peer: int | None = None
     sequence: int | None = None
     communicator: int | None = None
@@ -141,6 +145,7 @@ def _read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) 
         group=group,
         members=members,
         num_bytes=elements * size if size is not None and elements >= 0 else None,
+        dtype=calls.dtypes[dtype].lower() if dtype != NONE else None,
         peer=_or_none(peer),
         sequence=_or_none(int(calls.sequence[entry])),
         communicator=_or_none(int(calls.communicator[entry])),
@@ -239,6 +244,7 @@ class _CallReader:
             stream=stream,
             graph_launch=graph_launch,
             dimension=dimension_of_call(group, context.open_spans, kind),
+            dtype=_only({part.dtype for part in parts}),
         )
 
     def _arguments(self, row: int, position: int, context: LaunchContext) -> tuple[list[_CallArguments], bool]:
@@ -313,5 +319,5 @@ def _root(
     return members[place] if place is not None and members is not None and place < len(members) else None
 
 
-def _only(values: set[int | None]) -> int | None:
+def _only(values: set[_Value]) -> _Value | None:
     return values.pop() if len(values) == 1 else None

@@ -86,6 +86,7 @@ def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> l
                 described=True,
                 root=group[root] if root is not None and group is not None and root < len(group) else None,
                 dimension=operator.dimension,
+                dtype=_dtype(trace, operator, span),
             )
         )
     return _awaited(calls)
@@ -155,6 +156,15 @@ def _num_bytes(trace: TraceColumns, operator: _Operator, span: int, group: tuple
     if size is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
         return size * len(group) if group is not None else None
     return size
+
+
+def _dtype(trace: TraceColumns, operator: _Operator, span: int) -> str | None:
+    """Type of the elements, of the backend's span or else of the operator's first tensor."""
+    for row in (span, operator.row):
+        types = [] if row == NONE else recorded_arguments(trace, row)[1]
+        if types and bytes_of_dtype(types[0]) is not None:
+            return str(types[0]).lower().removeprefix("c10::")
+    return None
 
 
 def _num_elements(shape: Any) -> int:

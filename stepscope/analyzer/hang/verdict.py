@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stepscope.analyzer.blame.remedies import REMEDIES
+from stepscope.analyzer.blame.remedies import remedy_text
 from stepscope.analyzer.hang import culprits
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
@@ -232,7 +232,7 @@ def _hang(
 ) -> HangVerdict:
     """Verdict of a hang; its reason is the kind unless others are given."""
     reasons = list(reasons) or ([] if kind is HangKind.UNKNOWN else [Reason(kind.value)])
-    actions = [REMEDIES[reason] for reason in reasons] or [_ACTION_WITHOUT_CULPRIT]
+    actions = [remedy_text(reason) for reason in reasons] or [_ACTION_WITHOUT_CULPRIT]
     return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, actions)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from stepscope.analyzer.headroom.step_model import StepModel
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.what_if.replay import ReplayModel
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import Change
@@ -28,6 +29,7 @@ class JobFacts:
         peak_memory_bytes: most memory that a rank's allocator held; None where not recorded.
         batch_bytes: what a batch takes of it: the peak above what stays allocated between steps.
         memory_bytes: of a GPU; None where unknown.
+        replay: makes the model of all ranks' traces; None or a call's None where they cannot be replayed.
     """
 
     analysis: Analysis
@@ -36,6 +38,7 @@ class JobFacts:
     peak_memory_bytes: float | None = None
     batch_bytes: float | None = None
     memory_bytes: int | None = None
+    replay: Callable[[], ReplayModel | None] | None = None
 
     @property
     def free_memory_bytes(self) -> float | None:
@@ -51,6 +54,7 @@ class Changed(NamedTuple):
     Attributes:
         why: what the change replaces, in one clause with its numbers.
         error: relative error of the model; None where unknown.
+        basis: model or replay.
         knob: what to write, where it depends on the job's sizes; else that of the kind of change.
     """
 
@@ -58,6 +62,7 @@ class Changed(NamedTuple):
     why: str
     error: float | None = None
     knob: str = ""
+    basis: str = "model"
 
 
 ChangeModel = Callable[[StepModel, JobFacts], Changed | None]

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from stepscope.analyzer.headroom.attention import fused_attention
 from stepscope.analyzer.headroom.changes import Changed, Effort, JobFacts, KnownChange
+from stepscope.analyzer.headroom.communication import communication_changes, with_avoidable_communication
 from stepscope.analyzer.headroom.fused_kernels import fused_kernels
 from stepscope.analyzer.headroom.image_layout import channels_last
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS, Knobs
 from stepscope.analyzer.headroom.optimizer import fused_optimizer
 from stepscope.analyzer.headroom.rates import KernelRates
 from stepscope.analyzer.headroom.spare_memory import larger_batch, no_recomputation
-from stepscope.analyzer.headroom.step_model import Span, StepModel, step_model
+from stepscope.analyzer.headroom.step_model import NO_TIME, Span, StepModel, step_model
 from stepscope.analyzer.headroom.tensor_core_sizes import aligned_sizes
 from stepscope.analyzer.headroom.tensor_cores import autocast, tf32_convolutions, tf32_products
 from stepscope.analyzer.job_time.job_losses import UNRECORDED_HOST
@@ -33,9 +34,9 @@ KNOWN_CHANGES: tuple[KnownChange, ...] = (
     KnownChange(Change.FUSED_KERNELS, fused_kernels, Effort.A_COMPILER),
     KnownChange(Change.LARGER_BATCH, larger_batch, Effort.OTHER_TRAINING),
 )
-"""All changes that are modelled, in the order in which the model makes them, whatever the order in which they gain
-most: element types before sizes and layouts, fusion of what is left at the end. To add one, write a module with its
-`ChangeModel`, and a row here."""
+"""Changes of a rank's kernels that are modelled, in the order in which the model makes them, whatever the order in
+which they gain most: element types before sizes and layouts, fusion of what is left at the end. To add one, write a
+module with its `ChangeModel`, and a row here."""
 
 MIN_GAIN = 0.05
 """Least share of the step that a change has to save to be listed."""
@@ -48,7 +49,7 @@ def with_headroom(
     knobs: Knobs = TORCH_KNOBS,
     known: Sequence[KnownChange] = KNOWN_CHANGES,
 ) -> Analysis:
-    """The analysis with the headrooms of its job, which change nothing else of the verdict.
+    """The analysis with the headrooms of its job; of a job that communicates too much they may be its fix.
 
     Args:
         facts: of the judged job.
@@ -56,9 +57,10 @@ def with_headroom(
     step = _present_step(facts)
     if step is None or analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
         return analysis
-    rows = headrooms(step, facts, known, knobs)
+    rows = headrooms(step, facts, [*communication_changes(facts), *known], knobs)
     is_modelled = bool(rows) or step.rates is not None
-    verdict = replace(analysis.verdict, headroom=rows, headroom_threshold=MIN_GAIN if is_modelled else None)
+    verdict, rows = with_avoidable_communication(analysis.verdict, rows)
+    verdict = replace(verdict, headroom=rows, headroom_threshold=MIN_GAIN if is_modelled else None)
     return replace(analysis, verdict=verdict)
 
 
@@ -113,6 +115,7 @@ def _row(one: KnownChange, alone: Changed, step: StepModel, together: StepModel 
         speedup=step.base_ms / after.middle,
         error=alone.error,
         interval_ms=None if after.is_known else (after.least, after.most),
+        basis=alone.basis,
         change=one.change,
         why=alone.why,
         together_ms=None if together is None else together.step_ms.middle,
@@ -123,11 +126,22 @@ def _present_step(facts: JobFacts) -> StepModel | None:
     """The step as it is; None without a device or a known step."""
     time = facts.analysis.job_time
     with_work = [view for view in facts.views.values() if view.floor is not None]
-    if time is None or not with_work or time.mean_step_ms <= 0:
+    if time is None or time.mean_step_ms <= 0:
         return None
+    exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
+    if not with_work:  # ranks on CPUs, of whose operators no change is known
+        exposed_ms, lost_ms = exposed * time.mean_step_ms, _lost_ms(facts.analysis)
+        return step_model(
+            None,
+            None,
+            base_ms=time.mean_step_ms,
+            compute_ms=0.0,
+            lost_ms=lost_ms,
+            host_ms=NO_TIME,
+            exposed_ms=exposed_ms,
+        )
     busiest = max(with_work, key=lambda view: 0 if view.floor is None else view.floor.kernels_ns)
     compute_ms = 0.0 if busiest.floor is None else busiest.floor.kernels_ns / 1e6
-    exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
     hidden_ms = busiest.hidden_communication_ns / 1e6 / max(len(busiest.window.boundary_ns), 1)
     gpu = find_gpu(facts.analysis.job.gpu)
     verdict = facts.analysis.verdict

@@ -1,4 +1,4 @@
-"""Calibrated steps of a job: what its light capture tells of unprofiled steps."""
+"""Calibrated steps of a job: what the light captures of its ranks tell of unprofiled steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightCapture, Removal
+from stepscope.analyzer.what_if.light_capture import LightCapture
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal
 from stepscope.core.documents.run_directory import Step
 from stepscope.trace.columns import TraceColumns
 
@@ -23,20 +24,28 @@ LIKE_THE_OTHERS = 1.5
 LIKE_PROFILED = 2.0
 """The same for profiled steps, which a light capture makes up to 1.75 times as long as unprofiled ones."""
 
-_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES)
+NOISE_SIGMAS = 2.0
+"""Standard errors of the unprofiled mean within which a gain is none."""
+
+MAX_RANKS = 16
+"""Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
+
+_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
 class CalibratedSteps(NamedTuple):
-    """Replay of a rank's light capture, times in ms a step.
+    """Replay of a job's light captures, times in ms a step.
 
     Attributes:
         unprofiled_ms: mean of the steps just before it.
+        noise: relative standard error of that mean.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
         without_ms: the replayed step without each cost; empty where the calibration is not sound.
     """
 
     unprofiled_ms: float
+    noise: float
     floor_ms: float
     calibration: Calibration
     without_ms: Mapping[Removal, float]
@@ -52,36 +61,71 @@ class CalibratedSteps(NamedTuple):
         return max(abs(self.calibration.captured_error), abs(self.calibration.error), MAX_ERROR)
 
     def saved(self, removal: Removal) -> float:
-        """Share of the step that is saved without a cost."""
-        return max(1.0 - self.without_ms[removal] / self.calibration.step_ms, 0.0)
+        """Share of the step that is saved without a cost; 0 where that is within the noise of what it is fitted to."""
+        saved = 1.0 - self.without_ms[removal] / self.calibration.step_ms
+        least = max(NOISE_SIGMAS * self.noise, abs(self.calibration.error))
+        return saved if saved > least else 0.0
 
 
-def calibrated_steps(trace: TraceColumns, steps: Sequence[Step], first_step: int) -> CalibratedSteps | None:
-    """Calibrate a light capture by the rank's own unprofiled steps before it; None where it or they are too few.
+class RankCapture(NamedTuple):
+    """Light capture of a rank.
 
-    Args:
+    Attributes:
         steps: all steps of the rank in the capture's attempt.
         first_step: index of the first profiled one.
     """
-    before = [_duration_ns(step) for step in steps if step.index < first_step and step.state == "wait"]
-    before = before[NUM_SETTLING:][-MAX_NEIGHBOURS:]
-    before = [duration for duration in before if duration <= LIKE_THE_OTHERS * float(np.median(before))]
-    profiled = _plain_run([step for step in steps if step.index >= first_step], float(np.mean(before or [0])))
-    if len(before) < MIN_NEIGHBOURS or not profiled:
+
+    trace: TraceColumns
+    steps: Sequence[Step]
+    first_step: int
+
+
+def calibrated_steps(ranks: Sequence[RankCapture]) -> CalibratedSteps | None:
+    """Calibrate the light captures of all ranks by their own unprofiled steps before them.
+
+    None where captures or such steps are missing or too few, or the ranks do not launch the same collectives.
+    """
+    if not 0 < len(ranks) <= MAX_RANKS or len({rank.first_step for rank in ranks}) > 1:
+        return None
+    before = _before(ranks)
+    unprofiled_ns = float(np.mean(before)) if before else 0.0
+    captured = [
+        _plain_run([step for step in rank.steps if step.index >= rank.first_step], unprofiled_ns) for rank in ranks
+    ]
+    common = set.intersection(*({step.index for step in steps} for steps in captured))
+    profiled = [[step for step in steps if step.index in common] for steps in captured]
+    if len(before) < MIN_NEIGHBOURS or not common:
         return None
     try:
-        capture = LightCapture(trace, [profiled[0].start_ns, *(step.end_ns for step in profiled)])
+        replay = LightReplay(
+            [
+                LightCapture(rank.trace, [steps[0].start_ns, *(step.end_ns for step in steps)])
+                for rank, steps in zip(ranks, profiled, strict=True)
+            ]
+        )
     except ValueError:
         return None
-    unprofiled_ms = float(np.mean(before)) / 1e6
-    calibration = capture.calibrated(unprofiled_ms)
-    floor_ms = capture.replayed_ms(0.0, Removal.HOST_TIME)
+    calibration = replay.calibrated(unprofiled_ns / 1e6)
+    floor_ms = replay.replayed_ms(0.0, Removal.HOST_TIME)
     without = {}
     if calibration.is_sound:
         cost_ns = 1e3 * calibration.call_cost_us
-        without = {removal: capture.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
+        without = {removal: replay.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
         without[Removal.HOST_TIME] = floor_ms
-    return CalibratedSteps(unprofiled_ms, floor_ms, calibration, without)
+    noise = float(np.std(before, ddof=1)) / len(before) ** 0.5 / unprofiled_ns
+    return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without)
+
+
+def _before(ranks: Sequence[RankCapture]) -> list[float]:
+    """Durations of the last unprofiled steps before the captures, means of the ranks, ns."""
+    by_index: dict[int, list[int]] = {}
+    for rank in ranks:
+        for step in rank.steps:
+            if step.index < rank.first_step and step.state == "wait":
+                by_index.setdefault(step.index, []).append(_duration_ns(step))
+    means = [float(np.mean(by_index[index])) for index in sorted(by_index) if len(by_index[index]) == len(ranks)]
+    means = means[NUM_SETTLING:][-MAX_NEIGHBOURS:]
+    return [duration for duration in means if duration <= LIKE_THE_OTHERS * float(np.median(means))]
 
 
 def _plain_run(steps: Sequence[Step], unprofiled_ns: float) -> list[Step]:

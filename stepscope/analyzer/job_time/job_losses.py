@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,9 @@ MIN_COPIED_BYTES = 1 << 28
 """The same where the allocated memory is unknown."""
 
 
+MOSTLY_ALLOCATED = 0.5
+"""Share of the host's delay that goes without allocations from which on the allocator is what to mend."""
+
 _ROUNDING_MS = 1e-6
 
 
@@ -89,9 +93,10 @@ class JobLosses(NamedTuple):
         for cause, milliseconds in self.work_ms.items():
             shares[cause.value] += self.share(milliseconds)
         for loss in self.losses:
-            shares[loss.category] += self.share(loss.gain_ms)
-            if loss.ms - loss.gain_ms > _ROUNDING_MS:
-                shares[OVERLAPPING] += self.share(loss.ms - loss.gain_ms)
+            own_ms = loss.gain_ms + loss.kept_ms
+            shares[loss.category] += self.share(own_ms)
+            if loss.ms - own_ms > _ROUNDING_MS:
+                shares[OVERLAPPING] += self.share(loss.ms - own_ms)
         if self.wasted_share:
             shares[Cause.WASTED_STEPS.value] += self.wasted_share
         missing = 1.0 - sum(shares.values())
@@ -259,9 +264,10 @@ def _rest(
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
     if light is not None and light.is_sound and not extra:
         divided = _replayed_idle(of, idle_ms, rest_ms, light)
-        copied_ms = of.get(Cause.COPY, 0.0)
-        if light.saved(Removal.COPIES) * rest_ms >= copied_ms > 0:
-            divided.append(Loss(Cause.COPY, of.pop(Cause.COPY), basis=REPLAY, error=light.error))
+        copied_ms = of.pop(Cause.COPY, 0.0)
+        saved_ms = light.saved(Removal.COPIES) * rest_ms
+        kept_ms = max(copied_ms - saved_ms, 0.0)
+        divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
     else:
         divided = _idle(of, host, idle_ms, rest_ms, captures)
     for cause in host:
@@ -320,9 +326,13 @@ def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light
     blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
     late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
     left_ms = idle_ms - blocked_ms - late_ms
+    late = Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error)
+    allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
+    if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
+        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms)
     return [
         Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error),
-        Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error),
+        late,
         Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
     ]
 

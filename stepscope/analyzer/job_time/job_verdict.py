@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
@@ -26,7 +27,6 @@ from stepscope.core.documents.analysis import (
     UnexplainedSteps,
 )
 from stepscope.core.documents.run_directory import Attempt
-from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -40,7 +40,6 @@ class RunFacts(NamedTuple):
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
-        loaders: settings of the DataLoaders that were seen; empty where unknown.
     """
 
     steps: JobSteps
@@ -48,10 +47,11 @@ class RunFacts(NamedTuple):
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
-    loaders: Sequence[LoaderSettings] = ()
 
 
-def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None) -> Analysis:
+def with_job_time(
+    analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None, advice: Advice | None = None
+) -> Analysis:
     """The analysis of a capture with the training time of its job, and the verdict on that."""
     if facts is None:
         return _by_trace(analysis, capture)
@@ -60,17 +60,23 @@ def with_job_time(analysis: Analysis, capture: CapturedSteps, facts: RunFacts | 
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    return _judged(analysis, training, [*facts.other_captures, capture], facts)
+    return _judged(analysis, training, [*facts.other_captures, capture], facts, advice or Advice())
 
 
-def with_recorded_time(analysis: Analysis, facts: RunFacts) -> Analysis:
+def with_recorded_time(analysis: Analysis, facts: RunFacts, advice: Advice | None = None) -> Analysis:
     """The analysis of a job without a trace with its training time, and the verdict on what its step records show."""
-    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts)
+    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts, advice or Advice())
 
 
-def _judged(analysis: Analysis, training: TrainingTime, captures: Sequence[CapturedSteps], facts: RunFacts) -> Analysis:
+def _judged(
+    analysis: Analysis,
+    training: TrainingTime,
+    captures: Sequence[CapturedSteps],
+    facts: RunFacts,
+    advice: Advice,
+) -> Analysis:
     losses = job_losses(training, captures, facts.light)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses, facts.loaders), facts.num_cpus)
+    judge = Judge(analysis, training, losses, _loader_findings(training, losses, advice), facts.num_cpus, advice)
     job_time = _job_time(training, losses, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
@@ -182,13 +188,13 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
-def _loader_findings(
-    training: TrainingTime, losses: JobLosses, loaders: Sequence[LoaderSettings]
-) -> LoaderFindings | None:
-    numbers = {loader.num_workers for loader in loaders if loader.trains}
+def _loader_findings(training: TrainingTime, losses: JobLosses, advice: Advice) -> LoaderFindings | None:
+    numbers = {loader.num_workers for loader in advice.settings.loaders if loader.trains}
     num_workers = numbers.pop() if len(numbers) == 1 else None
     for loss in losses.losses:
         if loss.recorded is HostLoss.DATA_WAIT:
             rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
-            return loader_findings(training, rank, losses.step_ms, loss.ms, num_workers=num_workers)
+            return loader_findings(
+                training, rank, losses.step_ms, loss.ms, num_workers=num_workers, options=advice.options
+            )
     return None

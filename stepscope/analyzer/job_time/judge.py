@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
-from stepscope.analyzer.job_time.steps import HostLoss
+from stepscope.analyzer.job_time.steps import HostLoss, interval_of
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.resampling import resampled_places
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
@@ -58,6 +59,7 @@ class Judge:
     Attributes:
         loader: None where no time is lost to waiting for data.
         num_cpus: processors that a rank may use; None where unknown.
+        advice: what remedies have to know of the job.
     """
 
     analysis: Analysis
@@ -65,6 +67,7 @@ class Judge:
     losses: JobLosses
     loader: LoaderFindings | None
     num_cpus: int | None
+    advice: Advice = field(default_factory=Advice)
 
     def verdict(self) -> Verdict:
         """The largest loss of training time, if it is at least a tenth; else what bounds the job's work."""
@@ -157,7 +160,7 @@ class Judge:
 
     def _wasted(self) -> Verdict:
         losses, reasons = self.losses, list(self._wasted_reasons())
-        action = actions_for(Cause.WASTED_STEPS, reasons)
+        action = actions_for(Cause.WASTED_STEPS, reasons, advice=self.advice)
         useful = 1.0 - losses.wasted_share
         fix = PredictedFix(action[0], losses.step_ms, 1.0 / useful, TELEMETRY_ERROR, TELEMETRY) if useful > 0 else None
         return Verdict(
@@ -226,7 +229,7 @@ class Judge:
             summary=f"{busy_on_cpu(share, 'training time') if on_cpu else work_words}{less}",
             ranks=[],
             evidence=[Evidence("share_of_training_time", share, "ratio"), *(row.evidence[1:] if row else [])],
-            actions=actions_for(cause, reasons, on_cpu=on_cpu),
+            actions=actions_for(cause, reasons, advice=self.advice),
             secondary=self._secondary(None),
             bottleneck=False,
             share=share,
@@ -280,15 +283,17 @@ class Judge:
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
         row = self._rows().get(loss.cause)
         own = {} if row is None else remedies_by_function(row.evidence)
-        actions = actions_for(loss.cause, reasons, own, on_cpu=is_on_cpu(self.analysis.job))
-        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
-            workers = [] if Reason.NO_WORKERS in reasons else [self.loader.action]
-            return [*workers, *actions][:3]
+        if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None and self.advice.has_worker_loader:
+            known = {Reason.NO_WORKERS} if self.advice.loader is not None else set[Reason]()
+            own = {**own, **dict.fromkeys({Reason.STARVED, Reason.BURSTY} | known, self.loader.action)}
         if Reason.GC in loss.reasons and len(loss.ranks) > 1:
             together = (
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
-            return [together, *actions][:3]
+            own = {**own, Reason.GC: together}
+        share = self.losses.share(loss.gain_ms)
+        interval = None if loss.recorded is None else interval_of(self.training.steps, loss.recorded)
+        actions = actions_for(loss.cause, reasons, own, advice=self.advice, share=share, interval=interval)
         if loss.cause is Cause.UNEXPLAINED and not loss.reasons:
             return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
         return actions

@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.analyzer.blame.reasons import loader_pattern
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.analyzer.knobs import Options
 from stepscope.core.vocabulary import Evidence, Reason
 
 STARVED_FACTOR = 1.25
@@ -34,7 +35,13 @@ class LoaderFindings(NamedTuple):
 
 
 def loader_findings(
-    training: TrainingTime, rank: int, step_ms: float, wait_ms: float, *, num_workers: int | None = None
+    training: TrainingTime,
+    rank: int,
+    step_ms: float,
+    wait_ms: float,
+    *,
+    num_workers: int | None = None,
+    options: Options | None = None,
 ) -> LoaderFindings:
     """Findings on the loader of the rank that waits longest.
 
@@ -45,6 +52,7 @@ def loader_findings(
         step_ms: mean step of the job.
         wait_ms: part of it that is waiting for data.
         num_workers: of the loader that trains, by its settings; None where unknown.
+        options: of the job.
     """
     steps = training.steps
     waits_ms = steps.host_ms[HostLoss.DATA_WAIT][training.settled, steps.ranks.index(rank)]
@@ -61,10 +69,12 @@ def loader_findings(
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
     if num_workers == 0:
         reasons = [*reasons, Reason.NO_WORKERS]
-    if num_workers:
-        action = f"num_workers={math.ceil(num_workers * factor)} (now {num_workers})"
+    if num_workers is not None:
+        num_workers = num_workers or 1  # without workers one batch takes as long, and nothing runs beside it
+        action = (options or Options()).text("num_workers", math.ceil(num_workers * factor))
     elif workers is None:
         action = f"raise num_workers to {factor:.1f} times what it is, and prefetch_factor"
     else:
-        action = f"num_workers={math.ceil(workers * factor)} (now {workers}, by the period of the waits)"
+        option = (options or Options()).text("num_workers", math.ceil(workers * factor))
+        action = f"{option} (now {workers}, by the period of the waits)"
     return LoaderFindings(reasons, evidence, action)

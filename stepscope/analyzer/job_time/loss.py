@@ -27,6 +27,7 @@ class Loss:
         alone_ms: what the step gains if it alone is taken away, where that is less, as other ranks lose time to
             something else meanwhile; None: all of `ms`.
         own_ms: how long it holds up the rank that it holds up longest; None: `ms`.
+        kept_ms: what stays of it after its fix: a copy from pinned memory, launches that allocate nothing.
     """
 
     cause: Cause
@@ -41,16 +42,17 @@ class Loss:
     error: float | None = None
     alone_ms: float | None = None
     own_ms: float | None = None
+    kept_ms: float = 0.0
 
     @property
     def gain_ms(self) -> float:
-        """What the step gains without it."""
-        return self.ms if self.alone_ms is None else min(self.alone_ms, self.ms)
+        """What the step gains by its fix."""
+        return max((self.ms if self.alone_ms is None else min(self.alone_ms, self.ms)) - self.kept_ms, 0.0)
 
     @property
     def overlap_ms(self) -> float:
         """How long it holds up its rank while others are held up by something else."""
-        return max((self.ms if self.own_ms is None else self.own_ms) - self.gain_ms, 0.0)
+        return max((self.ms if self.own_ms is None else self.own_ms) - self.gain_ms - self.kept_ms, 0.0)
 
     @property
     def category(self) -> str:
@@ -80,7 +82,8 @@ def _joined(losses: Sequence[Loss]) -> Loss:
     joined = replace(
         largest,
         ms=sum(loss.ms for loss in losses),
-        alone_ms=sum(loss.gain_ms for loss in losses),
+        alone_ms=sum(loss.gain_ms + loss.kept_ms for loss in losses),
+        kept_ms=sum(loss.kept_ms for loss in losses),
         own_ms=sum(loss.ms if loss.own_ms is None else loss.own_ms for loss in losses),
         reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
     )

@@ -224,6 +224,24 @@ def _notices(changes: Mapping[int, npt.NDArray[np.int64]], is_after_gap: Flags) 
     return notices
 
 
+FREE_CORES_DELAY = 0.02
+"""Largest share of the steps' time that launching threads wait for a core where they have cores of their own."""
+
+
+def has_free_cores(steps: JobSteps) -> bool:
+    """Whether the threads that launch work hardly ever wait for a core; False where that is not recorded."""
+    delay_ms = steps.host_ms[HostLoss.RUN_DELAY]
+    usual = ~steps.is_profiled
+    total = float(steps.period_ms[usual].sum())
+    return 0.0 < float(delay_ms[usual].mean(axis=1).sum()) < FREE_CORES_DELAY * total if usual.any() else False
+
+
+def interval_of(steps: JobSteps, loss: HostLoss) -> int | None:
+    """How many steps after one with this loss the next one has it, by the median; None where one has it at most."""
+    places = np.flatnonzero((steps.host_ms[loss] > 0).any(axis=1))
+    return int(np.median(np.diff(places))) if len(places) > 1 else None
+
+
 def _losses_ns(step: Step) -> dict[HostLoss, float]:
     losses = {  # phases with two names for the same thing lie within each other
         loss: float(max((step.exposed_phases.get(name, step.phases[name]) for name in _named(step, loss)), default=0))

@@ -201,6 +201,13 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 
 
+def are_to_host(copies: Sequence[CopyTime]) -> bool:
+    """Whether pageable copies from the GPU to the host take longer than those to the GPU."""
+    pageable = [copy for copy in copies if rank_kernels.is_pageable(copy.kind)]
+    to_host = sum(copy.ms for copy in pageable if "DtoH" in copy.kind)
+    return to_host > sum(copy.ms for copy in pageable) / 2
+
+
 def _pageable_share(copies: Sequence[CopyTime]) -> float:
     """Share of copies from or to pageable memory in the time of all copies over the host's link."""
     over_link = sum(copy.ms for copy in copies if rank_kernels.takes_host_link(copy.kind))

@@ -1,29 +1,23 @@
-"""Calibrated replay of a light capture: what steps take without the profiler, and without one of their costs.
+"""Calibrated replay of light captures: what steps take without the profiler, and without one of their costs.
 
-A light capture holds kernels, copies and runtime calls, no operators. CUPTI adds a cost to each runtime call, which
-differs from job to job, and leaves the rest of the host's time as it is. So one number is unknown: the cost with which
-the replayed steps take as long as the unprofiled ones before the capture. With it the replay predicts the same steps
-without blocking calls, allocations, copies, collectives or launch costs.
+CUPTI adds a cost to each runtime call, which differs from job to job, and leaves the rest of the host's time as it is.
+So one number is unknown: the cost with which the replayed steps take as long as the unprofiled ones before the capture.
+With it the replay predicts the same steps without blocking calls, allocations, copies, collectives or launch costs.
 
-The host advances from call to call, of all launching threads in order of their starts: the training thread hands over
-to autograd's thread and back. A kernel starts when its launch has returned and its stream is free. A call that waited
-for the GPU in the capture waits for the same work in the replay.
+A kernel starts when its launch has returned, its stream is free, and what its stream was made to wait for has ended. A
+call that waited for the GPU in the capture waits for the same work in the replay. A collective ends on all ranks when
+the last of them has entered it and the bytes are through, which takes as long as it took the rank that entered last in
+the capture: the shortest of the ranks' kernels.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from enum import IntFlag, StrEnum
+from collections.abc import Generator, Sequence
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
-from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
-from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, allocator_rows, blocking_copies
-from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
-from stepscope.trace.rows import distinct, on_lanes
+from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, Kind, LaunchedWork, LightCapture
+from stepscope.trace.columns import NONE
 
 BETWEEN_KERNELS_NS = 800
 """From the end of a kernel to the start of the next queued one of its stream, measured on H100 and H200."""
@@ -31,17 +25,11 @@ LAUNCH_LATENCY_NS = 4_000
 """From the return of a launch to the start of its kernel on an idle stream, measured on H200."""
 SHORTEST_LAUNCH_NS = 500
 """No launch takes less, whatever the profiler's cost is."""
-LONGEST_QUEUE = 1_000
-"""Launches that CUDA takes before the GPU has begun the first of them; the next one waits."""
-DEPENDENCY_NS = 10_000
-"""Work that could have started earlier and started this soon after work of another stream had ended waited for it."""
 MAX_CALL_COST_NS = 25_000
 """A cost of a call beyond this is not the profiler's."""
 MAX_ERROR = 0.05
 """Largest relative error of a replay from which anything is predicted."""
 
-_WAITS = re.compile(rf"{BLOCKING_CALL.pattern}|^(cuda|hip)Free$|^cuMemFree(_v2)?$")
-_MIN_ENDS = 3  # the first whole step may begin with an empty launch queue
 _FITTED = 0.002
 """Relative error at which a cost is good enough."""
 _FINEST_COST_NS = 50.0
@@ -52,64 +40,25 @@ class Removal(StrEnum):
 
     NOTHING = "nothing"
     BLOCKING_CALLS = "blocking calls"
-    """waits for the GPU, and copies that return only when they have ended, as reading a value"""
+    """waits for the GPU, and copies that return only when they have ended, as reading a value; as below"""
     ALLOCATIONS = "allocations"
     """the driver's"""
     COPIES = "copies"
+    """those from pageable memory become copies from pinned memory that nobody waits for, others are gone"""
     COLLECTIVES = "collectives"
     HOST_TIME = "host time"
     """all of it: what remains is the GPU's own time and its waits for the launches' latency"""
 
 
-class _Kind(IntFlag):
-    """What a call does."""
-
-    PLAIN = 0
-    WAITS = 1
-    """Returns only when earlier work of the GPU has ended."""
-    COPIES_AND_WAITS = 2
-    """Returns only when its own copy has ended."""
-    ALLOCATES = 4
-    ONLY_COPIES = 8
-    SYNCHRONIZES = 16
-    """Does nothing but wait."""
-
-
 _REMOVED_CALLS = {
-    Removal.BLOCKING_CALLS: _Kind.SYNCHRONIZES | _Kind.COPIES_AND_WAITS,
-    Removal.ALLOCATIONS: _Kind.ALLOCATES,
-    Removal.COPIES: _Kind.ONLY_COPIES,
+    Removal.BLOCKING_CALLS: Kind.SYNCHRONIZES | Kind.COPIES_AND_WAITS,
+    Removal.ALLOCATIONS: Kind.ALLOCATES,
+    Removal.COPIES: Kind.ONLY_COPIES | Kind.OF_COPY,
 }
 
 
-class _Work(NamedTuple):
-    """Work of the GPU; `after` is the position of that of another stream that it waited for, or NONE."""
-
-    stream: int
-    duration_ns: int
-    communicates: bool
-    after: int
-
-
-class _Call(NamedTuple):
-    """A runtime call.
-
-    Attributes:
-        before_ns: host time since the call before it had returned.
-        own_ns: its own time, without waiting for the GPU or for room in the launch queue.
-        works: positions of the work that it launches.
-        spared: streams that a waiting call did not wait for.
-    """
-
-    kind: _Kind
-    before_ns: int
-    own_ns: int
-    works: range
-    spared: frozenset[int] = frozenset()
-
-
 class Calibration(NamedTuple):
-    """How well a light capture explains unprofiled steps; times in ms, errors relative.
+    """How well light captures explain unprofiled steps; times in ms, errors relative.
 
     Attributes:
         call_cost_us: what the profiler added to each runtime call.
@@ -131,31 +80,28 @@ class Calibration(NamedTuple):
         )
 
 
-class LightCapture:
-    """Steps of a light capture, ready to be replayed.
+class LightReplay:
+    """Replay of the light captures of all ranks of a job.
 
     Attributes:
-        step_ms: mean time of its steps as recorded until the GPU has done their work, without the first, which may
-            begin with an empty launch queue.
-
-    Args:
-        trace: kernels, copies and runtime calls of one rank.
-        step_ends_ns: ends of its steps by the trace's clock; the first whole step begins at the first of them.
+        step_ms: mean captured step, of the rank on which it took longest.
 
     Raises:
-        ValueError: it has fewer than two whole steps, or none of their launches.
+        ValueError: the ranks do not launch the same collectives in the same order, or have not as many steps.
     """
 
-    def __init__(self, trace: TraceColumns, step_ends_ns: Sequence[int]) -> None:
-        if len(step_ends_ns) < _MIN_ENDS:
-            raise ValueError("a light capture needs two whole steps")
-        activities = device_activities(trace)
-        second_ns, last_ns = (_done_ns(activities, end_ns) for end_ns in (step_ends_ns[1], step_ends_ns[-1]))
-        self.step_ms = (last_ns - second_ns) / (len(step_ends_ns) - 2) / 1e6
-        self._num_steps = len(step_ends_ns) - 1
-        self._calls, self._works = _observe(trace, activities, step_ends_ns[0], step_ends_ns[-1])
-        if not self._works:
-            raise ValueError("no kernel was launched in the steps of the light capture")
+    def __init__(self, captures: Sequence[LightCapture]) -> None:
+        self._captures = captures
+        self.step_ms = max(capture.step_ms for capture in captures)
+        if len({capture.num_steps for capture in captures}) > 1:
+            raise ValueError("the ranks' light captures have not as many steps")
+        self._transfer_ns: list[int] = []
+        if len(captures) > 1:
+            orders = [[name for _, name in capture.collectives] for capture in captures]
+            if any(order != orders[0] for order in orders):
+                raise ValueError("the ranks do not launch the same collectives in the same order")
+            durations = [[capture.works[place].duration_ns for place, _ in capture.collectives] for capture in captures]
+            self._transfer_ns = [min(of_ranks) for of_ranks in zip(*durations, strict=True)]
 
     def calibrated(self, unprofiled_ms: float) -> Calibration:
         """The cost of a call with which the replayed step takes as long as unprofiled ones, by bisection."""
@@ -177,161 +123,127 @@ class LightCapture:
 
         A call that is taken away leaves the host time before it.
         """
-        removed = _REMOVED_CALLS.get(without, _Kind.PLAIN)
-        host_ns = 0.0
-        free_ns: dict[int, float] = {}  # by stream: when its last work ends
-        begun_ns: list[float] = []  # by launch: when its first work starts
-        end_ns = [0.0] * len(self._works)
-        began_ns = 0.0
-        for is_counted in (False, True):
-            for call in self._calls:
-                before, own = float(call.before_ns), call.own_ns - call_cost_ns
-                if without is Removal.HOST_TIME:
-                    before, own = 0.0, -np.inf
-                if call.kind & removed:
-                    host_ns += before
-                elif call.kind & _Kind.WAITS:
-                    waited_for = [end for stream, end in free_ns.items() if stream not in call.spared]
-                    host_ns = max(host_ns + before, *waited_for, 0.0) + max(own, 0.0)
-                elif not call.works:
-                    host_ns += max(before + own, 0.0)
+        together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
+        ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
+        began, ended = zip(*_run_together(ranks, self._transfer_ns * 2 if together else []), strict=True)
+        steps_ns: float = max(ended) - max(began)
+        return steps_ns / self._captures[0].num_steps / 1e6
+
+
+Replayed = Generator[float, float, tuple[float, float]]
+"""Gives the start of each collective, is given its end; returns when the counted steps began and ended, ns."""
+
+
+def _run_together(ranks: Sequence[Replayed], transfer_ns: Sequence[int]) -> list[tuple[float, float]]:
+    """Run the replays of all ranks: each collective ends when the last one has entered it and the bytes are through."""
+    results: list[tuple[float, float]] = []
+    starts = [_advance(rank, None, results) for rank in ranks]
+    for taken_ns in transfer_ns:
+        end_ns = max(start for start in starts if start is not None) + taken_ns
+        starts = [_advance(rank, end_ns, results) for rank in ranks]
+    return results
+
+
+def _advance(rank: Replayed, end_ns: float | None, results: list[tuple[float, float]]) -> float | None:
+    """Go on to the next collective of a rank, or to its end."""
+    try:
+        return next(rank) if end_ns is None else rank.send(end_ns)
+    except StopIteration as stop:
+        results.append(stop.value)
+        return None
+
+
+class _Act(IntEnum):
+    """What a call does in a replay."""
+
+    PLAIN = 0
+    WAIT = 1
+    LAUNCH = 2
+    LAUNCH_AND_WAIT = 3
+
+
+class _PlannedCall(NamedTuple):
+    """A call in a replay.
+
+    Attributes:
+        before_ns: host time before it, or before it and in it where it does not wait.
+        after_ns: host time of a call that waits, once it is through.
+        works: the work that it launches, with the place of each.
+    """
+
+    act: _Act
+    before_ns: float
+    after_ns: float
+    works: list[tuple[int, LaunchedWork]]
+    awaits: tuple[int, ...] | None
+    aside: int
+
+
+def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_PlannedCall]:
+    """The calls of a capture with a cost taken off each, without what a removal takes away."""
+    removed = _REMOVED_CALLS.get(without, Kind.PLAIN)
+    host = 0.0 if without is Removal.HOST_TIME else 1.0
+    launch_ns = max(capture.usual_ns - cost_ns, SHORTEST_LAUNCH_NS)
+    planned = []
+    for kind, before_ns, own_ns, places, awaits, aside in capture.calls:
+        before, own = host * before_ns, host * max(own_ns - cost_ns, -before_ns)
+        works = [(place, capture.works[place]) for place in places]
+        if kind & removed:
+            works = _pinned(works)
+            act = _Act.LAUNCH if works else _Act.PLAIN
+            planned.append(_PlannedCall(act, before + host * launch_ns * bool(works), 0.0, works, awaits, aside))
+        elif kind & Kind.WAITS:
+            planned.append(_PlannedCall(_Act.WAIT, before, max(own, 0.0), works, awaits, aside))
+        elif kind & Kind.COPIES_AND_WAITS:
+            planned.append(_PlannedCall(_Act.LAUNCH_AND_WAIT, before, max(own, 0.0), works, awaits, aside))
+        elif works:
+            at_least = max(before + own, SHORTEST_LAUNCH_NS)
+            planned.append(_PlannedCall(_Act.LAUNCH, at_least, 0.0, works, awaits, aside))
+        elif before + own > 0.0:
+            planned.append(_PlannedCall(_Act.PLAIN, before + own, 0.0, works, awaits, aside))
+    return planned
+
+
+def _pinned(works: Sequence[tuple[int, LaunchedWork]]) -> list[tuple[int, LaunchedWork]]:
+    """What a removed call leaves of its copies: what the GPU is given from pageable memory comes from pinned."""
+    return [(place, work._replace(duration_ns=work.pinned_ns)) for place, work in works if work.pinned_ns != NONE]
+
+
+def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, together: bool) -> Replayed:
+    """Replay of one rank."""
+    planned = _planned(capture, cost_ns, without)
+    host_ns = host_before_ns = began_ns = ended_ns = 0.0
+    aside_ns: dict[int, float] = {}
+    free_ns: dict[int, float] = {}  # by stream: when its last work ends
+    begun_ns: list[float] = []  # by launch: when its first work starts
+    end_ns = [0.0] * len(capture.works)
+    for _ in range(2):
+        began_ns = ended_ns
+        for act, before, after, works, awaits, aside in planned:
+            now_ns = max(aside_ns.get(aside, 0.0), host_before_ns) if aside else host_ns
+            if act is _Act.LAUNCH and len(begun_ns) >= LONGEST_QUEUE:
+                now_ns = max(now_ns, begun_ns[-LONGEST_QUEUE])
+            now_ns += before
+            for place, work in works:
+                start_ns = max(free_ns.get(work.stream, 0.0) + BETWEEN_KERNELS_NS, now_ns + LAUNCH_LATENCY_NS)
+                for awaited in work.after:
+                    start_ns = max(start_ns, end_ns[awaited])
+                if place == works[0][0]:
+                    begun_ns.append(start_ns)
+                if work.communicates and together:
+                    ends_ns = yield start_ns
                 else:
-                    if len(begun_ns) >= LONGEST_QUEUE:
-                        host_ns = max(host_ns, begun_ns[-LONGEST_QUEUE])
-                    waits = bool(call.kind & _Kind.COPIES_AND_WAITS)
-                    host_ns += before if waits else max(before + own, SHORTEST_LAUNCH_NS)
-                    for place in call.works:
-                        work = self._works[place]
-                        start_ns = max(free_ns.get(work.stream, 0.0) + BETWEEN_KERNELS_NS, host_ns + LAUNCH_LATENCY_NS)
-                        if work.after != NONE:
-                            start_ns = max(start_ns, end_ns[work.after])
-                        if place == call.works.start:
-                            begun_ns.append(start_ns)
-                        weightless = work.communicates and without is Removal.COLLECTIVES
-                        end_ns[place] = free_ns[work.stream] = start_ns + (0 if weightless else work.duration_ns)
-                    if waits:
-                        host_ns = max(host_ns, end_ns[call.works.stop - 1]) + max(own, 0.0)
-            ended_ns = max(host_ns, *free_ns.values(), 0.0)
-            if not is_counted:
-                began_ns = ended_ns
-        return (ended_ns - began_ns) / self._num_steps / 1e6
-
-
-def _done_ns(activities: Activities, step_end_ns: int) -> int:
-    """When the host has ended a step and the GPU has done what was launched by then."""
-    launched = (activities.launch_ns != NONE) & (activities.launch_ns < step_end_ns)
-    return max(step_end_ns, int(activities.end_ns[launched].max(initial=0)))
-
-
-def _observe(
-    trace: TraceColumns, activities: Activities, begin_ns: int, end_ns: int
-) -> tuple[list[_Call], list[_Work]]:
-    """Calls that start in the window, by start, and the work that they launch, in order of launch."""
-    rows, caller = _outermost_calls(trace, activities, begin_ns, end_ns)
-    number = np.full(len(trace) + 1, NONE, np.int64)
-    number[rows] = np.arange(len(rows))
-    launched_by = number[caller[activities.launch_row]]
-    launched_by[activities.launch_row == NONE] = NONE
-    launched = np.flatnonzero(launched_by != NONE)
-    launched = launched[np.lexsort((activities.start_ns[launched], launched_by[launched]))]
-    works = _works(activities, launched, trace.end_ns[rows][launched_by[launched]])
-    first = np.searchsorted(launched_by[launched], np.arange(len(rows) + 1))
-    kinds = _kinds(trace, activities, rows, launched, first)
-    return _calls(trace, activities, rows, kinds, launched, first, begin_ns), works
-
-
-def _outermost_calls(
-    trace: TraceColumns, activities: Activities, begin_ns: int, end_ns: int
-) -> tuple[IntColumn, IntColumn]:
-    """Rows of the launching threads' calls, without those inside of another; and by row of the trace its outermost."""
-    linked = activities.launch_row != NONE
-    rows = on_lanes(trace, trace.rows_of(Category.RUNTIME), distinct(activities.launch_lane[linked]).tolist())
-    rows = rows[(trace.start_ns[rows] >= begin_ns) & (trace.start_ns[rows] < end_ns)]
-    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
-    caller = np.full(len(trace) + 1, NONE, np.int64)
-    outer: dict[int, int] = {}
-    kept = []
-    for row, lane, end in zip(rows.tolist(), trace.lane[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
-        if lane not in outer or end > trace.end_ns[outer[lane]]:
-            outer[lane] = row
-            kept.append(row)
-        caller[row] = outer[lane]
-    return np.array(kept, np.int64), caller
-
-
-def _works(activities: Activities, launched: IntColumn, returned_ns: Nanoseconds) -> list[_Work]:
-    """The launched work, and which of another stream it waited for."""
-    start, end = activities.start_ns[launched], activities.end_ns[launched]
-    stream = activities.stream[launched]
-    free = np.zeros(len(launched), np.int64)
-    for one in distinct(stream).tolist():
-        own = np.flatnonzero(stream == one)
-        own = own[np.argsort(start[own], kind="stable")]
-        free[own[1:]] = end[own[:-1]]
-    could_start = np.maximum(free + BETWEEN_KERNELS_NS, returned_ns + LAUNCH_LATENCY_NS)
-    by_end = np.argsort(end, kind="stable")
-    before = by_end[np.maximum(np.searchsorted(end[by_end], start, side="right") - 1, 0)]
-    waited = (start > could_start + DEPENDENCY_NS) & (start - end[before] <= DEPENDENCY_NS)
-    waited &= (stream[before] != stream) & (before < np.arange(len(launched))) & (end[before] <= start)
-    after = np.where(waited, before, NONE)
-    communicates = activities.work[launched] == Work.COMMUNICATION
-    columns = (stream.tolist(), (end - start).tolist(), communicates.tolist(), after.tolist())
-    return [_Work(*values) for values in zip(*columns, strict=True)]
-
-
-def _kinds(
-    trace: TraceColumns, activities: Activities, rows: IntColumn, launched: IntColumn, first: IntColumn
-) -> IntColumn:
-    """By call: its kind."""
-    kinds = np.where(trace.named(rows, _WAITS.search), _Kind.WAITS, _Kind.PLAIN).astype(np.int64)
-    kinds[trace.named(rows, BLOCKING_CALL.search)] |= _Kind.SYNCHRONIZES
-    kinds[np.isin(rows, allocator_rows(trace))] |= _Kind.ALLOCATES
-    launches = first[1:] > first[:-1]
-    kinds[launches] &= ~_Kind.WAITS
-    call_of = np.repeat(np.arange(len(rows)), np.diff(first))
-    blocking = np.isin(launched, blocking_copies(trace, activities))
-    kinds[call_of[blocking]] |= _Kind.COPIES_AND_WAITS
-    others = np.zeros(len(rows), np.bool_)
-    others[call_of[activities.work[launched] != Work.COPY]] = True
-    kinds[launches & ~others] |= _Kind.ONLY_COPIES
-    return kinds
-
-
-def _calls(
-    trace: TraceColumns,
-    activities: Activities,
-    rows: IntColumn,
-    kinds: IntColumn,
-    launched: IntColumn,
-    first: IntColumn,
-    begin_ns: int,
-) -> list[_Call]:
-    """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out."""
-    starts, ends = trace.start_ns[rows], trace.end_ns[rows]
-    only_launches = (first[1:] > first[:-1]) & (kinds & _Kind.COPIES_AND_WAITS == 0)
-    usual_ns = int(np.median((ends - starts)[only_launches])) if only_launches.any() else 0
-    begun_ns: list[int] = []
-    last_end: dict[int, int] = {}  # by stream, of the work launched so far
-    calls = []
-    returned = begin_ns
-    of_calls = zip(starts.tolist(), ends.tolist(), kinds.tolist(), first[:-1].tolist(), first[1:].tolist(), strict=True)
-    work_start, work_end = activities.start_ns[launched].tolist(), activities.end_ns[launched].tolist()
-    stream = activities.stream[launched].tolist()
-    for start, end, kind, place, stop in of_calls:
-        spared = frozenset[int]()
-        waited_until = start
-        if kind & _Kind.WAITS:
-            spared = frozenset(one for one, ended in last_end.items() if ended > end)
-            waited_until = max((ended for one, ended in last_end.items() if one not in spared), default=start)
-        elif kind & _Kind.COPIES_AND_WAITS:
-            waited_until = min(work_end[stop - 1], end)
-        own = max(end - max(start, waited_until, returned), 0)
-        if stop > place:
-            if len(begun_ns) >= LONGEST_QUEUE and begun_ns[-LONGEST_QUEUE] > start:
-                own = min(own, usual_ns)
-            begun_ns.append(work_start[place])
-        calls.append(_Call(_Kind(kind), max(start - returned, 0), own, range(place, stop), spared))
-        returned = max(returned, end)
-        for one, ended in zip(stream[place:stop], work_end[place:stop], strict=True):
-            last_end[one] = max(last_end.get(one, 0), ended)
-    return calls
+                    is_gone = work.communicates and without is Removal.COLLECTIVES
+                    ends_ns = start_ns + (0 if is_gone else work.duration_ns)
+                end_ns[place] = free_ns[work.stream] = ends_ns
+            if act is _Act.LAUNCH_AND_WAIT:
+                now_ns = max(now_ns, ends_ns) + after
+            elif act is _Act.WAIT:
+                awaited_ns = free_ns.values() if awaits is None else [end_ns[place] for place in awaits]
+                now_ns = max(now_ns, *awaited_ns, 0.0) + after
+            if aside:
+                aside_ns[aside] = now_ns
+            else:
+                host_before_ns, host_ns = host_ns, now_ns
+        ended_ns = max(host_ns, *free_ns.values(), 0.0)
+    return began_ns, ended_ns

@@ -75,6 +75,7 @@ _CLAUSES = {
     "small_message_share": "{value} of the transfer time is in small messages",
     "small_messages_per_step": "{value} per step",
     "arrivals_unknown": "arrivals are unknown for {value} of communication",
+    "gradients_checked_for_nan": "{value} of the backward pass's operators are followed by a check for NaN",
     "recomputed_share_of_flops": "{value} of the FLOPs are recomputed",
     "no_tensor_cores_share": "matrix kernels without tensor cores take {value} of the profiled steps",
     "unfused_share": "element-wise chains that are not fused take {value} of the profiled steps",

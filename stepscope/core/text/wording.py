@@ -53,6 +53,7 @@ _METRIC_TITLES = {
     "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",
     "kernels_slower_by": "Kernel time against the peers'",
     "share_of_time_slower_by_about_that": "Kernel time slower by about that factor",
+    "gradients_checked_for_nan": "operators of the backward pass followed by a check for NaN",
     "recomputed_share_of_flops": "FLOPs that are recomputed",
     "no_tensor_cores_share": "Time in matrix kernels without tensor cores",
     "inefficient_kernels_share": "Time in kernels far from their limit",

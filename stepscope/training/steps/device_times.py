@@ -70,8 +70,14 @@ class DeviceStep:
 
 def is_capturing_graph() -> bool:
     """Whether the current stream captures a CUDA graph: to ask for any event then breaks the capture."""
+    cuda = _cuda_in_use()
+    return cuda is not None and bool(cuda.is_current_stream_capturing())
+
+
+def _cuda_in_use() -> Any:
+    """torch.cuda, where this process has used CUDA; torch may be imported later than this module."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 class DeviceClock:
@@ -81,7 +87,6 @@ class DeviceClock:
     """
 
     def __init__(self) -> None:
-        self._cuda: Any = None
         self._has_failed = False
         self._last_end: Mark = None
         self._stream_key: Any = None
@@ -99,13 +104,11 @@ class DeviceClock:
         return None if self._last_end is None else DeviceStep(begin, self._last_end)
 
     def _mark(self) -> Mark:
-        cuda = self._cuda
-        if cuda is None:  # torch may be imported later than this
-            cuda = self._cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or self._has_failed:
+        if self._has_failed:
             return None
         try:
-            if not cuda.is_initialized() or cuda.is_current_stream_capturing():
+            cuda = _cuda_in_use()
+            if cuda is None or is_capturing_graph():
                 return None
             stream = self._current_stream(cuda)
             kept = self._kept[stream.device_index]

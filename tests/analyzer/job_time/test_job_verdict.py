@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.training_settings import LoaderSettings
+from stepscope.core.documents.training_settings import LoaderSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.job_time.records import MS, captured, rank_steps
@@ -46,7 +45,10 @@ def _analysed(
     records = rank_steps(0, lengths, lambda index: captured(4, 6)(index) | more(index))
     steps = job_steps([records])
     assert steps is not None
-    return analyse(trace or _trace(), context=JobContext(run=RunFacts(steps, num_cpus=num_cpus, loaders=loaders)))
+    return analyse(
+        trace or _trace(),
+        context=JobContext(run=RunFacts(steps, num_cpus=num_cpus), settings=TrainingSettings(loaders=list(loaders))),
+    )
 
 
 def test_idle_time_that_only_the_capture_has_is_no_bottleneck() -> None:
@@ -91,7 +93,7 @@ def test_recorded_waits_are_a_loss_as_far_as_the_gpu_can_have_been_idle() -> Non
     [
         ([LoaderSettings(True, 2)], "num_workers=9 (now 2)", [Reason.STARVED]),
         ([LoaderSettings(False, 1), LoaderSettings(True, 2)], "num_workers=9 (now 2)", [Reason.STARVED]),
-        ([LoaderSettings(True, 0)], REMEDIES[Reason.NO_WORKERS], [Reason.STARVED, Reason.NO_WORKERS]),
+        ([LoaderSettings(True, 0)], "num_workers=5 (now 0)", [Reason.STARVED, Reason.NO_WORKERS]),
         (
             [LoaderSettings(True, 1), LoaderSettings(True, 2)],
             "raise num_workers to 4.4 times what it is, and prefetch_factor",

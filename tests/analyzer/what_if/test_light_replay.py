@@ -11,31 +11,106 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightCapture, Removal
+from stepscope.analyzer.what_if.light_capture import LightCapture
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightReplay, Removal
 from stepscope.trace.reading import read_ranks
+from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, COPY_STREAM
 from tests.analyzer.what_if.light_jobs import (
+    EVENT_SYNC,
     FREES,
     GPU_BOUND,
     HOST_BOUND,
+    OVERLAPS,
+    PREFETCHES,
     READS,
     SYNCHRONIZES,
     TWO_STREAMS,
     Op,
     light_capture,
+    light_captures,
     simulated,
+    simulated_ranks,
+    steady_ms,
     unprofiled_ms,
     without,
 )
 
 
 @pytest.mark.parametrize("cost_us", [0.0, 4.0, 11.0])
-@pytest.mark.parametrize("ops", [HOST_BOUND, READS, SYNCHRONIZES, FREES, TWO_STREAMS])
+@pytest.mark.parametrize("ops", [HOST_BOUND, READS, SYNCHRONIZES, FREES, EVENT_SYNC, PREFETCHES])
 def test_the_cost_of_a_call_is_found_where_the_host_counts(ops: list[Op], cost_us: float) -> None:
     fit = light_capture(ops, cost_us).calibrated(unprofiled_ms(ops))
     assert fit.is_sound
     assert fit.captured_error == pytest.approx(0, abs=0.01)
     assert fit.step_ms == pytest.approx(unprofiled_ms(ops), rel=0.01)
     assert fit.call_cost_us == pytest.approx(cost_us, abs=0.7)
+
+
+@pytest.mark.parametrize("cost_us", [0.0, 4.0, 11.0])
+@pytest.mark.parametrize("ops", [GPU_BOUND, TWO_STREAMS, OVERLAPS])
+def test_where_the_gpu_counts_too_the_steps_are_met(ops: list[Op], cost_us: float) -> None:
+    fit = light_capture(ops, cost_us).calibrated(unprofiled_ms(ops))
+    assert fit.captured_error == pytest.approx(0, abs=0.005)
+    assert fit.step_ms == pytest.approx(unprofiled_ms(ops), rel=0.005)
+
+
+_PLAIN_RANK = [*[Op(8, gpu=12)] * 30, Op(3, "collective", 60, COMMUNICATION_STREAM, COMPUTE_STREAM)]
+_PLAIN_RANK += [Op(5, gpu=10, after_stream=COMMUNICATION_STREAM), *[Op(8, gpu=6)] * 10]
+_READING_RANK = [*[Op(8, gpu=12), Op(4, "read", 2)] * 30, *_PLAIN_RANK[30:]]
+
+
+@pytest.mark.parametrize("costs_us", [(0.0, 0.0), (6.0, 6.0)])
+def test_the_rank_that_is_late_holds_up_the_others_until_its_cause_is_gone(costs_us: tuple[float, float]) -> None:
+    bare = steady_ms(*simulated_ranks([_PLAIN_RANK, _READING_RANK], (0.0, 0.0)))
+    replay = light_captures(*simulated_ranks([_PLAIN_RANK, _READING_RANK], costs_us))
+    fit = replay.calibrated(bare)
+    assert fit.captured_error == pytest.approx(0, abs=0.01)
+    assert fit.step_ms == pytest.approx(bare, rel=0.01)
+    assert fit.call_cost_us == pytest.approx(costs_us[0], abs=0.7)
+    mended = [_PLAIN_RANK, without(_READING_RANK, "read")]
+    expected = steady_ms(*simulated_ranks(mended, (0.0, 0.0)))
+    assert expected < 0.8 * bare
+    assert replay.replayed_ms(1e3 * fit.call_cost_us, Removal.BLOCKING_CALLS) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_collective_takes_as_long_as_on_the_rank_that_enters_last() -> None:
+    ranks = [[*[Op(8, gpu=50)] * 20, *_PLAIN_RANK[30:]], [*[Op(8, gpu=20)] * 20, *_PLAIN_RANK[30:]]]
+    replay = light_captures(*simulated_ranks(ranks, (0.0, 0.0)))
+    without_ms = [unprofiled_ms([replace(op, gpu=op.gpu % 60) for op in own]) for own in ranks]
+    assert replay.replayed_ms(0.0, Removal.COLLECTIVES) == pytest.approx(max(without_ms), rel=0.01)
+
+
+def test_ranks_that_launch_other_collectives_are_not_replayed_together() -> None:
+    two = simulated_ranks([_PLAIN_RANK, _READING_RANK], (0.0, 0.0))
+    with pytest.raises(ValueError, match="the same collectives"):
+        light_captures(two[0], simulated(OVERLAPS))
+
+
+_OPS = st.one_of(
+    st.builds(Op, st.integers(1, 40), st.just("kernel"), st.integers(1, 60)),
+    st.builds(Op, st.integers(1, 20), st.just("kernel"), st.integers(1, 30), st.just(COPY_STREAM)),
+    st.builds(Op, st.integers(1, 20), st.just("kernel"), st.integers(1, 30), after_stream=st.just(COPY_STREAM)),
+    st.builds(Op, st.integers(1, 20), st.sampled_from(["read", "sync", "free"]), st.integers(1, 5)),
+)
+_COLLECTIVE = Op(3, "collective", 50, COMMUNICATION_STREAM, COMPUTE_STREAM)
+
+
+@given(
+    st.lists(st.tuples(st.lists(_OPS, min_size=3, max_size=12), st.integers(0, 12)), min_size=1, max_size=3),
+    st.integers(0, 2),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_job_is_replayed_as_captured_and_gains_from_what_is_taken_away(
+    ranks: list[tuple[list[Op], int]], num_collectives: int
+) -> None:
+    num_collectives = max(num_collectives, len(ranks) > 1)  # what binds ranks together
+    ops = [[*own, *[_COLLECTIVE, *own[:3]] * num_collectives] for own, _ in ranks]
+    replay = light_captures(*simulated_ranks(ops, [cost for _, cost in ranks]))
+    kept_ms = replay.replayed_ms(0.0)
+    assert kept_ms == pytest.approx(replay.step_ms, rel=0.02)
+    assert replay.replayed_ms(2_000.0) <= 1.001 * kept_ms
+    for removal in Removal:
+        assert replay.replayed_ms(0.0, removal) <= 1.001 * kept_ms
 
 
 @pytest.mark.parametrize(
@@ -45,6 +120,8 @@ def test_the_cost_of_a_call_is_found_where_the_host_counts(ops: list[Op], cost_u
         (SYNCHRONIZES, Removal.BLOCKING_CALLS, without(SYNCHRONIZES, "sync")),
         (FREES, Removal.ALLOCATIONS, without(FREES, "free")),
         (TWO_STREAMS, Removal.COLLECTIVES, [replace(op, gpu=op.gpu % 100) for op in TWO_STREAMS]),
+        (EVENT_SYNC, Removal.BLOCKING_CALLS, without(EVENT_SYNC, "event sync")),
+        (PREFETCHES, Removal.COPIES, [op for op in PREFETCHES if op.kind != "prefetch"]),
         (HOST_BOUND, Removal.BLOCKING_CALLS, HOST_BOUND),
         (GPU_BOUND, Removal.BLOCKING_CALLS, GPU_BOUND),
     ],
@@ -78,15 +155,17 @@ def test_steps_that_no_cost_of_a_call_explains_give_no_prediction() -> None:
 
 
 def test_calls_inside_another_and_of_threads_that_launch_nothing_do_not_count() -> None:
-    trace, ends, _ = simulated(HOST_BOUND, 4.0)
-    plain_ms = LightCapture(trace.build(), ends).replayed_ms(0)
+    job = simulated(HOST_BOUND, 4.0)
+    trace, ends = job.trace, job.ends
+    plain_ms = light_captures(job).replayed_ms(0)
     for start in range(ends[0], ends[-1], 50_000):
         trace.runtime("cudaEventQuery", start, start + 40_000, thread=99)
-    assert LightCapture(trace.build(), ends).replayed_ms(0) == plain_ms
+    assert light_captures(job).replayed_ms(0) == plain_ms
 
 
 def test_a_capture_without_whole_steps_or_launches_is_refused() -> None:
-    trace, ends, _ = simulated(HOST_BOUND)
+    job = simulated(HOST_BOUND)
+    trace, ends = job.trace, job.ends
     with pytest.raises(ValueError, match="two whole steps"):
         LightCapture(trace.build(), ends[:2])
     with pytest.raises(ValueError, match="no kernel"):
@@ -122,8 +201,8 @@ def test_a_recorded_job_that_the_host_bounds_gains_nothing_without_its_blocking_
     assert capture.replayed_ms(1e3 * fit.call_cost_us, Removal.BLOCKING_CALLS) > 0.97 * fit.step_ms
 
 
-def _recorded(shared_traces: Path, name: str) -> LightCapture:
+def _recorded(shared_traces: Path, name: str) -> LightReplay:
     truth = json.loads((shared_traces / "light" / "truth.json").read_text())[name]
     ends = np.array(truth["step_ends_ns"])[truth["first_captured"] : truth["capture_ended_in"]]
     (trace,) = read_ranks(shared_traces / "light" / f"{name}.json.gz")
-    return LightCapture(trace, ends.tolist())
+    return LightReplay([LightCapture(trace, ends.tolist())])

@@ -23,7 +23,7 @@ _LONG_NS = 10**10
 _Step: Any = None
 
 
-class _Images(torch.nn.Module):  # type: ignore[misc]
+class _Images(torch.nn.Module):  # type: ignore[misc, name-defined]
     """A convolution and causal attention."""
 
     def __init__(self) -> None:

@@ -182,7 +182,7 @@ def test_loaders_are_known_once_they_gave_a_batch() -> None:
 
 
 def test_a_dataset_that_may_do_anything_is_not_in_memory() -> None:
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
         def __iter__(self) -> Iterator[Any]:
             return iter([1, 2])
 

@@ -1,0 +1,465 @@
+"""Communication that can be avoided or made cheaper: its changes as models of headroom, by replay of the ranks' traces.
+
+Each is seen in the calls themselves: gradients of the same sizes reduced in every backward pass of a step, reductions
+of float32 for compute in 16 bits, many calls that are mostly latency. A replay without them, or with other sizes, also
+tells what of it compute hides today and would hide then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from stepscope.analyzer.collectives.calls import Call
+from stepscope.analyzer.headroom.changes import Changed, JobFacts, KnownChange
+from stepscope.analyzer.headroom.step_model import Span, StepModel
+from stepscope.analyzer.intervals import Intervals, clip, empty, join
+from stepscope.analyzer.job_time.loss import REPLAY
+from stepscope.analyzer.what_if import changed_communication as changed
+from stepscope.analyzer.what_if.changed_communication import CostBounds, TransferCost
+from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR
+from stepscope.analyzer.what_if.predictions import MAX_SLOTS
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
+from stepscope.core.documents.analysis import Headroom, PredictedFix, Verdict
+from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary import Cause, Change
+
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+_OF_GRADIENTS = frozenset({"float", "double", "half", "bfloat16"})
+_LEAST_PART = 0.01
+"""Of a step's largest reduction: smaller ones are losses, norms and flags."""
+
+BUCKET_BYTES = 100 * 2**20
+"""Size of a bucket that is advised."""
+_LEAST_UNITS = 4
+"""Of a model that are left when small ones are merged: each is gathered while another computes."""
+_LATENCY_PART = 0.5
+"""Of a gather's time from which its unit is too small."""
+
+
+class GradientCall(NamedTuple):
+    """A reduction of gradients: the number of its communication in the replay, and the call."""
+
+    number: int
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The communication of a job, ready to be replayed otherwise.
+
+    Attributes:
+        calls: by number of the communication, on the job's clock.
+        first: by rank, its first number.
+        replayed_ms: the step of the unchanged replay.
+    """
+
+    model: ReplayModel
+    facts: JobFacts
+    calls: list[Call]
+    first: dict[int, int]
+    replayed_ms: float
+
+    def steps(self, kinds: frozenset[str] = _REDUCTIONS) -> Iterator[tuple[int, list[GradientCall]]]:
+        """Of each rank and step its large calls of these kinds among data-parallel ranks, in issue order."""
+        for rank, begin in self.first.items():
+            by_step: dict[int, list[GradientCall]] = defaultdict(list)
+            for place, call in enumerate(self.facts.views[rank].calls):
+                if call.kind in kinds and call.step >= 0 and call.dimension in ("dp", None) and call.num_bytes:
+                    by_step[call.step].append(GradientCall(begin + place, call))
+            for step in sorted(by_step):
+                own = [one for one in by_step[step] if one.call.dtype is None or one.call.dtype in _OF_GRADIENTS]
+                largest = max((one.call.num_bytes or 0 for one in own), default=0)
+                yield rank, [one for one in own if (one.call.num_bytes or 0) >= _LEAST_PART * largest]
+
+    def cost(self, kind: str) -> CostBounds | None:
+        """What a transfer of a kind takes."""
+        chosen = [place for place, call in enumerate(self.calls) if call.kind == kind and call.num_bytes]
+        took = self.model.base.transfer_ns[chosen]
+        return changed.fitted_cost([self.calls[place].num_bytes or 0 for place in chosen], took.tolist())
+
+    def ratio(self, scenario: Scenario) -> float:
+        """Step of a scenario over that of the unchanged replay."""
+        return self.model.step_ms(scenario) / self.replayed_ms
+
+
+def exchange_of(facts: JobFacts) -> Exchange | None:
+    """The communication of a job; None for one rank, or where its traces cannot be replayed."""
+    if len(facts.views) < 2 or facts.replay is None or not any(view.calls for view in facts.views.values()):
+        return None
+    model = facts.replay()
+    if model is None or model.graph.num_slots > MAX_SLOTS:
+        return None
+    replayed_ms, measured_ms = model.step_ms(model.base), model.measured_ms()
+    if min(replayed_ms, measured_ms) <= 0 or abs(replayed_ms / measured_ms - 1) > MAX_MODEL_ERROR:
+        return None
+    parts = model.graph.layout.parts
+    calls = [call for rank in parts for call in facts.views[rank].calls]
+    return Exchange(model, facts, calls, {rank: part.first_communication for rank, part in parts.items()}, replayed_ms)
+
+
+class Saving(NamedTuple):
+    """What a change of communication saves.
+
+    Attributes:
+        ratios: the step after it over the step before it; several where an input is unknown.
+        why: what it replaces, in one clause.
+    """
+
+    ratios: list[float]
+    why: str
+
+
+def _applied(change: Change, saving: Saving, step: StepModel, _facts: JobFacts) -> Changed | None:
+    """The step after a change whose saving is known; None if it gains nothing."""
+    least, most = min(saving.ratios), min(max(saving.ratios), 1.0)
+    if least >= 1.0:
+        return None
+    best, worst = (_shorter(step, step.base_ms * (1.0 - ratio)) for ratio in (least, most))
+    shorter = replace(
+        best,
+        exposed_ms=_hull(best.exposed_ms, worst.exposed_ms),
+        outside_ms=_hull(best.outside_ms, worst.outside_ms),
+        host_ms=_hull(best.host_ms, worst.host_ms),
+        done=step.done | {change},
+    )
+    return Changed(shorter, saving.why, _REPLAY_ERROR, basis=REPLAY)
+
+
+def _hull(one: Span, other: Span) -> Span:
+    return Span(min(one.least, other.least), max(one.most, other.most))
+
+
+def _shorter(step: StepModel, gain_ms: float) -> StepModel:
+    """A step with less communication exposed and, for what is left of the gain, less time outside of all parts.
+
+    The replay includes the host, so that it bounds what the host needs.
+    """
+    from_exposed = min(gain_ms, step.exposed_ms.least)
+    rest = gain_ms - from_exposed
+    outside = Span(*(max(end - rest, 0.0) for end in step.outside_ms))
+    most = max(step.step_ms.most - gain_ms - step.lost_ms - outside.least, 0.0)
+    return replace(
+        step,
+        exposed_ms=Span(*(end - from_exposed for end in step.exposed_ms)),
+        outside_ms=outside,
+        host_ms=Span(*(min(end, most) for end in step.host_ms)),
+    )
+
+
+# Gradients of several micro-batches
+
+
+class _Repeats(NamedTuple):
+    """Reductions of a step that only the last backward pass needs.
+
+    Attributes:
+        avoidable: numbers of the communications of all passes before.
+        until_ns: by rank and step, when the last pass begins, on the job's clock.
+    """
+
+    avoidable: list[int]
+    passes: int
+    num_bytes: int
+    before_last: dict[int, Intervals]
+
+
+def _repeats(exchange: Exchange) -> _Repeats | None:
+    """The same reductions in several backward passes of a step; None unless each step of each rank has them."""
+    avoidable: list[int] = []
+    seen: set[int] = set()
+    num_bytes = 0
+    spans: dict[int, Intervals] = defaultdict(empty)
+    for rank, own in exchange.steps():
+        passes = _passes_of(exchange, rank, [one.call for one in own])
+        if passes is None:
+            return None
+        seen.add(passes)
+        size = len(own) // passes
+        avoidable += [one.number for one in own[:-size]]
+        num_bytes = max(num_bytes, sum(one.call.num_bytes or 0 for one in own[-size:]))
+        offset = exchange.model.graph.layout.parts[rank].offset_ns
+        view = exchange.facts.views[rank]
+        step = np.searchsorted(view.window.boundary_ns, own[0].call.start_ns, side="right") - 1
+        begin = int(view.window.step_bounds_ns[max(int(step), 0)]) + offset
+        forwards = view.reducer.forwards_ns
+        place = int(np.searchsorted(forwards, own[-size].call.start_ns + offset, side="right")) - 1
+        end = int(forwards[place]) if place >= 0 else own[-size].call.start_ns + offset
+        spans[rank] = join(spans[rank], clip(view.reducer.copies, begin, max(begin, end)))
+    if len(seen) != 1:
+        return None
+    return _Repeats(avoidable, seen.pop(), num_bytes, dict(spans))
+
+
+def _passes_of(exchange: Exchange, rank: int, calls: list[Call]) -> int | None:
+    """Backward passes of a step that reduce the same gradients before one update; None unless there are several.
+
+    Buckets of equal sizes look the same in one pass, so that the passes must be known: by the forward passes between
+    which the calls lie, or by the settings.
+    """
+    offset = exchange.model.graph.layout.parts[rank].offset_ns
+    reducer = exchange.facts.views[rank].reducer
+    starts = np.array([call.start_ns for call in calls], np.int64) + offset
+    if not len(starts) or _is_between(reducer.updates_ns, starts[0], starts[-1]):
+        return None
+    pass_of = np.searchsorted(reducer.forwards_ns, starts, side="right")
+    settings = exchange.facts.settings
+    backward = None if settings is None else settings.backward
+    if len(reducer.forwards_ns):
+        sizes = [len(list(group)) for _, group in itertools.groupby(pass_of.tolist())]
+        passes = len(sizes) if len(set(sizes)) == 1 else 1
+    else:
+        passes = 1 if backward is None else backward.synchronized_passes or 1
+    if passes < 2 or len(calls) % passes:
+        return None
+    size = len(calls) // passes
+    keys = [(call.kind, call.num_bytes, call.group, call.dtype) for call in calls]
+    return passes if all(keys[place] == keys[place % size] for place in range(len(keys))) else None
+
+
+def _is_between(times: np.typing.NDArray[np.int64], first: int, last: int) -> bool:
+    return bool(((times > first) & (times < last)).any())
+
+
+def _no_sync(exchange: Exchange) -> Saving | None:
+    repeats = _repeats(exchange)
+    if repeats is None:
+        return None
+    scenario = changed.without_calls(exchange.model.base, repeats.avoidable)
+    scenario = changed.without_spans(exchange.model, scenario, repeats.before_last)
+    why = (
+        f"the same gradients ({repeats.num_bytes / 1e6:,.1f} MB) are reduced in each of {repeats.passes} micro-batches"
+    )
+    return Saving([exchange.ratio(scenario)], why)
+
+
+# Buckets
+
+
+def _larger_buckets(exchange: Exchange) -> Saving | None:
+    cost = exchange.cost("all_reduce")
+    if cost is None or not _is_ddp(exchange.facts):
+        return None
+    groups = [
+        group for rank, own in exchange.steps(frozenset({"all_reduce"})) for group in _buckets(exchange, rank, own)
+    ]
+    if all(len(group) == 1 for group in groups):
+        return None
+    ratios = _ratios(exchange, groups, cost, by_last=True)
+    sizes = [exchange.calls[number].num_bytes or 0 for group in groups for number in group]
+    num_steps = max(len({exchange.calls[number].step for group in groups for number in group}), 1)
+    per_step = len(sizes) / num_steps / len(exchange.first)
+    why = f"{per_step:,.0f} reductions a step of {np.mean(sizes) / 1e6:,.2f} MB, which are mostly latency"
+    return Saving(ratios, why)
+
+
+def _is_ddp(facts: JobFacts) -> bool:
+    has_settings = facts.settings is not None and bool(facts.settings.ddp)
+    return has_settings or any(len(view.reducer.forwards_ns) for view in facts.views.values())
+
+
+def _buckets(exchange: Exchange, rank: int, own: list[GradientCall]) -> list[list[int]]:
+    """Consecutive reductions of a step that fit into one bucket; none reaches into another backward pass."""
+    offset = exchange.model.graph.layout.parts[rank].offset_ns
+    forwards = exchange.facts.views[rank].reducer.forwards_ns
+    groups: list[list[int]] = []
+    held, before = 0, None
+    for number, call in own:
+        key = int(np.searchsorted(forwards, call.start_ns + offset, side="right")), call.group, call.dtype
+        num_bytes = call.num_bytes or 0
+        if key != before or held + num_bytes > BUCKET_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held, before = held + num_bytes, key
+    return groups
+
+
+def _ratios(exchange: Exchange, groups: list[list[int]], cost: CostBounds, *, by_last: bool) -> list[float]:
+    distinct: list[TransferCost] = list(dict.fromkeys(cost))
+    return [
+        exchange.ratio(changed.with_merged_calls(exchange.model.base, groups, one, by_last=by_last)) for one in distinct
+    ]
+
+
+# Search for unused parameters
+
+
+def _no_search(exchange: Exchange) -> Saving | None:
+    """Without the walk over the graph and the reduction of its result, where all parameters are used."""
+    facts = exchange.facts
+    if not any(len(view.reducer.searches) for view in facts.views.values()):
+        return None
+    maps = [number for number, call in enumerate(exchange.calls) if call.kind == "all_reduce" and call.dtype == "int"]
+    if not maps or not _uses_all(exchange, maps):
+        return None
+    scenario = changed.without_calls(exchange.model.base, maps)
+    searches = {rank: view.reducer.searches for rank, view in facts.views.items()}
+    scenario = changed.without_spans(exchange.model, scenario, searches)
+    spent = np.mean(
+        [view.reducer.searches.total / max(len(view.window.boundary_ns), 1) for view in facts.views.values()]
+    )
+    why = f"the search takes {spent / 1e6:,.1f} ms a step, and all parameters are used"
+    return Saving([exchange.ratio(scenario)], why)
+
+
+def _uses_all(exchange: Exchange, maps: list[int]) -> bool:
+    """Whether each backward pass accumulates as many gradients as the map of used parameters has entries."""
+    for rank, view in exchange.facts.views.items():
+        offset = exchange.model.graph.layout.parts[rank].offset_ns
+        own = [exchange.calls[number] for number in maps if exchange.calls[number].rank == rank]
+        for call in own:
+            began = view.reducer.forwards_ns[view.reducer.forwards_ns <= call.start_ns + offset]
+            since = int(began[-1]) if len(began) else None
+            if since is None:
+                return False
+            accumulated = view.reducer.accumulated_ns
+            following = view.reducer.forwards_ns[view.reducer.forwards_ns > since]
+            until = int(following[0]) if len(following) else np.iinfo(np.int64).max
+            num_used = int(((accumulated >= since) & (accumulated < until)).sum())
+            if num_used < (call.num_bytes or 0) // 4:
+                return False
+    return True
+
+
+# Fewer bytes
+
+
+def _half_gradients(exchange: Exchange) -> Saving | None:
+    """Gradients of float32 reduced in 16 bits, where compute is in 16 bits: on GPUs, which convert them in passing."""
+    if not exchange.model.on_device or not _computes_in_half(exchange.facts):
+        return None
+    numbers = [one.number for _, own in exchange.steps() for one in own if one.call.dtype == "float"]
+    kinds = {exchange.calls[number].kind for number in numbers}
+    if len(kinds) != 1 or (cost := exchange.cost(kinds.pop())) is None:
+        return None
+    sizes = [call.num_bytes or 0 for call in exchange.calls]
+    base = exchange.model.base
+    ratios = [exchange.ratio(changed.with_fewer_bytes(base, numbers, sizes, one, 0.5)) for one in cost]
+    mean = np.mean([sizes[number] for number in numbers])
+    why = f"gradients are reduced in float32, {mean / 1e6:,.1f} MB at a time, of compute in 16 bits"
+    return Saving(ratios, why)
+
+
+def _computes_in_half(facts: JobFacts) -> bool:
+    settings = facts.settings
+    if settings is None:
+        return False
+    types = set(settings.autocast.values()) | set(settings.backward.compute_types if settings.backward else ())
+    return bool(types & {"bfloat16", "float16"}) and "float32" not in (
+        settings.backward.compute_types if settings.backward else []
+    )
+
+
+# Sharding units
+
+
+def _larger_units(exchange: Exchange) -> Saving | None:
+    """Units of FSDP that are mostly latency, merged into larger ones."""
+    gathers, scatters = exchange.cost("all_gather"), exchange.cost("reduce_scatter")
+    if gathers is None or scatters is None:
+        return None
+    ratios = []
+    factor = _units_to_merge(exchange, gathers)
+    if factor < 2:
+        return None
+    for by_gather, by_scatter in dict.fromkeys(zip(gathers, scatters, strict=True)):
+        scenario = exchange.model.base
+        for kind, one, by_last in (("all_gather", by_gather, False), ("reduce_scatter", by_scatter, True)):
+            groups = [
+                [each.number for each in own[place : place + factor]]
+                for _, own in exchange.steps(frozenset({kind}))
+                for place in range(0, len(own), factor)
+            ]
+            scenario = changed.with_merged_calls(scenario, groups, one, by_last=by_last)
+        ratios.append(exchange.ratio(scenario))
+    why = f"gathers of small units are mostly latency: {factor} units as one"
+    return Saving(ratios, why)
+
+
+def _units_to_merge(exchange: Exchange, cost: CostBounds) -> int:
+    """How many neighbouring units to make one, by the layers of the model or so that enough are left; 1: none."""
+    sizes = [len(own) for _, own in exchange.steps(frozenset({"reduce_scatter"}))]
+    mean = np.mean([call.num_bytes or 0 for call in exchange.calls if call.kind == "all_gather"])
+    line = cost.least_latency
+    if not sizes or line.latency_ns < _LATENCY_PART * line.of(float(mean)):
+        return 1
+    num_units = min(sizes)
+    fsdp = exchange.facts.settings.fsdp if exchange.facts.settings is not None else []
+    num_layers = next((one.num_layers for one in fsdp if one.num_layers), None)
+    wanted = num_layers if num_layers is not None and num_layers < num_units else _LEAST_UNITS
+    return max(num_units // max(wanted, _LEAST_UNITS), 1)
+
+
+def _layer_units(step: StepModel, facts: JobFacts) -> Changed | None:
+    """The whole model as one unit of FSDP: by layers, most of a gather hides behind the compute of another layer."""
+    fsdp = facts.settings.fsdp if facts.settings is not None else []
+    layers = fsdp[0].num_layers if len(fsdp) == 1 and fsdp[0].num_units == 1 else None
+    if not layers or layers < 2 or step.kernels is None:
+        return None
+    exposed, compute = step.exposed_ms.middle, step.compute_ms.middle
+    left = exposed / layers + max(exposed * (1 - 1 / layers) - compute, 0.0)
+    if left >= exposed:
+        return None
+    why = f"the parameters of {counted(layers, 'layer')} are gathered at once, before any of them computes"
+    saving = Saving([1.0 - (exposed - left) / step.base_ms], why)
+    return _applied(Change.SHARDING_UNITS, saving, step, facts)
+
+
+_REPLAY_ERROR = 0.1
+
+_CHANGES = frozenset(
+    {
+        Change.NO_SYNC,
+        Change.UNUSED_PARAMETERS,
+        Change.LARGER_BUCKETS,
+        Change.REDUCED_PRECISION_GRADIENTS,
+        Change.SHARDING_UNITS,
+    }
+)
+
+_SAVINGS: tuple[tuple[Change, Callable[[Exchange], Saving | None]], ...] = (
+    (Change.NO_SYNC, _no_sync),
+    (Change.UNUSED_PARAMETERS, _no_search),
+    (Change.LARGER_BUCKETS, _larger_buckets),
+    (Change.REDUCED_PRECISION_GRADIENTS, _half_gradients),
+    (Change.SHARDING_UNITS, _larger_units),
+)
+
+
+def communication_changes(facts: JobFacts) -> list[KnownChange]:
+    """The changes of a job's communication that save time, with their models."""
+    exchange = exchange_of(facts)
+    if exchange is None:
+        return []
+    found = [(change, saving) for change, saved in _SAVINGS if (saving := saved(exchange)) is not None]
+    changes = [KnownChange(change, partial(_applied, change, saving)) for change, saving in found]
+    is_left = Change.SHARDING_UNITS not in {change for change, _ in found}
+    return [*changes, *([KnownChange(Change.SHARDING_UNITS, _layer_units)] if is_left else [])]
+
+
+_ANSWERING_GAIN = 0.5
+"""Part of the share of communication from which a change of it is the fix."""
+
+
+def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tuple[Verdict, list[Headroom]]:
+    """The verdict of a job that communicates too much with the change that avoids most of it as its fix, and the other
+    rows of the headroom."""
+    if not verdict.bottleneck or verdict.cause is not Cause.COMMUNICATION:
+        return verdict, rows
+    own = [row for row in rows if row.change in _CHANGES]
+    best = max(own, key=lambda row: row.speedup, default=None)
+    if best is None or 1.0 - 1.0 / best.speedup < _ANSWERING_GAIN * (verdict.share or 0.0):
+        return verdict, rows
+    step_ms = None if best.interval_ms else best.step_ms
+    fix = PredictedFix(
+        best.action, step_ms, None if best.interval_ms else best.speedup, best.error, best.basis, best.interval_ms
+    )
+    actions = [best.action, *(action for action in verdict.actions if action != best.action)]
+    return replace(verdict, fix=fix, actions=actions), [row for row in rows if row is not best]
