@@ -30,6 +30,9 @@ NOISE_SIGMAS = 2.0
 MAX_RANKS = 16
 """Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
 
+HOST_DECIDES = 0.9
+"""Ratio of the step without host time to the step below which the host's pace decides how long it takes."""
+
 _CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
@@ -42,6 +45,8 @@ class CalibratedSteps(NamedTuple):
         noise: relative standard error of that mean.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
         without_ms: the replayed step without each cost; empty where the calibration is not sound.
+        host_ms: what the host needs for a step, were the device infinitely fast; at most, where the device is the limit
+            and no calibration shows what the profiler adds.
     """
 
     unprofiled_ms: float
@@ -49,11 +54,17 @@ class CalibratedSteps(NamedTuple):
     floor_ms: float
     calibration: Calibration
     without_ms: Mapping[Removal, float]
+    host_ms: float
 
     @property
     def is_sound(self) -> bool:
         """Whether the replay predicts anything."""
         return self.calibration.is_sound
+
+    @property
+    def shows_host(self) -> bool:
+        """Whether the host's pace decides how long a step takes, so that the calibration shows it."""
+        return self.is_sound and self.without_ms[Removal.HOST_TIME] < HOST_DECIDES * self.calibration.step_ms
 
     @property
     def error(self) -> float:
@@ -112,8 +123,9 @@ def calibrated_steps(ranks: Sequence[RankCapture]) -> CalibratedSteps | None:
         cost_ns = 1e3 * calibration.call_cost_us
         without = {removal: replay.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
         without[Removal.HOST_TIME] = floor_ms
+    host_ms = replay.replayed_ms(1e3 * calibration.call_cost_us, Removal.DEVICE_TIME)
     noise = float(np.std(before, ddof=1)) / len(before) ** 0.5 / unprofiled_ns
-    return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without)
+    return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without, host_ms)
 
 
 def _before(ranks: Sequence[RankCapture]) -> list[float]:

@@ -48,6 +48,8 @@ class Removal(StrEnum):
     COLLECTIVES = "collectives"
     HOST_TIME = "host time"
     """all of it: what remains is the GPU's own time and its waits for the launches' latency"""
+    DEVICE_TIME = "device time"
+    """all of the GPU's: what remains is the host's own time"""
 
 
 _REMOVED_CALLS = {
@@ -123,7 +125,7 @@ class LightReplay:
 
         A call that is taken away leaves the host time before it.
         """
-        together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
+        together = bool(self._transfer_ns) and without not in {Removal.COLLECTIVES, Removal.DEVICE_TIME}
         ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
         began, ended = zip(*_run_together(ranks, self._transfer_ns * 2 if together else []), strict=True)
         steps_ns: float = max(ended) - max(began)
@@ -233,7 +235,8 @@ def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, togeth
                 if work.communicates and together:
                     ends_ns = yield start_ns
                 else:
-                    is_gone = work.communicates and without is Removal.COLLECTIVES
+                    is_gone = without is Removal.DEVICE_TIME
+                    is_gone |= work.communicates and without is Removal.COLLECTIVES
                     ends_ns = start_ns + (0 if is_gone else work.duration_ns)
                 end_ns[place] = free_ns[work.stream] = ends_ns
             if act is _Act.LAUNCH_AND_WAIT:
