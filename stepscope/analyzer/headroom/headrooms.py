@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from math import inf
 
 from stepscope.analyzer.headroom.attention import fused_attention
 from stepscope.analyzer.headroom.changes import Changed, Effort, JobFacts, KnownChange
@@ -167,12 +166,12 @@ between, by the time in which their host was through with a step on an empty lau
 
 def _host_ms(facts: JobFacts) -> Span | None:
     """What the host of the slowest rank needs for a step without the profiler; None where unknown."""
-    by_light = facts.host_ms or Span(0.0, inf)
+    by_light = facts.host_ms
     captured = [view.host_pace_ns / 1e6 for view in facts.views.values() if view.host_pace_ns is not None]
-    if by_light.is_known or not captured:
-        return facts.host_ms
-    least, most = (factor * max(captured) for factor in UNRECORDED_HOST)
-    return Span(min(least, by_light.most), min(most, by_light.most))
+    if not captured or (by_light is not None and by_light.is_known):
+        return by_light
+    by_full = Span(*(factor * max(captured) for factor in UNRECORDED_HOST))
+    return by_full if by_light is None else Span(*(min(end, by_light.most) for end in by_full))
 
 
 _HOST_CAUSES = frozenset({Cause.HOST_BOUND, Cause.SYNCHRONIZATION})
