@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.what_if.light_capture import LightCapture
-from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal, ReplayedSteps
 from stepscope.core.documents.run_directory import Step
 from stepscope.trace.columns import TraceColumns
 
@@ -33,7 +33,7 @@ MAX_RANKS = 16
 HOST_DECIDES = 0.9
 """Ratio of the step without host time to the step below which the host's pace decides how long it takes."""
 
-_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
+_CALIBRATED = (Removal.NOTHING, Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
@@ -44,17 +44,15 @@ class CalibratedSteps(NamedTuple):
         unprofiled_ms: mean of the steps just before it.
         noise: relative standard error of that mean.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
-        without_ms: the replayed step without each cost; empty where the calibration is not sound.
-        host_ms: what the host needs for a step, were the device infinitely fast; at most, where the device is the limit
-            and no calibration shows what the profiler adds.
+        without: the replayed steps without each cost, and with all of them; without any host time alone where the
+            calibration is not sound.
     """
 
     unprofiled_ms: float
     noise: float
     floor_ms: float
     calibration: Calibration
-    without_ms: Mapping[Removal, float]
-    host_ms: float
+    without: Mapping[Removal, ReplayedSteps]
 
     @property
     def is_sound(self) -> bool:
@@ -62,9 +60,17 @@ class CalibratedSteps(NamedTuple):
         return self.calibration.is_sound
 
     @property
-    def shows_host(self) -> bool:
-        """Whether the host's pace decides how long a step takes, so that the calibration shows it."""
-        return self.is_sound and self.without_ms[Removal.HOST_TIME] < HOST_DECIDES * self.calibration.step_ms
+    def host_ms(self) -> tuple[float, float] | None:
+        """Least and most of what the host needs for a step; None where the calibration is not sound.
+
+        Equal where the host's pace decides how long a step takes, so that the calibration shows it; else the profiler
+        may have added to it.
+        """
+        if not self.is_sound:
+            return None
+        most = self.without[Removal.NOTHING].host_ms
+        decides = self.without[Removal.HOST_TIME].step_ms < HOST_DECIDES * self.calibration.step_ms
+        return (most if decides else 0.0, most)
 
     @property
     def error(self) -> float:
@@ -73,7 +79,7 @@ class CalibratedSteps(NamedTuple):
 
     def saved(self, removal: Removal) -> float:
         """Share of the step that is saved without a cost; 0 where that is within the noise of what it is fitted to."""
-        saved = 1.0 - self.without_ms[removal] / self.calibration.step_ms
+        saved = 1.0 - self.without[removal].step_ms / self.calibration.step_ms
         least = max(NOISE_SIGMAS * self.noise, abs(self.calibration.error))
         return saved if saved > least else 0.0
 
@@ -117,15 +123,13 @@ def calibrated_steps(ranks: Sequence[RankCapture]) -> CalibratedSteps | None:
     except ValueError:
         return None
     calibration = replay.calibrated(unprofiled_ns / 1e6)
-    floor_ms = replay.replayed_ms(0.0, Removal.HOST_TIME)
-    without = {}
+    without = {Removal.HOST_TIME: replay.replayed(0.0, Removal.HOST_TIME)}
+    floor_ms = without[Removal.HOST_TIME].step_ms
     if calibration.is_sound:
         cost_ns = 1e3 * calibration.call_cost_us
-        without = {removal: replay.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
-        without[Removal.HOST_TIME] = floor_ms
-    host_ms = replay.replayed_ms(1e3 * calibration.call_cost_us, Removal.DEVICE_TIME)
+        without |= {removal: replay.replayed(cost_ns, removal) for removal in _CALIBRATED}
     noise = float(np.std(before, ddof=1)) / len(before) ** 0.5 / unprofiled_ns
-    return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without, host_ms)
+    return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without)
 
 
 def _before(ranks: Sequence[RankCapture]) -> list[float]:
