@@ -1,6 +1,7 @@
 """Score of verdicts on the kept labelled runs: what is right of each, and whether confidence keeps its word.
 
-`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--json]`
+`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--kept FOLDER]
+[--json]`
 """
 
 from __future__ import annotations
@@ -271,11 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["seen", "unseen"], help="one half of the runs; by default both")
     parser.add_argument("--only", nargs="*", default=[], help="names of runs")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="folder of kept runs, as LANE/NAME")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     marks = [
         marks_of(run)
-        for run in kept_runs()
+        for run in kept_runs(options.kept)
         if options.part in (None, "unseen" if is_unseen(run.name) else "seen")
         and (not options.only or run.name in options.only)
     ]

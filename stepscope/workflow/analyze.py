@@ -15,7 +15,6 @@ from stepscope.analyzer.job import analyse_job, capture_of
 from stepscope.analyzer.job_time.calibrated_steps import MAX_RANKS, CalibratedSteps, RankCapture, calibrated_steps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
-from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import timeline_document
 from stepscope.analyzer.untraced_job import analyse_untraced_job
@@ -190,11 +189,10 @@ def _read_records(run_directory: Path) -> _StepRecords:
 def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[CapturedSteps]) -> RunFacts | None:
     """What the run directory tells of the job beside the analysed capture: nothing without step records."""
     hosts = {view.rank: view.header.host_name for view in job.views if view.header.host_name}
-    steps = job_steps(records.ranks, hosts)
-    if steps is None:
+    if not any(rank.steps for rank in records.ranks):
         return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light)
+    return RunFacts(records.ranks, attempts, job.context.num_cpus, other_captures, records.light, hosts)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:

@@ -206,7 +206,7 @@ def test_wrong_arguments_never_raise_into_training(
 def test_after_giving_up_no_directory_is_named_and_the_attempt_is_closed(tmp_path: Path) -> None:
     with stepscope.profile("r", tmp_path) as prof:
         assert prof.run_directory == tmp_path / "r"
-        prof._figures = None  # breaks the next step
+        prof._log._ended = None  # breaks the next step
         _train(prof)
         assert prof.run_directory is None
     assert json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"] == "measuring stopped"

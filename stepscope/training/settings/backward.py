@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from stepscope.core.process import Patch
 from stepscope.training.settings.modules import type_name
 from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.settings.trainers import is_trainer
-from stepscope.training.steps.telemetry import StepRecord
+from stepscope.training.steps.telemetry import NEVER, StepRecord
 
 _FIRST_WALK_NS = 8_000_000
 _LATER_WALK_NS = 2_000_000
@@ -170,6 +170,10 @@ class ObservedBackward:
         self._has_wrapper = False
         self._graphs: list[GraphSummary] = []
 
+    def due_step(self, index: int) -> int:
+        """The step at whose beginning this has to be called next, after `index` has begun; warm-ups come anyway."""
+        return index + 1 if self._patches else NEVER
+
     def step_began(self, index: int) -> None:
         is_first = not self._graphs and self._num_watched < 2  # the first may have ended before its backward pass
         if self._num_watched >= _MOST_WATCHED or not (is_first or self._is_warm_up(index)):
@@ -181,7 +185,7 @@ class ObservedBackward:
             Patch(self._torch.amp.autocast_mode.autocast, "__enter__", self._watching_autocast),
         ]
 
-    def step_ended(self, _: StepRecord) -> None:
+    def steps_ended(self, _: Sequence[StepRecord]) -> None:
         if self._patches:
             self._leave()
             if self._graphs:

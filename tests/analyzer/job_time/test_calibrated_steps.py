@@ -10,7 +10,17 @@ import pytest
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, RankCapture, calibrated_steps
 from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.documents.run_directory import Step
-from tests.analyzer.what_if.light_jobs import READS, SYNCHRONIZES, Op, simulated, unprofiled_ms, without
+from tests.analyzer.what_if.light_jobs import (
+    OVERLAPS,
+    READS,
+    SYNCHRONIZES,
+    Op,
+    simulated,
+    simulated_ranks,
+    steady_ms,
+    unprofiled_ms,
+    without,
+)
 
 _FIRST = 12
 
@@ -44,11 +54,40 @@ def test_the_share_of_a_cost_is_that_of_the_unprofiled_step(ops: list[Op], kind:
     assert steps.saved(Removal.HOST_TIME) >= steps.saved(Removal.BLOCKING_CALLS) - 0.01
 
 
+def test_all_ranks_are_replayed_together() -> None:
+    late = [*[Op(9, gpu=12), Op(4, "read", 2)] * 30, *OVERLAPS[-2:]]
+    plain = [*[Op(9, gpu=12)] * 30, *OVERLAPS[-2:]]
+    bare_ns = 1e6 * steady_ms(*simulated_ranks([plain, late], (0.0, 0.0)))
+    captures = simulated_ranks([plain, late], (8.0, 8.0))
+    ranks = [RankCapture(one.trace.build(), _steps(one.ends, bare_ns), _FIRST) for one in captures]
+    found = calibrated_steps(ranks)
+    assert found is not None
+    assert found.is_sound
+    fixed_ms = steady_ms(*simulated_ranks([plain, without(late, "read")], (0.0, 0.0)))
+    assert found.saved(Removal.BLOCKING_CALLS) == pytest.approx(1 - 1e6 * fixed_ms / bare_ns, abs=0.02)
+    assert calibrated_steps([ranks[0], ranks[1]._replace(first_step=13)]) is None
+    assert calibrated_steps(ranks * 9) is None
+
+
+@pytest.mark.parametrize(("spread", "is_gain"), [(0.01, True), (0.9, False)])
+def test_a_gain_within_the_noise_of_the_unprofiled_steps_is_none(spread: float, is_gain: bool) -> None:
+    job = simulated(READS, 8.0)
+    unprofiled_ns = 1e6 * unprofiled_ms(READS)
+    steps = _steps(job.ends, unprofiled_ns)
+    noisy = [
+        replace(step, device_ns=round(unprofiled_ns * (1 + spread * (-0.5 if index % 2 else 0.5))))
+        for index, step in enumerate(steps[:_FIRST])
+    ]
+    found = calibrated_steps([RankCapture(job.trace.build(), [*noisy, *steps[_FIRST:]], _FIRST)])
+    assert found is not None
+    assert (found.saved(Removal.BLOCKING_CALLS) > 0) == is_gain
+
+
 def test_a_capture_that_its_neighbours_contradict_predicts_nothing() -> None:
     steps = _calibrated(READS, unprofiled_ns=5e6)
     assert steps is not None
     assert not steps.is_sound
-    assert not steps.without_ms
+    assert set(steps.without) == {Removal.HOST_TIME}
 
 
 def test_long_steps_and_profiled_ones_before_it_are_no_neighbours() -> None:

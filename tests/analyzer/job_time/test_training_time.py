@@ -89,10 +89,14 @@ def test_steps_that_a_restart_repeats_count_once_as_lost() -> None:
     assert _wall_ms(goodput) == pytest.approx(2_500)
 
 
-def test_steps_that_stay_slower_after_a_capture_are_the_profilers() -> None:
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_steps_that_stay_slower_after_a_capture_are_the_profilers_on_a_gpu(on_gpu: bool) -> None:
+    def fields(index: int) -> dict[str, object]:
+        return captured(12, 14)(index) | ({"figures": {"memory_allocated_bytes": 1e9}} if on_gpu else {})
+
     lengths = [50.0 + index % 3 for index in range(12)] + [90.0] * 4 + [60.0 + index % 3 for index in range(20)]
-    training = _training(rank_steps(0, lengths, captured(12, 14)))
-    assert training.mean_step_ms == pytest.approx(51, abs=0.5)
+    training = _training(rank_steps(0, lengths, fields))
+    assert (abs(training.mean_step_ms - 51) < 0.5) == on_gpu
     assert training.goodput.profiling > 200
 
 
