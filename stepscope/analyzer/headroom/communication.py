@@ -153,7 +153,7 @@ def _shorter(step: StepModel, gain_ms: float) -> StepModel:
     from_exposed = min(gain_ms, step.exposed_ms.least)
     rest = gain_ms - from_exposed
     outside = Span(*(max(end - rest, 0.0) for end in step.outside_ms))
-    most = max(step.step_ms.most - gain_ms - step.lost_ms - outside.least, 0.0)
+    most = max(step.step_ms.most - gain_ms - step.lost_ms, 0.0)
     return replace(
         step,
         exposed_ms=Span(*(end - from_exposed for end in step.exposed_ms)),
