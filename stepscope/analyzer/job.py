@@ -26,6 +26,7 @@ from stepscope.analyzer.collectives.normalization import on_job_clock, on_machin
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.headroom.changes import JobFacts
 from stepscope.analyzer.headroom.headrooms import with_headroom
+from stepscope.analyzer.headroom.step_model import Span
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.job_time.loss import TELEMETRY
@@ -153,6 +154,7 @@ def _job_facts(
 ) -> JobFacts:
     """What models of headroom know of a job."""
     figures = {} if steps is None else steps.figures
+    light = None if context.run is None else context.run.light
     peak, allocated = (
         None if name not in figures or np.isnan(figures[name]).all() else float(np.nanmax(figures[name]))
         for name in ("memory_peak_bytes", "memory_allocated_bytes")
@@ -165,6 +167,7 @@ def _job_facts(
         peak_memory_bytes=peak,
         batch_bytes=None if peak is None or allocated is None else peak - allocated,
         memory_bytes=min(sizes, default=None),
+        host_ms=None if light is None or light.host_ms is None else Span(*light.host_ms),
         replay=cache(aligned.replay_model),
     )
 

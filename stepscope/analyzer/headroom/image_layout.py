@@ -19,6 +19,7 @@ from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import IntColumn
 
 _CHANGES_LAYOUT = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|convert_layout", re.IGNORECASE)
+_CHANNELS_LAST = re.compile(r"nhwc|ndhwc|channels_?last", re.IGNORECASE)
 _IMAGE_PASSES = {
     "aten::native_batch_norm": ("batch_norm", "forward"),
     "aten::cudnn_batch_norm": ("batch_norm", "forward"),
@@ -39,9 +40,9 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
     if kernels is None or rates is None:
         return None
     new: dict[int, Span] = {}
-    transposes_ns = 0.0
+    transposes_ns = last_flops = first_flops = 0.0
     for one in convolutions(step):
-        if one.dtype not in {"bfloat16", "float16", "tfloat32"}:
+        if one.dtype not in {"bfloat16", "float16", "tfloat32"} or not one.is_of_images:
             continue
         now_ns = float(step.most_ns[one.kernels].sum())
         last, first = (one.time_ns(rates, one.dtype, layout) for layout in ("nhwc", "nchw"))
@@ -49,10 +50,15 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
             continue
         transposes = [int(at) for at in one.kernels if _CHANGES_LAYOUT.search(kernels.names[int(kernels.name[at])])]
         transposes_ns += float(step.most_ns[transposes].sum())
+        has_last = any(map(_CHANNELS_LAST.search, (kernels.names[int(kernels.name[at])] for at in one.kernels)))
+        if has_last and not transposes:
+            last_flops += one.sizes.flops
+        else:
+            first_flops += one.sizes.flops
         after = Span(*sorted(min(time, now_ns) for time in (last, now_ns * last / first)))
         new |= dict.fromkeys(map(int, one.kernels), NO_TIME)
         new[int(one.kernels[np.argmax(step.most_ns[one.kernels])])] = after
-    if not transposes_ns and Change.AUTOCAST not in step.done:
+    if last_flops >= first_flops or (not transposes_ns and Change.AUTOCAST not in step.done):
         return None
     for places in kernels.works():
         ratio = _ratio(step, kernels, places)

@@ -48,6 +48,8 @@ def larger_batch(step: StepModel, facts: JobFacts) -> Changed | None:
     kernels, rates, free_bytes = step.kernels, step.rates, facts.free_memory_bytes
     if kernels is None or rates is None or free_bytes is None or not facts.batch_bytes:
         return None
+    if float(step.most_ns[kernels.work == NONE].sum()) > _MOST_UNKNOWN * float(step.most_ns.sum()):
+        return None  # what a graph launched: nobody knows what is the optimizer's
     times = min(MOST_TIMES, 2 ** int(np.log2(1.0 + free_bytes / facts.batch_bytes)))
     if times < _FROM_TIMES:
         return None
@@ -66,7 +68,7 @@ def larger_batch(step: StepModel, facts: JobFacts) -> Changed | None:
         added=Span(*step.added),
         host_ms=Span(*(host / times for host in step.host_ms)),
         exposed_ms=Span(step.exposed_ms.least / times, step.exposed_ms.most),
-        outside_ms=Span(step.outside_ms.least / times, step.outside_ms.most),
+        outside_ms=Span(*(end / times for end in step.outside_ms)),
         done=step.done | {Change.LARGER_BATCH},
     )
     spared_ms = float(step.most_ns[~grows].sum()) / 1e6
@@ -74,5 +76,7 @@ def larger_batch(step: StepModel, facts: JobFacts) -> Changed | None:
     return Changed(after, why, knob=f"{times} times the batch (time of the present batch's samples)")
 
 
+_MOST_UNKNOWN = 0.5
+"""Largest share of the time in kernels without a known operator."""
 _MIN_SPARED = 0.05
 """Least share of the kernels' time that a larger batch has to spare."""

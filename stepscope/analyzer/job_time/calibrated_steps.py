@@ -30,6 +30,9 @@ NOISE_SIGMAS = 2.0
 MAX_RANKS = 16
 """Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
 
+HOST_DECIDES = 0.9
+"""Ratio of the step without host time to the step below which the host's pace decides how long it takes."""
+
 _CALIBRATED = (Removal.NOTHING, Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
@@ -55,6 +58,19 @@ class CalibratedSteps(NamedTuple):
     def is_sound(self) -> bool:
         """Whether the replay predicts anything."""
         return self.calibration.is_sound
+
+    @property
+    def host_ms(self) -> tuple[float, float] | None:
+        """Least and most of what the host needs for a step; None where the calibration is not sound.
+
+        Equal where the host's pace decides how long a step takes, so that the calibration shows it; else the profiler
+        may have added to it.
+        """
+        if not self.is_sound:
+            return None
+        most = self.without[Removal.NOTHING].host_ms
+        decides = self.without[Removal.HOST_TIME].step_ms < HOST_DECIDES * self.calibration.step_ms
+        return (most if decides else 0.0, most)
 
     @property
     def error(self) -> float:
