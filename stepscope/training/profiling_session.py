@@ -188,7 +188,7 @@ class Profile:
         """The first step, one of every quarter of a second, or one at whose beginning something happens has begun."""
         log = self._log
         assert log.open is not None
-        index, now_ns = log.open.index, log.open.began_ns
+        index, now_ns = log.open
         for run_delay in self._run_delay:
             run_delay.read(index - 1)
         if now_ns >= self._settle_at_ns or index >= log.due_step or log.is_traced():
@@ -537,12 +537,10 @@ os.register_at_fork(after_in_child=_in_child)
 
 def _open_spans(log: StepLog, names: Callable[[], list[str]]) -> list[str]:
     """Names of the open spans, the step first, which has a span only while a profiler records."""
-    step, inner = log.open, names()
-    return (
-        inner
-        if step is None or any(name.startswith(spans.STEP_PREFIX) for name in inner)
-        else [f"{spans.STEP_PREFIX}{step.index}", *inner]
-    )
+    inner = names()
+    if log.open is None or any(name.startswith(spans.STEP_PREFIX) for name in inner):
+        return inner
+    return [f"{spans.STEP_PREFIX}{log.running_step()}", *inner]
 
 
 def _weakly_taken(profile: Profile) -> Callable[[], list[StepRecord]]:
